@@ -1,0 +1,24 @@
+"""Fully decoupled learning with delayed gradients (FDG) in JAX and Flax.
+
+Names are resolved on first use (PEP 562): `import fdg_jax` and the schedule, which is plain integers, work
+without importing JAX, so that a command can refuse bad input within a second.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_HOME = {"Pipeline": "api", "Metrics": "api", "Evaluation": "evaluate", "BadInput": "errors"}
+__all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline"]
+
+if TYPE_CHECKING:
+    from fdg_jax.api import Metrics, Pipeline
+    from fdg_jax.errors import BadInput
+    from fdg_jax.evaluate import Evaluation
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'fdg_jax' has no attribute {name!r}")
+    return getattr(import_module(f"fdg_jax.{_HOME[name]}"), name)
