@@ -1,0 +1,11 @@
+"""Back-propagation, the baseline: forward, backward and update locked; stage k waits for every other."""
+
+from fdg_jax.methods import Method
+from fdg_jax.schedule import bp
+
+METHOD = Method(
+    name="bp",
+    summary="back-propagation through the stages, one batch at a time (Eq. 6)",
+    schedule=bp,
+    delay_line=True,
+)

@@ -1,0 +1,256 @@
+"""Who forwards and backwards which batch at which tick: the whole of a method's timing, as integers.
+
+Nothing here knows of JAX, devices or arrays. A schedule is printed, validated and tested by itself; the host
+loop then does what it says. A tick is an ordered tuple of operations; `F` runs a stage forward on a batch,
+`B` runs it backward on a batch and updates its weights. FDG for K = 3, backward first:
+
+    #      t=1   2     3     4     5     6     7
+    # k=1  F1    F2    F3    F4    B1F5  B2F6  B3F7     delay 4, first update at t = 2K-1
+    # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     delay 2
+    # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     delay 0
+
+A tick is a function of t (not a generator that remembers), so that a run resumes at any t for free.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+from fdg_jax.errors import BadInput, ScheduleError
+
+Order = Literal["backward-first", "forward-first"]
+
+
+class Op(NamedTuple):
+    """One thing a stage does in a tick: kind `F` or `B`, stage k in 1..K, batch in 1.. ."""
+
+    kind: Literal["F", "B"]
+    k: int
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.batch}"
+
+
+Tick = tuple[Op, ...]
+
+
+class Schedule(NamedTuple):
+    """The timing of a method for K stages.
+
+    tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the
+        number of the final batch once it is known (the drain); None while batches keep coming.
+    staleness: for k = 1..K, the weight updates stage k makes between a batch's forward pass and the update
+        that batch causes, once the pipeline is full.
+    ticks(n): how many ticks n batches take until the last of them has updated every stage.
+    """
+
+    name: str
+    K: int
+    tick: Callable[[int, int | None], Tick]
+    staleness: tuple[int, ...]
+    ticks: Callable[[int], int]
+
+    def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
+        """Every (t, tick) of a run over that many batches, fill and drain included."""
+        for t in range(1, self.ticks(batches) + 1):
+            yield t, self.tick(t, batches)
+
+
+def check_K(K: int) -> None:
+    if K < 1:
+        raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
+
+
+def fdg(K: int, order: Order = "backward-first") -> Schedule:
+    """Algorithm I: at tick t stage k forwards batch t-k+1 and backwards batch t-2K+k+1.
+
+    Stage K takes the loss of the batch it forwards in the same tick, so it is exempt from the order. The
+    gradient delay is 2(K-k) ticks; with the backward pass first one of the updates in between has already been
+    made when the forward pass runs, so the staleness in updates is 2(K-k)-1 (and 2(K-k) forward first).
+    """
+    check_K(K)
+    if order not in ("backward-first", "forward-first"):
+        raise BadInput(f"order={order!r} is not known. Use backward-first (the paper's) or forward-first.")
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        ops: list[Op] = []
+        for k in range(1, K + 1):
+            forward, backward = Op("F", k, t - k + 1), Op("B", k, t - 2 * K + k + 1)
+            pair = (forward, backward) if k == K or order == "forward-first" else (backward, forward)
+            ops += [op for op in pair if op.batch >= 1 and (last is None or op.batch <= last)]
+        return tuple(ops)
+
+    early = 1 if order == "backward-first" else 0
+    staleness = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
+    return Schedule("fdg", K, tick, staleness, lambda batches: batches + 2 * (K - 1) if batches else 0)
+
+
+def bp(K: int) -> Schedule:
+    """Back-propagation through K stages: one batch at a time, forward 1..K, backward K..1, staleness 0."""
+    check_K(K)
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        if last is not None and t > last:
+            return ()
+        stages = range(1, K + 1)
+        return tuple([Op("F", k, t) for k in stages] + [Op("B", k, t) for k in reversed(stages)])
+
+    return Schedule("bp", K, tick, (0,) * K, lambda batches: batches)
+
+
+class Trace(NamedTuple):
+    """What happens when a schedule runs: per stage, what is measured rather than derived.
+
+    version[op]: the weight version (updates already made) that stage op.k uses in that operation.
+    staleness[k-1]: the updates between forward and backward, batch by batch.
+    memos[k-1]: the most memos stage k holds at the end of a tick; first_update[k-1]: the tick of its first B.
+    """
+
+    version: dict[Op, int]
+    staleness: tuple[list[int], ...]
+    memos: tuple[int, ...]
+    first_update: tuple[int, ...]
+
+
+def simulate(schedule: Schedule, batches: int) -> Trace:
+    """Runs the schedule on integers. Raises ScheduleError where it uses what does not exist."""
+    K, done, version = schedule.K, set[Op](), dict[Op, int]()
+    updates, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K
+    staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
+    for t, tick in schedule.run(batches):
+        for op in tick:
+            for need in needs(op, K):
+                if need not in done:
+                    raise ScheduleError(
+                        f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {need} of stage "
+                        f"k={need.k}, and that has not happened.\n{render(schedule, t)}"
+                    )
+            if op in done:
+                raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
+            done.add(op)
+            version[op], i = updates[op.k - 1], op.k - 1
+            if op.kind == "B":
+                staleness[i].append(updates[i] - version[Op("F", op.k, op.batch)])
+                updates[i] += 1
+                first[i] = first[i] or t
+            held[i] += 1 if op.kind == "F" else -1
+        memos = [max(pair) for pair in zip(memos, held, strict=True)]
+    return Trace(version, staleness, tuple(memos), tuple(first))
+
+
+def needs(op: Op, K: int) -> list[Op]:
+    """What must have happened before `op`: the message it reads and, for `B`, its own forward pass."""
+    if op.kind == "F":
+        return [Op("F", op.k - 1, op.batch)] if op.k > 1 else []
+    own = [Op("F", op.k, op.batch)]
+    return [*own, Op("B", op.k + 1, op.batch)] if op.k < K else own
+
+
+def validate(schedule: Schedule, batches: int) -> Trace:
+    """Checks a schedule over a whole run and returns what was measured.
+
+    Every batch is forwarded and backwarded exactly once by every stage, in order, nothing is used before it
+    exists, and the staleness of every single batch is as derived: min(b-1, staleness[k]) during the fill.
+    """
+    trace = simulate(schedule, batches)
+    wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, schedule.K + 1) for b in range(1, batches + 1)}
+    missing, extra = wanted - set(trace.version), set(trace.version) - wanted
+    if missing or extra:
+        raise ScheduleError(f"{schedule.name}: never done {sorted(missing)[:5]}, too much {sorted(extra)[:5]}")
+    for k, derived in enumerate(schedule.staleness, 1):
+        expected = [min(b, derived) for b in range(batches)]
+        if trace.staleness[k - 1] != expected:
+            raise ScheduleError(
+                f"{schedule.name}: stage k={k} has staleness {trace.staleness[k - 1]}, derived {expected}"
+            )
+    return trace
+
+
+def columns(tick: Tick, K: int) -> list[list[str]]:
+    """Splits a tick into the sub-steps in which its operations can run at once: rows are stages.
+
+    An operation that needs another stage's result of the same tick stands one column further right. FDG needs
+    one column a tick; BP needs 2K-1, which is the lock drawn.
+    """
+    column: dict[Op, int] = {}
+    for op in tick:
+        same_stage = [column[o] for o in column if o.k == op.k]
+        others = [column[o] + 1 for o in needs(op, K) if o in column and o.k != op.k]
+        column[op] = max([0, *same_stage, *others])
+    width = max(column.values(), default=0) + 1
+    cells = [["" for _ in range(width)] for _ in range(K)]
+    for op, c in column.items():
+        cells[op.k - 1][c] += str(op)
+    return cells
+
+
+def render(schedule: Schedule, ticks: int) -> str:
+    """Draws the first ticks: a column a tick (several where stages wait for each other), a row a stage."""
+    K = schedule.K
+    head: list[str] = []
+    rows: list[list[str]] = [[] for _ in range(K)]
+    for t in range(1, ticks + 1):
+        cells = columns(schedule.tick(t, None), K)
+        head += [f"t={t}" if t == 1 else f"{t}", *[""] * (len(cells[0]) - 1)]
+        for row, new in zip(rows, cells, strict=True):
+            row += new
+    table = [["", *head]] + [[f"k={k}", *row] for k, row in enumerate(rows, 1)]
+    return draw(table)
+
+
+def draw(table: Sequence[Sequence[str]]) -> str:
+    """Aligns a table of strings in columns two spaces apart."""
+    widths = [max(len(row[c]) for row in table) for c in range(len(table[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
+    )
+
+
+def describe(schedule: Schedule, ticks: int) -> str:
+    """The drawing, then per stage: delay, staleness, first update, memos, and weight versions by batch."""
+    K = schedule.K
+    batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily
+    trace = validate(schedule, batches)
+    shown = min(batches, max(1, ticks - K + 1))
+    table = [["stage", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
+    for k in range(1, K + 1):
+        versions = " ".join(str(trace.version[Op("F", k, b)]) for b in range(1, shown + 1))
+        row = [f"k={k}", str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
+        table.append([*row, str(trace.memos[k - 1]), versions])
+    return (
+        f"{render(schedule, ticks)}\n\n{draw(table)}\n\n"
+        "F3: forward of batch 3. B3: its backward and the update. Staleness: the stage's own updates between the two.\n"
+        "Weight version: updates already made. Memos: batches held at the end of a tick, waiting for their gradient."
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fdg_jax.schedule",
+        description="Draw a method's schedule: who forwards (F) and backwards (B) which batch at which tick t.",
+    )
+    parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
+    parser.add_argument("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
+    parser.add_argument("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
+    parser.add_argument("--order", help="backward-first (the paper's, default) or forward-first; FDG only")
+    given = parser.parse_args(arguments)
+    try:
+        check_K(given.K)
+        if given.ticks is not None and given.ticks < 1:
+            raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
+        method = import_module("fdg_jax.methods").find(given.method)
+        options = {"order": given.order} if given.order else {}
+        schedule = method.schedule(given.K, **method.accepted(options))
+        steady = max(1, 2 * given.K + 1 if max(schedule.staleness) else 2)
+        print(describe(schedule, given.ticks or steady))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
