@@ -27,7 +27,7 @@ class HostLoop:
 
     def __init__(self, schedule, stages: dict[int, Any], send: Callable, on_loss: Callable[[int, Any], None]):
         self.schedule, self.stages, self.send, self.on_loss = schedule, stages, send, on_loss
-        self.t = 0  # ticks done; batch t enters at tick t
+        self.t = 0  # ticks done since the pipeline was last empty; batch t enters at tick t
         self.mail: dict[Box, Any] = {}
 
     def step(self, x, labels) -> None:
@@ -38,10 +38,11 @@ class HostLoop:
         self.tick(self.t + 1, None)
 
     def drain(self) -> None:
-        """The ticks after the last batch, until it has updated every stage."""
+        """The ticks after the last batch, until it has updated every stage. The pipeline is then empty, t = 0."""
         last = self.t
         for t in range(last + 1, self.schedule.ticks(last) + 1):
             self.tick(t, last)
+        self.t = 0
 
     def tick(self, t: int, last: int | None) -> None:
         K = self.schedule.K

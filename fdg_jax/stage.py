@@ -125,17 +125,19 @@ class Memo(NamedTuple):
 class Stage:
     """Stage k of K on its device: jitted functions, state, and the deque of memos.
 
-    weights: "stashed" differentiates at the weights of the forward pass (Eq. 10); "current" at today's weights and
-    the old activations, as the authors' code does. Weights are never donated, since memos refer to them.
+    stashed: differentiate at the weights of the forward pass (Eq. 10). Otherwise at today's weights and the old
+    activations, as the authors' code does; where the staleness is 0 the two are the same and nothing is stashed.
+    Weights are never donated, since memos refer to them.
     """
 
-    def __init__(self, k: int, K: int, functions: Functions, state: StageState, device, weights: str):
-        self.k, self.K, self.device, self.weights, self.functions = k, K, device, weights, functions
-        self.state = jax.device_put(state, device)
+    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool, loss_dtype=None):
+        self.k, self.device, self.stashed = k, device, stashed
+        # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
+        self.state = jax.device_put(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)), device)
         self.memos: deque[Memo] = deque()
         self.updates, self.staleness = 0, 0
-        self.dy = jax.device_put(jnp.ones((), jnp.float32), device) if k == K else None
-        last, first = k == K, k == 1
+        self.dy = None if loss_dtype is None else jax.device_put(jnp.ones((), loss_dtype), device)
+        first = k == 1
 
         # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations
         # inside the transposed convolutions (measured: 154 -> 238 images/s on ResNet-20, one core).
@@ -146,7 +148,6 @@ class Stage:
         self._forward = jax.jit(functions.forward)
         self._backward = jax.jit(backward, donate_argnames="opt_state")
         self._outputs = jax.jit(functions.outputs)
-        self._is_last = last
 
     def forward(self, batch: int, x: Tree, labels: Tree = None) -> Tree:
         """Dispatches F. Returns y, or the loss on stage K."""
@@ -161,7 +162,7 @@ class Stage:
         memo = self.memos.popleft()
         if memo.batch != batch:
             raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest memo is of {memo.batch}")
-        held = memo.params if self.weights == "stashed" and memo.version != self.updates else None
+        held = memo.params if self.stashed else None
         dx, params, opt_state = self._backward(memo.closure, held, memo.x, dy, self.state.params, self.state.opt_state)
         self.state = StageState(params, self.state.extra, opt_state)
         self.staleness = max(self.staleness, self.updates - memo.version)

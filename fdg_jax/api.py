@@ -1,0 +1,302 @@
+"""`fdg_jax.Pipeline`: train your own Flax modules as K stages, each on its own device, none waiting for another.
+
+Everything that can be wrong is checked by `jax.eval_shape` before anything compiles; then an engine does the work.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fdg_jax import checkpoint, compat, methods
+from fdg_jax.devices import stage_devices
+from fdg_jax.engine import DelayLineEngine, Metrics, Parts, PipelineEngine
+from fdg_jax.errors import BadInput
+from fdg_jax.evaluate import Evaluation
+from fdg_jax.optimizer import shrink
+from fdg_jax.stage import StageState, draws_random_numbers, functions, init_variables
+
+Tree = Any
+ENGINES = {"pipeline": PipelineEngine, "delay-line": DelayLineEngine}
+WEIGHTS = ("stashed", "current")
+
+
+class Pipeline:
+    """A network cut into stages k = 1..K, trained by one of the paper's methods.
+
+    stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and a
+        "dropout" key are handled where a module has them.
+    loss: loss(outputs, labels) -> scalar, on stage K.
+    optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
+    method: a file of fdg_jax/methods. beta, order, weights: as the flags of the same names (interface: README).
+    devices: one per stage; default accelerators, else emulated CPU devices.
+    engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
+    preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
+    read_behind: dispatched batches whose losses may be unread (bounds how far the host runs ahead).
+
+    Raises BadInput with the fact, the numbers and the way out.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Callable[[Tree, Tree], jax.Array],
+        optimizer: optax.GradientTransformation,
+        method: str = "fdg",
+        *,
+        beta: float = 1.0,
+        devices: Sequence[Any] | None = None,
+        engine: str = "pipeline",
+        order: str | None = None,
+        weights: str | None = None,
+        preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
+        read_behind: int = 16,
+    ):
+        self.K = K = len(stages)
+        self.method = methods.find(method)
+        self.beta, self.weights = beta, weights or "stashed"
+        asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta}
+        options = self.method.accepted({name: value for name, value in asked.items() if value is not None})
+        self.schedule = self.method.schedule(K, **options)
+        check_options(beta, self.weights, engine, self.method)
+        self.devices = check_devices(devices, K)
+        self.engine_name = engine
+        self._stages, self._loss, self._optimizer = list(stages), loss, optimizer
+        self._preprocess, self._read_behind = preprocess, read_behind
+        self._engine: PipelineEngine | DelayLineEngine | None = None
+
+    def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
+        """Checks that everything fits, then makes the stages' variables (or takes the given ones).
+
+        key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
+        jax.ShapeDtypeStruct. variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
+        """
+        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables)
+        states, parts = [], []
+        for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
+            chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
+            stage_key = jax.random.fold_in(key, k)
+            # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
+            init = jax.jit(lambda key, module=module, x=x: init_variables(module, key, zeros(x)))
+            made = dict(variables[k - 1] if variables is not None else init(stage_key))
+            params = made.pop("params", {})
+            if draws_random_numbers(module, {"params": params, **made}, x):
+                made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
+            states.append(StageState(params, made, chain.init(params)))
+            parts.append(functions(module, chain, self._loss if k == self.K else None))
+        self._engine = ENGINES[self.engine_name](
+            Parts(
+                self.schedule,
+                parts,
+                states,
+                self._loss,
+                shapes.loss.dtype,
+                self._preprocess,
+                shapes.inputs,
+                shapes.labels,
+                self.devices,
+                self.weights,
+                self._read_behind,
+            )
+        )
+        self._seen: Metrics | None = None
+        self._unread: list[Metrics] = []
+        return self
+
+    @property
+    def engine(self) -> PipelineEngine | DelayLineEngine:
+        if self._engine is None:
+            raise BadInput("the pipeline has no variables yet. Call init(key, example_batch) first.")
+        return self._engine
+
+    def step(self, batch: tuple[Tree, Tree]) -> Metrics | None:
+        """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any."""
+        self.engine.step(*batch)
+        return self._newest()
+
+    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
+        """Enters W batches: rows of indices [W, batch] into images [N, ...] and labels [N].
+
+        The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
+        """
+        self.engine.train(images, labels, indices)
+        return self._newest()
+
+    def _newest(self) -> Metrics | None:
+        self._unread += self.engine.losses.take()
+        self._seen = self._unread[-1] if self._unread else self._seen
+        return self._seen
+
+    def losses(self, wait: bool = False) -> list[Metrics]:
+        """Metrics finished since the last call, in order; `wait` reads those still under way too."""
+        if wait:
+            self.engine.losses.read_all()
+        self._newest()
+        taken, self._unread = self._unread, []
+        return taken
+
+    def drain(self) -> None:
+        """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
+        self.engine.drain()
+
+    def wait(self) -> None:
+        """Blocks until everything dispatched has been computed (for clocks, not for correctness)."""
+        self.engine.wait()
+
+    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
+        """Test loss and top-1 error with the newest weights, batches in flight or not.
+
+        batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes.
+        """
+        return self.engine.evaluate(batches, transform)
+
+    @property
+    def params(self) -> list[dict[str, Tree]]:
+        """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}."""
+        return [
+            {"params": state.params, **{name: value for name, value in state.extra.items() if name != "rng"}}
+            for state in self.engine.stage_states()
+        ]
+
+    @property
+    def staleness(self) -> list[int]:
+        """Per stage, the most updates between a batch's forward pass and its update: measured, not computed."""
+        return self.engine.staleness()
+
+    @property
+    def updates(self) -> list[int]:
+        """Per stage, the updates made so far."""
+        return self.engine.updates()
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(leaf.size for state in self.engine.stage_states() for leaf in jax.tree.leaves(state.params))
+
+    def parameters_sha256(self) -> str:
+        """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
+        experiments' have, the order is that of the whole network and does not depend on K."""
+        leaves = []
+        for k, state in enumerate(self.engine.stage_states(), 1):
+            leaves += [(path, k, leaf) for path, leaf in checkpoint.flatten(state.params).items()]
+        digest = hashlib.sha256()
+        for _, _, leaf in sorted(leaves, key=lambda item: item[:2]):
+            digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
+        return digest.hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        """The exact state of the run, batches in flight included, as {path: array} on the host."""
+        return self.engine.state()
+
+    def state_sha256(self) -> str:
+        """sha256 over everything a resumed run would need."""
+        return checkpoint.sha256(self.state())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on exactly where `state()` was taken. Call init first, with the same stages and method."""
+        self.engine.restore(dict(state))
+
+
+class Shapes:
+    """What flows where, as jax.ShapeDtypeStruct: inputs of each stage, labels, the loss."""
+
+    def __init__(self, inputs: list[Tree], labels: Tree, loss: jax.ShapeDtypeStruct):
+        self.inputs, self.labels, self.loss = inputs, labels, loss
+
+
+def zeros(shapes: Tree) -> Tree:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
+def shape_of(tree: Tree) -> Tree:
+    """A tree of ShapeDtypeStructs (arrays, numpy arrays or structs in)."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.canonicalize_dtype(a.dtype)), tree)
+
+
+def text(tree: Tree) -> str:
+    """`float32[8, 32, 32, 3]`, or several of them."""
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
+
+
+def check_options(beta: float, weights: str, engine: str, method: methods.Method) -> None:
+    if not 0.0 < beta <= 1.0:
+        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, 0.5 for the paper's.")
+    if weights not in WEIGHTS:
+        raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
+    if engine not in ENGINES:
+        raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
+    if engine == "delay-line" and (weights == "current" or not method.delay_line):
+        fact = "gradients at current weights" if weights == "current" else f"method {method.name}"
+        raise BadInput(
+            f"engine delay-line cannot run {fact}: only gradients taken at the weights of the forward pass are a delay "
+            "of BP's. Use --engine pipeline" + (" or --weights stashed." if weights == "current" else ".")
+        )
+    if weights == "current" and not compat.strippable():
+        raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
+
+
+def check_devices(devices: Sequence[Any] | None, K: int) -> list[Any]:
+    if K < 1:
+        raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
+    if devices is None:
+        return stage_devices(K)[0]
+    if len(devices) != K:
+        raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. Name a device per stage, or none.")
+    return list(devices)
+
+
+def check_shapes(stages, loss, preprocess, example_batch, variables) -> Shapes:
+    """Follows an example batch through all stages without computing anything."""
+    if variables is not None and len(variables) != len(stages):
+        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
+    x, labels = shape_of(example_batch[0]), shape_of(example_batch[1])
+    if preprocess is not None:
+        x = jax.eval_shape(preprocess, x, jax.ShapeDtypeStruct((), jnp.int32))
+    inputs, before = [], f"the input is {text(x)}"
+    for k, module in enumerate(stages, 1):
+        inputs.append(x)
+        try:
+            y, made = jax.eval_shape(lambda x, m=module: once(m, x), x)
+        except Exception as error:  # whatever a user's module raises when shapes do not fit
+            raise BadInput(
+                f"stage k={k} ({type(module).__name__}) cannot take {text(x)}; {before}. {first_line(error)} "
+                "Cut the network elsewhere, or change one of the two stages."
+            ) from error
+        if variables is not None:
+            check_variables(k, made, variables[k - 1], x)
+        before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
+    try:
+        value = jax.eval_shape(loss, x, labels)
+    except Exception as error:
+        raise BadInput(
+            f"the loss cannot take outputs {text(x)} with labels {text(labels)}: {first_line(error)}"
+        ) from error
+    if getattr(value, "shape", None) != ():
+        raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
+    return Shapes(inputs, labels, value)
+
+
+def once(module: nn.Module, x: Tree) -> tuple[Tree, dict[str, Tree]]:
+    """(output in evaluation mode, variables) of a module for an input like x; for eval_shape only."""
+    variables = init_variables(module, jax.random.PRNGKey(0), x)
+    state = StageState(variables.pop("params", {}), variables, None)
+    y = functions(module, optax.identity(), None).outputs(state.params, state.extra, x)
+    return y, {"params": state.params, **state.extra}
+
+
+def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
+    want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
+    for path in sorted(want.keys() | have.keys()):
+        a, b = want.get(path), have.get(path)
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            raise BadInput(
+                f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}."
+            )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,120 @@
+"""The whole pipeline on one device, at BP's speed.
+
+Index everything by batch instead of by tick: when batch b passes stage k, the stage's weights contain exactly the
+gradients of the batches up to b-1-D, D being the stage's staleness. So a pipeline with stashed weights *is* BP on
+each batch with a delay line of length D on each stage's gradient before its optimizer. It holds for FDG and for
+every method whose gradients are taken at the weights of the forward pass; not for `current` weights.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.stage import Functions, StageState
+
+Tree = Any
+
+
+class Line(NamedTuple):
+    """Gradients under way: a ring of D slots, and in `version` the weight version each was taken at."""
+
+    grads: Tree  # leaves [D, ...]
+    version: jax.Array  # [D] int32
+
+
+class DelayState(NamedTuple):
+    """Everything a run is: batches seen in all and since the lines were empty; per stage its state, line, counters."""
+
+    entered: jax.Array  # int32
+    batch: jax.Array  # int32
+    stages: tuple[StageState, ...]
+    lines: tuple[Line, ...]
+    updates: tuple[jax.Array, ...]  # int32 each
+    staleness: tuple[jax.Array, ...]  # int32 each, the largest measured
+
+
+def start(stages: Sequence[StageState], delays: Sequence[int]) -> DelayState:
+    """Empty delay lines behind freshly initialised stages."""
+    zero = jnp.zeros((), jnp.int32)
+    lines = tuple(
+        Line(jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), s.params), jnp.zeros((D,), jnp.int32))
+        for s, D in zip(stages, delays, strict=True)
+    )
+    counters = (zero,) * len(stages)
+    return DelayState(zero, zero, tuple(stages), lines, counters, counters)
+
+
+def where(condition: jax.Array, new: Tree, old: Tree) -> Tree:
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+
+def read(line: Line, slot: jax.Array) -> tuple[Tree, jax.Array]:
+    """(grads, version) in a slot of the ring."""
+    return jax.tree.map(lambda ring: jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False), tuple(line))
+
+
+def write(line: Line, slot: jax.Array, grads: Tree, version: jax.Array) -> Line:
+    put = jax.lax.dynamic_update_index_in_dim
+    return Line(
+        jax.tree.map(lambda ring, g: put(ring, g, slot, 0), line.grads, grads), put(line.version, version, slot, 0)
+    )
+
+
+def gradients(functions: Sequence[Functions], states: Sequence[StageState], x: Tree, labels: Tree):
+    """One batch of BP, stage by stage: (loss, gradients per stage, extra collections per stage)."""
+    closures, inputs, extras, y = [], [], [], x
+    for k, (f, s) in enumerate(zip(functions, states, strict=True), 1):
+        inputs.append(y)
+        y, extra, closure = f.forward(s.params, s.extra, y, labels if k == len(functions) else None)
+        closures.append(closure)
+        extras.append(extra)
+    loss, dy, grads = y, jnp.ones_like(y), []
+    # Without the barrier XLA's CPU backend fuses forward into backward and computes activations twice.
+    closures, inputs = jax.lax.optimization_barrier((closures, inputs))
+    for f, s, closure, x in reversed(list(zip(functions, states, closures, inputs, strict=True))):
+        g, dy = f.backward(closure, s.params, x, dy)
+        grads.append(g)
+    return loss, grads[::-1], extras
+
+
+def step(functions: Sequence[Functions], delays: Sequence[int], state: DelayState, x: Tree, labels: Tree):
+    """(state after one batch, its loss). Stage k applies the gradient of batch b-D; for b <= D nothing happens to it."""
+    batch = state.batch + 1
+    loss, grads, extras = gradients(functions, state.stages, x, labels)
+    stages, lines, updates, staleness = [], [], [], []
+    for i, (f, D, s) in enumerate(zip(functions, delays, state.stages, strict=True)):
+        line, made, g, version = state.lines[i], state.updates[i], grads[i], state.updates[i]
+        if D:
+            slot = (batch - 1) % D
+            (late, late_version), line = read(line, slot), write(line, slot, g, version)
+            g, version = late, late_version
+        new = f.update(s.params, s.opt_state, g)
+        due = batch > D
+        params, opt_state = where(due, new, (s.params, s.opt_state)) if D else new
+        stages.append(StageState(params, extras[i], opt_state))
+        lines.append(line)
+        staleness.append(jnp.where(due, jnp.maximum(state.staleness[i], made - version), state.staleness[i]))
+        updates.append(made + due.astype(jnp.int32) if D else made + 1)
+    after = DelayState(state.entered + 1, batch, tuple(stages), tuple(lines), tuple(updates), tuple(staleness))
+    return after, loss
+
+
+def drain(functions: Sequence[Functions], delays: Sequence[int], state: DelayState) -> DelayState:
+    """Applies the gradients still in the lines, oldest first; the lines are then empty."""
+    stages, updates, staleness = [], [], []
+    for i, (f, D, s) in enumerate(zip(functions, delays, state.stages, strict=True)):
+        params, opt_state, made, worst = s.params, s.opt_state, state.updates[i], state.staleness[i]
+        for late in range(1, D + 1):
+            of = state.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
+            g, version = read(state.lines[i], (of - 1) % D)
+            new = f.update(params, opt_state, g)
+            params, opt_state = where(of >= 1, new, (params, opt_state))
+            worst = jnp.where(of >= 1, jnp.maximum(worst, made - version), worst)
+            made = made + (of >= 1).astype(jnp.int32)
+        stages.append(StageState(params, s.extra, opt_state))
+        updates.append(made)
+        staleness.append(worst)
+    zero = jnp.zeros((), jnp.int32)
+    return DelayState(state.entered, zero, tuple(stages), state.lines, tuple(updates), tuple(staleness))

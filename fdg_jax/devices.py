@@ -1,0 +1,33 @@
+"""Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
+
+import jax
+
+from fdg_jax.errors import BadInput
+
+
+def emulate_cpu(K: int) -> None:
+    """Asks for at least K CPU devices. Works only before JAX computes anything; later it changes nothing."""
+    try:
+        if jax.config.jax_num_cpu_devices < K:
+            jax.config.update("jax_num_cpu_devices", K)
+    except RuntimeError:  # the backend is up: stage_devices tells what there is
+        pass
+
+
+def stage_devices(K: int) -> tuple[list[jax.Device], str]:
+    """Devices of the stages k = 1..K, and a sentence where they are fewer than K (else "").
+
+    With fewer devices than stages neighbours share one, as evenly as can be.
+    """
+    if K < 1:
+        raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
+    emulate_cpu(K)
+    found = jax.local_devices()
+    if len(found) >= K:
+        return list(found[:K]), ""
+    n, kind = len(found), found[0].platform.upper()
+    shared = [found[k * n // K] for k in range(K)]
+    return shared, (
+        f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
+        f"is not (stages on one device run one after the other). --engine delay-line runs the same training faster."
+    )

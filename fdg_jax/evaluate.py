@@ -1,0 +1,37 @@
+"""Loss and top-1 error of the composed stages, with whatever weights they have when asked."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.errors import BadInput
+
+
+class Evaluation(NamedTuple):
+    """loss: mean over images; error_percent: top-1, None where outputs are not class scores; images: how many."""
+
+    loss: float
+    error_percent: float | None
+    images: int
+
+
+def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> tuple[jax.Array, jax.Array | None]:
+    """(loss of the batch, number of wrong top-1 predictions or None), traceable."""
+    classes = isinstance(outputs, jax.Array) and outputs.ndim == labels.ndim + 1
+    integers = hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.integer)
+    wrong = jnp.sum(jnp.argmax(outputs, -1) != labels) if classes and integers else None
+    return loss(outputs, labels), wrong
+
+
+def evaluate(run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]], batches: Iterable) -> Evaluation:
+    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end."""
+    results = [(len(labels), *run(inputs, labels)) for inputs, labels in batches]
+    if not results:
+        raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
+    images = sum(n for n, _, _ in results)
+    losses, wrongs = jax.device_get(([loss for _, loss, _ in results], [wrong for _, _, wrong in results]))
+    loss = sum(n * float(value) for (n, _, _), value in zip(results, losses, strict=True)) / images
+    error = None if None in wrongs else 100.0 * sum(int(wrong) for wrong in wrongs) / images
+    return Evaluation(loss, error, images)
