@@ -1,0 +1,69 @@
+"""The 6n+2 residual networks for small images (He et al. 2016, section 4.2), which the paper uses most.
+
+Three layers of n residual blocks with 16, 32 and 64 channels; the first block of the second and third layer
+halves the map. The shortcut is option A: no parameters, every second pixel, the missing channels zero.
+Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head.
+
+Deviation, on purpose: the authors' released code pools with `AvgPool2d(6)`, which sees only the top-left
+6 x 6 of the 8 x 8 map; the paper does not mention it and here the pooling is global.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.models.layers import BatchNorm, Conv, Head
+
+NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
+
+# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
+PAPER_SPLITS = {
+    ("resnet20", 2): (5,),  # L1 + L2[:1]
+    ("resnet20", 3): (4, 7),  # one layer each
+    ("resnet56", 2): (14,),  # L1 + L2[:4]
+    ("resnet56", 3): (10, 19),  # one layer each
+    ("resnet56", 4): (7, 14, 21),  # L1[:6] / L1[6:] + L2[:4] / L2[4:] + L3[:2] / rest
+    ("resnet110", 2): (28,),  # L1 + L2[:9]
+    ("resnet110", 3): (19, 37),  # one layer each
+    ("resnet110", 4): (14, 28, 42),  # L1[:13] / L1[13:] + L2[:9] / L2[9:] + L3[:5] / rest
+}
+
+
+class Stem(nn.Module):
+    """Image [b, h, w, 3] -> [b, h, w, 16]."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return nn.relu(BatchNorm(name="norm")(Conv(16, name="conv")(x), train))
+
+
+class Residual(nn.Module):
+    """relu(x' + norm(conv(relu(norm(conv(x)))))), x' the shortcut.
+
+    [b, h, w, c] -> [b, h / stride, w / stride, channels].
+    """
+
+    channels: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        y = Conv(self.channels, stride=self.stride, name="conv1")(x)
+        y = nn.relu(BatchNorm(name="norm1")(y, train))
+        y = BatchNorm(name="norm2")(Conv(self.channels, name="conv2")(y), train)
+        missing = self.channels - x.shape[-1]
+        shortcut = x[:, :: self.stride, :: self.stride]
+        if missing:
+            shortcut = jnp.pad(shortcut, ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
+        return nn.relu(shortcut + y)
+
+
+def blocks(classes: int, *, n: int) -> list[nn.Module]:
+    """3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202."""
+    layers = [(16, 1), (32, 2), (64, 2)]
+    residual = [
+        Residual(channels, stride if first else 1)
+        for channels, stride in layers
+        for first in [True] + [False] * (n - 1)
+    ]
+    return [Stem(), *residual, Head(classes)]
