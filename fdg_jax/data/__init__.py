@@ -1,0 +1,55 @@
+"""Images a pipeline can be trained on, whole and in memory, as uint8 arrays.
+
+A data set is one file in `sets/`: the file's name is the value of `--dataset` on the command line, and the
+file has one function, `load(data_dir) -> Dataset`. Everything beside that folder is help for such files
+(reading and writing TFDS directories, the cache of decoded arrays, downloads) or works on what they return
+(`augment`). Nothing here touches a device, and nothing slow is imported before a data set needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from typing import NamedTuple
+
+import numpy as np
+
+from fdg_jax.data import sets
+from fdg_jax.errors import BadInput
+
+
+class Dataset(NamedTuple):
+    """A data set, decoded. N training and M test images of height H, width W and C channels."""
+
+    name: str
+    train_images: np.ndarray  # [N, H, W, C] uint8
+    train_labels: np.ndarray  # [N] int32
+    test_images: np.ndarray  # [M, H, W, C] uint8
+    test_labels: np.ndarray  # [M] int32
+    classes: int  # labels are 0 .. classes-1
+    mean: tuple[float, ...]  # [C] of the training images scaled to 0..1
+    std: tuple[float, ...]  # [C]
+    pad: int  # zero pixels added on each side before the random crop
+    flip: bool  # whether a mirrored image still shows the same class
+    note: str = ""  # what a person must know about this run's data; "" when there is nothing
+
+
+def names() -> list[str]:
+    """The values that `load` takes, found by looking into `sets/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(sets.__path__))
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """Returns the data set `name`.
+
+    `data_dir` is a TFDS data directory (the one that holds `cifar10/3.0.2`). Without it, TFDS's own is used
+    (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`), and what isn't prepared there is downloaded into it. A
+    `data_dir` given here is only read: a mistyped path should be an error, not a download.
+
+    Raises BadInput, before anything slow, for an unknown name, a directory that can't be read or doesn't
+    hold the data set, and files that are damaged or incomplete.
+    """
+    if name not in names():
+        raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join(names())}.")
+    return importlib.import_module(f"{sets.__name__}.{name}").load(data_dir)

@@ -1,0 +1,101 @@
+"""Keeps decoded arrays on disk, so that only the first start pays for decoding.
+
+One file per prepared directory, in the user's cache directory (data directories are often read-only and
+shared). It may disappear or be damaged at any time: it is used only if it was made from exactly these
+source files and its content still has the checksum it was written with, and otherwise made anew. Nothing
+that goes wrong here ends a run; it only costs time, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fdg_jax.data.prepared import Arrays, list_directory
+
+FORMAT = 1  # to be raised when what is stored, or how images are decoded, changes
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "fdg_jax"
+
+
+def cached(directory: Path, make: Callable[[], Arrays]) -> Arrays:
+    """Returns the arrays made from the files in `directory`: from the cache, or by `make()`."""
+    directory = directory.resolve()
+    source = fingerprint(directory)
+    place = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+    path = cache_dir() / f"{directory.parent.name}-{directory.name}-{place}.npz"
+    arrays = load(path, source)
+    if arrays is None:
+        arrays = make()
+        save(path, source, arrays)
+    return arrays
+
+
+def fingerprint(directory: Path) -> str:
+    """Changes whenever a file of the directory is added, removed, renamed, written to or replaced."""
+    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in list_directory(directory)]
+    return hashlib.sha256(json.dumps([FORMAT, os.fspath(directory), files]).encode()).hexdigest()
+
+
+def checksum(arrays: Arrays) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def load(path: Path, source: str) -> Arrays | None:
+    """The arrays in a cache file, or None where there is none, it is of other source files, or is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if str(file["source"]) != source:
+                return None
+            arrays = Arrays(*(file[name] for name in Arrays._fields))
+            if str(file["checksum"]) == checksum(arrays):
+                return arrays
+        reason = "its checksum is wrong"
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for a damaged or unreadable file
+        reason = f"{type(error).__name__}: {error}"
+    print(f"the cache file {path} can't be used ({reason}); decoding again", file=sys.stderr, flush=True)
+    return None
+
+
+def save(path: Path, source: str, arrays: Arrays) -> None:
+    """Writes the cache file under another name and renames it, so that no reader ever sees a part of one."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, source=np.array(source), checksum=np.array(checksum(arrays)), **arrays._asdict())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        print(
+            f"the decoded images can't be kept in {path.parent} ({error.strerror or error}): the next start "
+            f"will decode them again. XDG_CACHE_HOME chooses another place.",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+
+
+def remove_abandoned(path: Path) -> None:
+    """Removes what a killed process left behind while writing this file; an hour is longer than any write."""
+    for leftover in path.parent.glob(f"{path.stem}*.tmp"):
+        if time.time() - leftover.stat().st_mtime > 3600:
+            leftover.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""One file, one data set: a file put here is found by its name, nothing else needs to be edited."""
