@@ -60,7 +60,7 @@ if [ -n "$chosen" ]; then
     say "Making $venv with Python $(version "$chosen") ($chosen)."
     "$chosen" -m venv --clear $venv
 fi
-say "Installing $requirements into $venv (the first time: several hundred MB, about half a minute once they are here)."
+say "Installing $requirements into $venv (from scratch: 350 MB to download, for a GPU 3 GB)."
 rm -rf $kept
 quiet=-q
 [ ! -t 1 ] || quiet=   # a person sees what is being downloaded
@@ -68,7 +68,7 @@ quiet=-q
 # written below, which is three times as fast as for all of them.
 $python -m pip install $quiet --disable-pip-version-check --no-input --require-hashes --no-deps --no-compile \
     -r "$requirements" ||
-    fail "not finished; the lines above say why. Run it again: what has been installed is kept."
+    fail "not finished; the lines above say why. After that, run it again."
 # Started by hand once, the first command is as quick as the second, even where the environment forbids bytecode.
 env -u PYTHONDONTWRITEBYTECODE $python - <<'END' || fail "the packages are installed but do not work: see above."
 import chex, flax.linen, hypothesis, jax, matplotlib.pyplot, optax, orbax.checkpoint, pytest, rich.progress
