@@ -8,18 +8,17 @@ that goes wrong here ends a run; it only costs time, and says so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data.prepared import Arrays, list_directory
+from fdg_jax.data.directories import list_directory, temporary_beside
+from fdg_jax.data.prepared import Arrays, Expected
+from fdg_jax.data.progress import say
 
 FORMAT = 1  # to be raised when what is stored, or how images are decoded, changes
 
@@ -29,10 +28,10 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "fdg_jax"
 
 
-def cached(directory: Path, make: Callable[[], Arrays]) -> Arrays:
+def cached(directory: Path, expected: Expected, make: Callable[[], Arrays]) -> Arrays:
     """Returns the arrays made from the files in `directory`: from the cache, or by `make()`."""
     directory = directory.resolve()
-    source = fingerprint(directory)
+    source = fingerprint(directory, expected)
     place = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
     path = cache_dir() / f"{directory.parent.name}-{directory.name}-{place}.npz"
     arrays = load(path, source)
@@ -42,10 +41,14 @@ def cached(directory: Path, make: Callable[[], Arrays]) -> Arrays:
     return arrays
 
 
-def fingerprint(directory: Path) -> str:
+def fingerprint(directory: Path, expected: Expected) -> str:
     """Changes whenever a file of the directory is added, removed, renamed, written to or replaced."""
-    files = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in list_directory(directory)]
-    return hashlib.sha256(json.dumps([FORMAT, os.fspath(directory), files]).encode()).hexdigest()
+    files = []
+    for path in list_directory(directory):
+        with contextlib.suppress(OSError):  # a dangling link: `make` will say what is wrong with it
+            stat = path.stat()
+            files.append((path.name, stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(repr((FORMAT, os.fspath(directory), expected, files)).encode()).hexdigest()
 
 
 def checksum(arrays: Arrays) -> str:
@@ -70,32 +73,23 @@ def load(path: Path, source: str) -> Arrays | None:
         return None
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for a damaged or unreadable file
         reason = f"{type(error).__name__}: {error}"
-    print(f"the cache file {path} can't be used ({reason}); decoding again", file=sys.stderr, flush=True)
+    say(f"the cache file {path} can't be used ({reason}); decoding again")
     return None
 
 
 def save(path: Path, source: str, arrays: Arrays) -> None:
     """Writes the cache file under another name and renames it, so that no reader ever sees a part of one."""
-    temporary = None
+    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "wb") as file:
             np.savez(file, source=np.array(source), checksum=np.array(checksum(arrays)), **arrays._asdict())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        print(
+        say(
             f"the decoded images can't be kept in {path.parent} ({error.strerror or error}): the next start "
-            f"will decode them again. XDG_CACHE_HOME chooses another place.",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-
-
-def remove_abandoned(path: Path) -> None:
-    """Removes what a killed process left behind while writing this file; an hour is longer than any write."""
-    for leftover in path.parent.glob(f"{path.stem}*.tmp"):
-        if time.time() - leftover.stat().st_mtime > 3600:
-            leftover.unlink(missing_ok=True)
+            f"will decode them again. XDG_CACHE_HOME chooses another place."
+        )
+    finally:
+        with contextlib.suppress(OSError):  # it may be there, and may be impossible to remove, for one reason
+            temporary.unlink(missing_ok=True)

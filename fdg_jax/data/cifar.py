@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from fdg_jax.data import Dataset, cache, prepared
+from fdg_jax.data import Dataset, cache, directories, prepared
+from fdg_jax.data.download import Download, Unavailable, check, fetch
+from fdg_jax.data.prepare import Layout, prepare
 from fdg_jax.errors import BadInput
 
 
@@ -16,15 +18,19 @@ class Cifar(NamedTuple):
     expected: prepared.Expected
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    download: Download
+    layout: Layout
 
 
 def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
-    """Returns the data set from the TFDS directory `data_dir`, or from TFDS's own if that is None."""
+    """Returns the data set from the TFDS directory `data_dir`, or from TFDS's own if that is None.
+
+    In the second case it is downloaded and prepared where it isn't yet. Raises Unavailable where that is
+    impossible, and BadInput for everything else that a person can put right.
+    """
     name = cifar.expected.name
-    directory = find(name, data_dir)
-    if directory is None:
-        raise BadInput(f"{prepared.default_data_dir()} doesn't hold {name}.")
-    arrays = cache.cached(directory, lambda: prepared.read(directory, cifar.expected))
+    directory = find(name, data_dir) or obtain(cifar, directories.default_data_dir())
+    arrays = cache.cached(directory, cifar.expected, lambda: prepared.read(directory, cifar.expected))
     return Dataset(
         name, *arrays, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True
     )
@@ -32,17 +38,47 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
     """The prepared directory, or None if it has to be downloaded; BadInput if `data_dir` lacks it."""
+    default = directories.default_data_dir()
     if data_dir is None:
-        return prepared.find(name, prepared.default_data_dir())
+        return directories.find(name, default)
     data_dir = Path(data_dir).expanduser()
-    found = prepared.list_directory(data_dir)
-    directory = prepared.find(name, data_dir)
+    found = directories.list_directory(data_dir)
+    directory = directories.find(name, data_dir)
     if directory is not None:
         return directory
     if data_dir.name == name or data_dir.parent.name == name:
         hint = f"Give the directory that holds the folder {name}, not one inside it."
     else:
         holds = f"It holds {', '.join(path.name for path in found[:5])}." if found else "It is empty."
-        default = prepared.default_data_dir()
         hint = f"{holds} Without --data-dir, {name} is downloaded to {default} (TFDS_DATA_DIR)."
     raise BadInput(f"the data directory {data_dir} has no prepared {name} ({name}/<version>/). {hint}")
+
+
+def obtain(cifar: Cifar, data_dir: Path) -> Path:
+    """Downloads the archive, prepares it in `data_dir` and returns the prepared directory.
+
+    An archive that already lies in `<data_dir>/downloads/` is used: the way for machines without a network.
+    """
+    name = cifar.expected.name
+    archive = data_dir / "downloads" / cifar.download.url.rpartition("/")[2]
+    try:
+        if archive.exists():
+            check(archive, cifar.download)
+            return prepare(archive, cifar.layout, cifar.expected, data_dir)
+        # Under a name of its own, so that a second process started now doesn't take it for a given one.
+        fetched = directories.temporary_beside(archive)
+        fetch(cifar.download, fetched)
+        try:
+            return prepare(fetched, cifar.layout, cifar.expected, data_dir)
+        finally:
+            fetched.unlink()
+    except Unavailable as error:
+        raise Unavailable(
+            f"{name} isn't prepared in {data_dir}, and {error} Give a directory with a prepared {name} as "
+            f"--data-dir, or put the archive there as {archive}, or use --dataset digits."
+        ) from error
+    except OSError as error:
+        raise Unavailable(
+            f"{name} can't be prepared in {data_dir} ({error.strerror or error}). Set TFDS_DATA_DIR to a "
+            f"directory with room for 400 MB, or use --dataset digits."
+        ) from error

@@ -1,0 +1,54 @@
+"""Where prepared data sets lie: TFDS's layout `<data directory>/<name>/<version>/`, looked at carefully.
+
+Every way in which a directory can be wrong (missing, a file, unreadable) is told apart here and named.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from fdg_jax.errors import BadInput
+
+
+def default_data_dir() -> Path:
+    """Where TFDS itself keeps data sets."""
+    return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+
+
+def find(name: str, data_dir: Path) -> Path | None:
+    """The newest prepared version of `name` in `data_dir`, or None if there is none."""
+    versions = [path for path in list_directory(data_dir / name, missing_ok=True)
+                if re.fullmatch(r"\d+\.\d+\.\d+", path.name) and list_directory(path)]  # fmt: skip
+    return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
+
+
+def list_directory(path: Path, missing_ok: bool = False) -> list[Path]:
+    """The sorted entries of a directory; [] if it isn't there and may be missing."""
+    try:
+        return sorted(path.iterdir())
+    except FileNotFoundError:
+        if missing_ok:
+            return []
+        raise BadInput(f"the directory {path} doesn't exist.") from None
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file where a directory is needed.") from None
+    except OSError as error:
+        raise BadInput(f"the directory {path} can't be read: {error.strerror}.") from None
+
+
+def temporary_beside(path: Path) -> Path:
+    """A new name in the same directory, to write under before renaming to `path`.
+
+    Also removes what killed processes left there under such names; a day is longer than any writing takes.
+    """
+    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
+        try:
+            if time.time() - leftover.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        except OSError:
+            pass  # somebody else's, or just gone
+    return path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}.tmp")

@@ -1,0 +1,28 @@
+"""What data loading says while it works: on stderr, so that nothing mixes with a command's output."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on stderr about a slow thing: kept up to date on a terminal, elsewhere said once."""
+
+    def __init__(self, total: int, what: str):
+        self.total, self.what, self.done, self.shown = total, what, 0, 0.0
+        self.terminal = sys.stderr.isatty()
+        if not self.terminal:
+            say(f"{what}: {total:,} ...")
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if self.terminal and (now - self.shown > 0.2 or self.done == self.total):
+            self.shown = now
+            end = "\n" if self.done == self.total else ""
+            print(f"\r{self.what}: {self.done:,} of {self.total:,}", end=end, file=sys.stderr, flush=True)

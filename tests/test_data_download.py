@@ -1,0 +1,358 @@
+"""Downloading and preparing CIFAR, against a server of our own that can misbehave."""
+
+import errno
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from fdg_jax.data import cifar, directories, download, prepare
+from fdg_jax.data.download import Download, Unavailable, ask, fetch
+from fdg_jax.data.sets import auto, cifar10, digits
+from fdg_jax.errors import BadInput
+from tests.cifar_files import CLASS_NAMES, SETS, TEST, TRAIN, archive, assert_same, served, small
+
+
+@pytest.fixture(autouse=True)
+def _own_directories_and_no_proxy(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.setenv("no_proxy", "*")  # a proxy set on this machine is not what is tested
+
+
+@pytest.fixture
+def server():
+    """A web server; `server.answer` is a function of (handler, number of the request, from 0)."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            number, server.requests = server.requests, server.requests + 1
+            server.answer(self, number)
+
+        def log_message(self, *args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.requests, server.released = 0, threading.Event()
+    server.url = f"http://127.0.0.1:{server.server_port}/archive.tar.gz"
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+def send(content, declared=None):
+    """Answers with `content`; `declared` is the Content-Length if it is to lie, False for none."""
+
+    def answer(handler, number):
+        handler.send_response(200)
+        if declared is not False:
+            handler.send_header("Content-Length", str(len(content) if declared is None else declared))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    return answer
+
+
+def leftovers(tmp_path):
+    return sorted(str(path) for path in (tmp_path / "tfds").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_a_downloaded_archive_becomes_a_directory_that_tfds_reads_bit_for_bit(server, tmp_path, classes):
+    content, arrays = archive(classes)
+    server.answer = send(content)
+    name = f"cifar{classes}"
+    dataset = cifar.load(small(SETS[classes], **served(content, server.url)), None)
+    assert_same(dataset, arrays)
+    assert (dataset.name, dataset.classes, dataset.pad, dataset.flip) == (name, classes, 4, True)
+
+    import tensorflow_datasets as tfds
+
+    source = tfds.data_source(name, data_dir=tmp_path / "tfds")
+    for split, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
+        assert len(source[split]) == len(images)
+        for i, element in enumerate(source[split]):
+            np.testing.assert_array_equal(element["image"], images[i])
+            assert element["label"] == labels[i]
+            assert element["id"] == f"{split}_{i:05d}".encode()
+            if classes == 100:
+                assert element["coarse_label"] == labels[i] // 5
+    info = tfds.builder_from_directory(tmp_path / "tfds" / name / prepare.VERSION).info
+    assert info.features["label"].names == CLASS_NAMES[classes]
+    assert not [file for file in leftovers(tmp_path) if f"{name}/" not in file]
+    # Prepared once, it needs no server any more.
+    assert_same(cifar.load(small(SETS[classes], url="http://127.0.0.1:1/"), None), arrays)
+    assert server.requests == 1
+
+
+def cut(handler, number):
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(CONTENT)))
+    handler.end_headers()
+    handler.wfile.write(CONTENT[: len(CONTENT) // 2])
+
+
+def status(code, times=99, then=None):
+    def answer(handler, number):
+        if number < times:
+            handler.send_error(code)
+        else:
+            then(handler, number)
+
+    return answer
+
+
+def hang(handler, number):
+    handler.server.released.wait(30)
+
+
+def stall(handler, number):
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(CONTENT)))
+    handler.end_headers()
+    handler.wfile.write(CONTENT[:1000])
+    handler.wfile.flush()
+    handler.server.released.wait(30)
+
+
+def trickle(handler, number):
+    handler.send_response(200)
+    handler.send_header("Content-Length", str(len(CONTENT)))
+    handler.end_headers()
+    for byte in CONTENT:
+        if handler.server.released.wait(0.02):
+            return
+        try:
+            handler.wfile.write(bytes([byte]))
+        except OSError:
+            return
+
+
+CONTENT, ARRAYS = archive(10)
+WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message", "requests"),
+    [
+        (status(404), "404", 1),
+        (status(503), "503", 3),
+        (send(WRONG), "sha256", 1),
+        (send(CONTENT[:-1]), f"{len(CONTENT) - 1} bytes and not the {len(CONTENT):,} expected", 1),
+        (send(b"<html>please log in</html>"), "26 bytes", 1),
+        (send(CONTENT[:-1], declared=False), "ended after", 3),
+        (cut, f"ended after {len(CONTENT) // 2:,} of {len(CONTENT):,} bytes", 3),
+        (hang, "no answer within 2.5 seconds", 1),
+        (stall, "timed out after 1,000", 2),
+        (trickle, "bytes came in", 2),
+    ],
+    ids=["404", "503", "wrong checksum", "too short", "login page", "too short, undeclared", "cut", "hanging",
+         "stalling", "trickling"],
+)  # fmt: skip
+def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(
+    server, tmp_path, answer, message, requests
+):
+    server.answer = answer
+    # A slow server's second attempt is its last here, to keep the test short; three are made otherwise.
+    patience = {"answer_seconds": 2.5, "stall_seconds": 0.3, "attempts": 2 if requests == 2 else 3}
+    if answer is hang:
+        patience["stall_seconds"] = 20  # of the two, the shorter one counts
+    spec = small(SETS[10], **served(CONTENT, server.url), **patience)
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match=message) as raised:
+        cifar.load(spec, None)
+    assert time.monotonic() - start < 4  # 2.5 s to answer, or less for stalls and the pauses between
+    assert server.requests == requests
+    assert "--data-dir" in str(raised.value)
+    assert "--dataset digits" in str(raised.value)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_server_that_recovers_is_asked_again(server):
+    def answer(handler, number):
+        (cut, status(503), send(CONTENT))[number](handler, number)
+
+    server.answer = answer
+    assert_same(cifar.load(small(SETS[10], **served(CONTENT, server.url)), None), ARRAYS)
+    assert server.requests == 3
+
+
+def test_a_port_that_nobody_listens_on_is_offline():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = time.monotonic()
+    with pytest.raises(Unavailable, match="refused"):
+        cifar.load(small(SETS[10], url=f"http://127.0.0.1:{port}/a.tar.gz"), None)
+    assert time.monotonic() - start < 5
+
+
+def test_a_name_service_that_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: time.sleep(3) or [])
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match="no answer"):
+        ask(Download("http://nowhere.invalid/a", 1, ""), 0.3)
+    assert time.monotonic() - start < 1
+
+
+def test_auto_finds_out_within_five_seconds_that_a_network_swallows_everything(server, monkeypatch, capsys):
+    server.answer = hang
+    monkeypatch.setattr(
+        cifar10, "CIFAR10", small(SETS[10], url=server.url)
+    )  # the real patience, not a test's
+    digits.load()  # imports scikit-learn, which takes its second with or without a network
+    start = time.monotonic()
+    dataset = auto.load()
+    assert time.monotonic() - start < 5
+    assert dataset.name == "digits"
+    assert "digits are used" in dataset.note
+    assert "no answer within 3 seconds" in dataset.note
+    assert dataset.note in capsys.readouterr().err
+
+
+def test_auto_prepares_cifar10_where_it_can_be_downloaded(server, monkeypatch):
+    server.answer = send(CONTENT)
+    monkeypatch.setattr(cifar10, "CIFAR10", small(SETS[10], **served(CONTENT, server.url)))
+    dataset = auto.load()
+    assert (dataset.name, dataset.note) == ("cifar10", "")
+    assert_same(dataset, ARRAYS)
+
+
+def test_an_archive_put_into_downloads_by_hand_is_used_and_kept(tmp_path):
+    given = tmp_path / "tfds" / "downloads" / "archive.tar.gz"
+    given.parent.mkdir(parents=True)
+    given.write_bytes(CONTENT)
+    spec = small(SETS[10], **served(CONTENT, "http://127.0.0.1:1/archive.tar.gz"))
+    assert_same(cifar.load(spec, None), ARRAYS)
+    assert given.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(("content", "message"), [(WRONG, "sha256"), (CONTENT[:-1], "bytes")])
+def test_a_wrong_archive_put_into_downloads_by_hand_is_refused(tmp_path, content, message):
+    given = tmp_path / "tfds" / "downloads" / "archive.tar.gz"
+    given.parent.mkdir(parents=True)
+    given.write_bytes(content)
+    with pytest.raises(BadInput, match=message) as raised:
+        cifar.load(small(SETS[10], **served(CONTENT, "http://127.0.0.1:1/archive.tar.gz")), None)
+    assert str(given) in str(raised.value)
+    assert not isinstance(raised.value, Unavailable)  # auto doesn't pass over it in silence
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"lacking": "test_batch.bin"}, "lacks test_batch.bin"), ({"cut": "data_batch_2.bin"}, "92,189")],
+)
+def test_an_archive_of_another_layout_is_refused_with_numbers(server, tmp_path, change, message):
+    content, _ = archive(10, **change)
+    server.answer = send(content)
+    with pytest.raises(BadInput, match=message):
+        cifar.load(small(SETS[10], **served(content, server.url)), None)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_data_directory_that_is_a_file_is_refused_before_the_network_is_asked(server, tmp_path):
+    (tmp_path / "tfds").write_text("not a directory")
+    server.answer = send(CONTENT)
+    with pytest.raises(BadInput, match="is a file"):
+        cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
+    assert server.requests == 0
+
+
+@pytest.mark.parametrize("call", ["mkdir", "write"])
+def test_a_data_directory_that_cannot_be_written_is_named(server, tmp_path, monkeypatch, call):
+    # Permissions don't bind root, as whom tests often run: the system's refusal is imitated.
+    def refuse(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    server.answer = send(CONTENT)
+    if call == "mkdir":
+        monkeypatch.setattr(download.Path, "mkdir", refuse)
+    else:
+        monkeypatch.setattr(prepare, "write_split", refuse)
+    with pytest.raises(Unavailable, match="No space left on device") as raised:
+        cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
+    assert str(tmp_path / "tfds") in str(raised.value)
+    assert leftovers(tmp_path) == []
+    assert server.requests == 1  # another attempt would meet the same disk
+
+
+def test_two_processes_that_prepare_at_once_both_find_it_prepared(tmp_path):
+    path = tmp_path / "archive.tar.gz"
+    path.write_bytes(CONTENT)
+    spec = small(SETS[10])
+    both = threading.Barrier(2)
+    results = []
+
+    def work():
+        both.wait()
+        results.append(prepare.prepare(path, spec.layout, spec.expected, tmp_path / "tfds"))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [directories.find("cifar10", tmp_path / "tfds")] * 2
+    assert_same(cifar.load(spec, None), ARRAYS)
+    assert [path.name for path in (tmp_path / "tfds" / "cifar10").iterdir()] == [prepare.VERSION]
+
+
+def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
+    old, young = tmp_path / ".file.1-2.tmp", tmp_path / ".file.3-4.tmp"
+    old.mkdir()
+    (old / "part").write_text("")
+    young.write_text("")
+    long_ago = time.time() - 25 * 3600
+    os.utime(old, (long_ago, long_ago))
+    directories.temporary_beside(tmp_path / "file")
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_preparing_and_reading_need_no_tensorflow_and_open_no_socket(tmp_path):
+    path = tmp_path / "archive.tar.gz"
+    path.write_bytes(CONTENT)
+    code = f"""
+import sys
+def forbid(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        raise SystemExit(f"a socket was opened: {{event}} {{arguments}}")
+sys.addaudithook(forbid)
+from pathlib import Path
+from fdg_jax.data import cifar, prepare
+from fdg_jax.data.sets import cifar10
+spec = cifar10.CIFAR10._replace(expected=cifar10.CIFAR10.expected._replace(train={TRAIN}, test={TEST}))
+prepare.prepare(Path({str(path)!r}), spec.layout, spec.expected, Path({str(tmp_path / "tfds")!r}))
+assert "tensorflow_datasets" in sys.modules and "tensorflow" not in sys.modules
+print(cifar.load(spec, {str(tmp_path / "tfds")!r}).train_images.shape)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert f"({TRAIN}, 32, 32, 3)" in result.stdout
+
+
+def test_the_reader_of_a_download_never_sees_a_part_of_it(server, tmp_path):
+    seen = []
+    path = tmp_path / "tfds" / "file"
+
+    def answer(handler, number):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        handler.wfile.write(CONTENT[:1000])
+        seen.append(path.exists())
+        handler.wfile.write(CONTENT[1000:])
+
+    server.answer = answer
+    fetch(Download(**served(CONTENT, server.url)), path)
+    assert seen == [False]
+    assert path.read_bytes() == CONTENT
