@@ -1,0 +1,1 @@
+"""The paper's training runs as commands: `python -m fdg_jax.experiments.cifar`."""

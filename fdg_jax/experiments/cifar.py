@@ -1,0 +1,179 @@
+"""The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
+
+Exit codes: 0 done; 2 bad input (one message, before any long work); 130 and 143 stopped by SIGINT and SIGTERM
+after a checkpoint; 1 anything else. Flags and files: `--help`, and the README.
+"""
+
+import dataclasses
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # before the slow imports, which would be done twice
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import claim, command_line, run_directory
+from fdg_jax.experiments.options import Options
+from fdg_jax.experiments.signals import Signals, Stopped
+
+if TYPE_CHECKING:
+    from fdg_jax.experiments.record import Record
+    from fdg_jax.experiments.setup import Job
+
+PROGRAM = "python -m fdg_jax.experiments.cifar"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    with Signals() as signals:
+        try:
+            options, given = command_line.parse(arguments, PROGRAM)
+            return start(options, given, signals)
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except Stopped as stopped:
+            return 128 + stopped.number
+
+
+def start(asked: Options, given: frozenset[str], signals: Signals) -> int:
+    """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    if asked.resume and asked.run_dir is None:
+        raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
+    command_line.check(asked, given if not asked.resume else frozenset())
+    path = Path(asked.run_dir) if asked.run_dir else claim.default_path(asked)
+    with claim.claim(path, asked.resume):
+        options, stored = asked, None
+        if asked.resume:
+            options, stored = run_directory.resumed_options(path, asked, given)
+            command_line.check(options, frozenset())
+            if finished(path, options):
+                return 0
+        return prepare_and_run(options, stored, path, signals)
+
+
+def finished(path: Path, options: Options) -> bool:
+    """Whether the run that is to be resumed has nothing left to do; says so."""
+    if not (path / run_directory.SUMMARY).is_file():
+        return False
+    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
+    steps = min(total, options.steps or total)
+    if run_directory.read_json(path / run_directory.SUMMARY)["steps"] < steps:
+        return False
+    print(f"{path} is finished: {steps} batches. Nothing to do. If --steps was given, raise it to go on.")
+    return True
+
+
+def prepare_and_run(options: Options, stored: dict[str, Any] | None, path: Path, signals: Signals) -> int:
+    command_line.check_names(options)
+    signals.check()
+    from fdg_jax.experiments import setup
+
+    job = setup.prepare(options, stored["note"] if stored else "")
+    signals.check()
+    job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
+    if stored is None:
+        config = run_directory.config(job.options, options, job.devices, job.dataset.note)
+        run_directory.write_json(path / run_directory.CONFIG, config)
+    opening(job, path, resumed=stored is not None)
+    try:
+        return train(job, path, signals, resume=stored is not None)
+    except Stopped as stopped:
+        return tell_stopped(path, stopped)
+
+
+def opening(job: "Job", path: Path, resumed: bool) -> None:
+    from fdg_jax.experiments.story import tell
+
+    print("\n".join([*tell(job), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    loudly(job.dataset.note)
+    print("compiling...", flush=True)
+
+
+def loudly(note: str) -> None:
+    if note:
+        print(f"\n!!! {note}\n", flush=True)
+
+
+def train(job: "Job", path: Path, signals: Signals, resume: bool) -> int:
+    """The run itself, then summary.json and the report."""
+    from fdg_jax.experiments import report
+    from fdg_jax.experiments import train as training
+    from fdg_jax.experiments.record import Diverged
+
+    (path / run_directory.SUMMARY).unlink(missing_ok=True)
+    try:
+        record, parameters, state = training.run(job, path, signals, resume)
+    except Diverged as diverged:
+        report.write(path)
+        print(
+            f"error: {diverged}. The run in {path} has diverged; its report shows where. Lower "
+            "--learning-rate or --beta, or add --warmup on.",
+            file=sys.stderr,
+        )
+        return 1
+    summary = summarise(job, record, parameters, state)
+    run_directory.write_json(path / run_directory.SUMMARY, summary)
+    report.write(path)
+    print(
+        f"\ndone: test error {summary['test_error_percent']:.2f}% after {summary['epochs']:g} epochs on "
+        f"{job.dataset.name}, training loss {summary['train_loss']:.4f}, "
+        f"{summary['images_per_second']:,.0f} images/s\nmeasured staleness of stages 1 to {job.options.K}, "
+        f"in updates: {summary['staleness']}; updates made: {summary['updates']} for {record.step} batches\n"
+        f"{path / 'report.html'} shows the curves, {path / run_directory.SUMMARY} has the numbers"
+    )
+    loudly(job.dataset.note)
+    return 0
+
+
+def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
+    """The content of summary.json. staleness and updates are what the stages counted."""
+    from fdg_jax.experiments.setup import stage_parameters
+
+    o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
+    last = run_directory.read_metrics(Path(o.run_dir or "") / run_directory.METRICS)[-1]
+    names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
+    return {
+        **{name: getattr(o, name) for name in names},
+        "split": list(job.cuts),
+        "parameters": pipeline.parameter_count,
+        "steps": record.step,
+        "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 4),
+        "seconds": round(record.elapsed(), 2),
+        "images_per_second": round(record.images_per_second(), 2),
+        "train_loss": record.train_loss(),
+        "test_error_percent": last["test_error_percent"],
+        "staleness": pipeline.staleness,
+        "final_parameters_sha256": parameters_sha256,
+        "final_state_sha256": state_sha256,
+        "test_loss": last["test_loss"],
+        "updates": pipeline.updates,
+        "stage_parameters": stage_parameters(pipeline),
+        "drained": o.drain,
+        "seed": o.seed,
+        "batch_size": o.batch_size,
+        "sessions": record.sessions,
+        "note": job.dataset.note,
+    }
+
+
+def tell_stopped(path: Path, stopped: Stopped) -> int:
+    from fdg_jax.experiments import report
+
+    report.write(path)
+    again = shlex.join([*PROGRAM.split(), "--run-dir", str(path), "--resume"])
+    print(f"stopped by {stopped} after a checkpoint. To go on exactly there:\n  {again}", flush=True)
+    return 128 + stopped.number
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

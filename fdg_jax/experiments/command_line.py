@@ -1,0 +1,216 @@
+"""From the words of a command line to checked `Options`, before JAX is imported.
+
+tyro converts the values and prints --help. What a person gets wrong is answered here, in one message that
+states the fact and the way out, because a typo deserves an answer within a second and not a page.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
+
+PLAIN = (
+    (r"^Error parsing (--\S+): ", r"\1: "),
+    (r"invalid literal for int\(\) with base 10: (.*)$", r"\1 is not a whole number"),
+    (r"could not convert string to float: (.*)$", r"\1 is not a number"),
+    (r"^invalid choice (.*) for argument '(--\S+)'\. Expected one of \((.*)\)\.?$", r"\2: \1 is none of \3"),
+)
+NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
+
+
+def parse(arguments: Sequence[str], program: str) -> tuple[Options, frozenset[str]]:
+    """(options, names of those given on the command line). --help prints and leaves with SystemExit(0)."""
+    given = frozenset() if wants_help(arguments) else scan(arguments)
+    return convert(arguments, program), given
+
+
+def wants_help(arguments: Sequence[str]) -> bool:
+    return any(word in ("-h", "--help") for word in arguments)
+
+
+def scan(arguments: Sequence[str]) -> frozenset[str]:
+    """Names of the options given. Refuses unknown flags, flags without a value, and stray words."""
+    known = {spelled(name): name for name in FIELDS}
+    switches = {spelled(name): name for name, field in FIELDS.items() if field.type is bool}
+    switches |= {f"--no-{switch[2:]}": name for switch, name in switches.items()}
+    given, words = set(), list(arguments)
+    while words:
+        word = words.pop(0)
+        written, equals, _ = word.partition("=")
+        name = written.replace("_", "-")
+        if name in switches and not equals:
+            given.add(switches[name])
+        elif name in known and name not in switches:
+            if not equals and (not words or (words[0].startswith("-") and not NUMBER.match(words[0]))):
+                raise BadInput(f"{name} needs a value, e.g. {name} {example(known[name])}.")
+            if not equals:
+                words.pop(0)
+            given.add(known[name])
+        elif name in switches:
+            raise BadInput(f"{written} takes no value. Write {written} or {opposite(written)}.")
+        elif word.startswith("-") and not NUMBER.match(word):
+            raise BadInput(unknown_flag(written, [*known, *switches]))
+        else:
+            raise BadInput(f"{word!r} belongs to no flag. Write --flag value; --help lists the flags.")
+    return frozenset(given)
+
+
+def unknown_flag(written: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(
+        "--" + written.lstrip("-").replace("_", "-"), list(dict.fromkeys(known)), n=3, cutoff=0.6
+    )
+    hint = f"Did you mean {' or '.join(near)}?" if near else "--help lists the flags."
+    return f"{written} is no flag of this command. {hint}"
+
+
+def opposite(switch: str) -> str:
+    return "--" + switch[len("--no-") :] if switch.startswith("--no-") else "--no-" + switch[2:]
+
+
+def example(name: str) -> Any:
+    field = FIELDS[name]
+    return field.metadata["metavar"] if field.default is None else field.default
+
+
+def convert(arguments: Sequence[str], program: str) -> Options:
+    """tyro's part: types, choices and --help, grouped."""
+    import tyro
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            parsed = tyro.cli(
+                grouped(),
+                args=list(arguments),
+                prog=program,
+                description="Trains a residual network on CIFAR-10 by stages that never wait for one another "
+                "(fully decoupled learning with delayed gradients), or by a method to compare it with.",
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as leaving:
+        if leaving.code in (0, None):
+            raise
+        raise BadInput(one_line(complaint.getvalue())) from None
+    values = {}
+    for group in GROUPS:
+        values |= dataclasses.asdict(getattr(parsed, group))
+    return Options(**values)
+
+
+def grouped() -> Any:
+    """The dataclass tyro reads: `Options` cut into its groups, which become the boxes of --help."""
+    from tyro.conf import arg
+
+    groups = []
+    for group, text in GROUPS.items():
+        fields = []
+        for name, field in FIELDS.items():
+            told = field.metadata
+            if told["group"] == group:
+                extra = {"metavar": told["metavar"]} if told["metavar"] else {}
+                if told["shown"]:
+                    extra["help_behavior_hint"] = f"(default: {told['shown']})"
+                annotated = Annotated[field.type, arg(help=told["help"], **extra)]  # type: ignore[valid-type]
+                fields.append((name, annotated, dataclasses.field(default=field.default)))
+        made = dataclasses.make_dataclass(group.title(), fields, frozen=True)
+        made.__doc__ = text
+        groups.append((group, made, dataclasses.field(default_factory=made)))
+    return dataclasses.make_dataclass("Groups", groups, frozen=True)
+
+
+def one_line(box: str) -> str:
+    """tyro's complaint without its frame, hint and help text."""
+    lines = [line.strip(" \t│┃|╭╮╰╯─") for line in box.splitlines()[1:]]
+    kept: list[str] = []
+    for line, raw in zip(lines, box.splitlines()[1:], strict=True):
+        if "─" in raw:
+            break
+        kept.append(line)
+    text = " ".join(word for word in kept if word) or "the command line could not be read"
+    for pattern, words in PLAIN:
+        text = re.sub(pattern, words, text)
+    return text.rstrip(".") + ". --help explains the flags."
+
+
+def check(options: Options, given: frozenset[str]) -> None:
+    """Refuses values that can be judged alone. Raises BadInput; imports no JAX."""
+    o = options
+    if o.K < 1:
+        raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
+    if not 0 < o.beta <= 1:
+        raise BadInput(
+            f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking."
+        )
+    for name in ("epochs", "batch_size", "log_every"):
+        if getattr(o, name) < 1:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
+    for name in ("train_size", "steps", "window"):
+        if getattr(o, name) is not None and getattr(o, name) < 1:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or leave it out.")
+    for name in ("checkpoint_every", "evaluate_every"):
+        if getattr(o, name) is not None and getattr(o, name) < 0:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or 0 for only at the end.")
+    if not (o.learning_rate > 0 and math.isfinite(o.learning_rate)):
+        raise BadInput(f"--learning-rate {o.learning_rate}: use a positive number; the paper's is 0.1.")
+    if not (o.weight_decay >= 0 and math.isfinite(o.weight_decay)):
+        raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
+    if not 0 <= o.momentum < 1:
+        raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
+    if not 0 <= o.seed < 2**31:
+        raise BadInput(f"--seed {o.seed}: use a whole number from 0 to {2**31 - 1}.")
+    if o.train_size is not None and o.batch_size > o.train_size:
+        raise BadInput(
+            f"--batch-size {o.batch_size} is more than the {o.train_size} training images of --train-size. "
+            "Use a smaller batch or more images."
+        )
+    if o.run_dir == "":
+        raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
+    check_method(options, given)
+
+
+def check_method(options: Options, given: frozenset[str]) -> None:
+    """The method exists, has the options given for it, and can run on the engine asked for."""
+    method = methods.find(options.method)
+    about_methods = ("beta", "order", "weights")
+    method.accepted({name: getattr(options, name) for name in about_methods if name in given})
+    if options.engine == "delay-line" and not method.delay_line:
+        raise BadInput(
+            f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline."
+        )
+    if options.engine == "delay-line" and options.weights == "current":
+        raise BadInput(
+            "--engine delay-line takes gradients at the weights of the forward pass, so --weights current "
+            "cannot run on it. Use --engine pipeline, or --weights stashed."
+        )
+
+
+def check_names(options: Options) -> None:
+    """The data set and the model exist, and the model has at least K blocks. Imports Flax, computes
+    nothing."""
+    from fdg_jax import data
+
+    known = data.names()
+    if options.dataset not in known:
+        near = difflib.get_close_matches(options.dataset, known, n=3, cutoff=0.5)
+        asked = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise BadInput(f"data set {options.dataset!r} is not known.{asked} There are {', '.join(known)}.")
+    from fdg_jax import models
+
+    n = len(models.blocks(options.model, classes=10))
+    if n < options.K:
+        raise BadInput(
+            f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
+            f"Use --K 1 to {n}, or a deeper model."
+        )
+    if options.dtype != "float32":
+        raise BadInput(
+            f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out."
+        )

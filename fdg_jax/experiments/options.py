@@ -1,0 +1,194 @@
+"""Every flag of the training command, in one frozen dataclass: its meaning, the paper's symbol, its default.
+
+Names are a contract with scripts outside the repository (tests/test_cifar_command.py freezes them). The help
+texts are written for somebody who has the paper open beside the terminal.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+GROUPS = {
+    "method": "How the network is trained. K, beta and k are the paper's symbols; stage k runs from 1 to K.",
+    "model": "What is trained.",
+    "data": "What it is trained on.",
+    "recipe": "The paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and "
+    "91.67%.",
+    "run": "Where the run goes, how it can be stopped and resumed, and what is written down.",
+}
+
+
+def flag(
+    default: Any, group: str, help: str, *, metavar: str = "", shown: str = "", free: bool = False
+) -> Any:
+    """A field of `Options`. shown: the default in words. free: may be changed when a run is resumed."""
+    assert group in GROUPS
+    return dataclasses.field(
+        default=default,
+        metadata={"group": group, "help": help, "metavar": metavar, "shown": shown, "free": free},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """All flags of `fdg_jax.experiments.cifar`, as given or by default."""
+
+    method: str = flag(
+        "fdg",
+        "method",
+        "Training method: the name of a file in fdg_jax/methods. fdg is the paper's (Algorithm I), "
+        "bp is back-propagation, the baseline.",
+        metavar="NAME",
+    )
+    K: int = flag(
+        2,
+        "method",
+        "Number of stages K the network is cut into, one worker each. Stage k uses its gradient "
+        "2(K-k) batches late (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
+    )
+    beta: float = flag(
+        1.0,
+        "method",
+        "Shrinking factor beta in (0, 1] (Eq. 15): stage k's gradient is multiplied by beta^(K-k) "
+        "before weight decay and momentum. 1 is no shrinking; the paper's best are 0.2 to 0.8.",
+    )
+    order: Literal["backward-first", "forward-first"] = flag(
+        "backward-first",
+        "method",
+        "What a stage does first in an iteration. backward-first is Algorithm I and the "
+        "experiments (staleness 2(K-k)-1 updates); forward-first is Figure 1 and the theorem (2(K-k)).",
+    )
+    weights: Literal["stashed", "current"] = flag(
+        "stashed",
+        "method",
+        "The weights the late backward pass is taken at: stashed, those of its own forward pass "
+        "(Eq. 10); or current, today's, as the authors' released code does.",
+    )
+    engine: Literal["auto", "pipeline", "delay-line"] = flag(
+        "auto",
+        "method",
+        "pipeline: K stages at work on K devices. delay-line: the same training on one device as "
+        "BP with delayed gradients, at BP's speed.",
+        shown="pipeline; delay-line where accelerators are fewer than K and the method allows it",
+    )
+    split: str | None = flag(
+        None,
+        "method",
+        "Where to cut: paper (the authors' cut), even (equal numbers of blocks), balanced (equal "
+        "cost), or the first block of each stage from 2 to K, e.g. 3,7.",
+        metavar="paper|even|balanced|3,7",
+        shown="paper where the authors give one, else balanced",
+    )
+    window: int | None = flag(
+        None,
+        "method",
+        "Batches per dispatch. The delay-line engine runs them as one program; a signal is obeyed "
+        "and a checkpoint written between two dispatches.",
+        metavar="INT",
+        shown="1 for pipeline; delay-line: up to 10 on a CPU, 50 on an accelerator",
+    )
+
+    model: str = flag(
+        "resnet20",
+        "model",
+        "The network: resnet8 resnet20 resnet56 resnet110 resnet1202 (6n+2, shortcut A) and "
+        "others; an unknown name lists them all. resnet20 is the paper's smallest (0.27M parameters).",
+        metavar="NAME",
+    )
+    dtype: Literal["float32", "bfloat16"] = flag(
+        "float32",
+        "model",
+        "Number format of activations and gradients; weights stay float32. The paper: float32.",
+    )
+
+    dataset: str = flag(
+        "auto",
+        "data",
+        "cifar10, cifar100, digits, synthetic... auto is CIFAR-10 if it is prepared or can be "
+        "downloaded, otherwise scikit-learn's digits (said loudly). A set asked for by name is never "
+        "replaced.",
+        metavar="NAME",
+    )
+    data_dir: str | None = flag(
+        None,
+        "data",
+        "A TensorFlow Datasets directory, e.g. ../shared/data/tfds.",
+        metavar="DIR",
+        shown="$TFDS_DATA_DIR or ~/tensorflow_datasets",
+        free=True,
+    )
+    train_size: int | None = flag(
+        None, "data", "Use the first N training images only.", metavar="N", shown="all"
+    )
+
+    epochs: int = flag(
+        300, "recipe", "Passes over the training images. Other lengths than 300 scale the schedule."
+    )
+    batch_size: int = flag(
+        128, "recipe", "Images in a batch. An epoch's last, smaller batch is trained on as well."
+    )
+    learning_rate: float = flag(0.1, "recipe", "Initial learning rate gamma, for every stage.")
+    weight_decay: float = flag(
+        5e-4, "recipe", "Coupled L2 weight decay on every parameter; never shrunk by beta."
+    )
+    momentum: float = flag(0.9, "recipe", "Momentum of SGD, in [0, 1).")
+    warmup: Literal["paper", "on", "off"] = flag(
+        "paper",
+        "recipe",
+        "Learning rate 0.01 for the first 3 of 300 epochs. paper: for resnet110, resnet1202 and "
+        "every K >= 3 (not for bp, which is the same for every K).",
+    )
+    seed: int = flag(
+        0, "recipe", "Decides initial weights, order of images and augmentation. The paper: 3 runs."
+    )
+    steps: int | None = flag(
+        None,
+        "recipe",
+        "Stop after this many batches, wherever the epoch stands. The learning-rate schedule still "
+        "follows --epochs.",
+        metavar="N",
+        shown="no limit",
+        free=True,
+    )
+
+    run_dir: str | None = flag(
+        None,
+        "run",
+        "Where everything of the run goes.",
+        metavar="DIR",
+        shown="runs/<time>-<method>-<model>-K<K>",
+        free=True,
+    )
+    resume: bool = flag(
+        False,
+        "run",
+        "Go on exactly where the run in --run-dir stands. Its options are read from its config.json; "
+        "those that would change the training are refused if they contradict it.",
+        free=True,
+    )
+    checkpoint_every: int | None = flag(
+        None,
+        "run",
+        "Batches between checkpoints (0: only at the end). SIGINT and SIGTERM write one as well.",
+        metavar="N",
+        shown="once an epoch",
+        free=True,
+    )
+    evaluate_every: int = flag(
+        1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
+    )
+    log_every: int = flag(10, "run", "Batches between two lines of metrics.jsonl; their losses are averaged.")
+    drain: bool = flag(
+        True,
+        "run",
+        "At the end, finish the batches in flight, so that every batch updates every stage. The "
+        "authors' code drops them: --no-drain.",
+    )
+    tensorboard: bool = flag(True, "run", "Write TensorBoard scalars into <run-dir>/tensorboard.", free=True)
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+
+
+def spelled(name: str) -> str:
+    """A field's name as a flag: train_size -> --train-size."""
+    return "--" + name.replace("_", "-")

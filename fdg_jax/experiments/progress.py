@@ -1,0 +1,95 @@
+"""What a person sees while a run goes on: a bar in a terminal, plain lines where the output is a file or a
+pipe."""
+
+import sys
+import time
+
+from fdg_jax.errors import BadInput
+
+PLAIN_SECONDS = 10.0  # between two plain lines
+
+
+class Progress:
+    """show() after every dispatch, say() for lines that stay. Use as a context."""
+
+    def __init__(self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS):
+        if done > steps:
+            raise BadInput(f"{done} batches are done of {steps}.")
+        self.steps, self.epochs, self.plain_seconds = steps, epochs, plain_seconds
+        self.error = ""
+        self.said = 0.0
+        self.pace = Pace(done)
+        self.bar = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stdout.isatty():
+            self.bar, self.task = rich_bar(self.steps, self.pace.first)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def show(self, step: int, epoch: int, loss: float | None, images_per_second: float | None) -> None:
+        """step: batches entered. epoch: counted from 1."""
+        left = self.pace.seconds_left(step, self.steps)
+        rate = f"{images_per_second:,.0f} images/s" if images_per_second else ""
+        shown = f"loss {loss:.4f}" if loss is not None else ""
+        if self.bar is not None:
+            self.bar.update(
+                self.task, completed=step, epoch=f"epoch {epoch}/{self.epochs}", loss=shown, error=self.error,
+                rate=rate, left=f"{clock(left)} left" if left is not None else "",
+            )  # fmt: skip
+        elif loss is not None and time.monotonic() - self.said >= self.plain_seconds:
+            self.said = time.monotonic()
+            words = [f"epoch {epoch}/{self.epochs}", f"batch {step}/{self.steps}", shown, self.error, rate]
+            self.say(
+                "  ".join(
+                    word for word in [*words, f"{clock(left)} left" if left is not None else ""] if word
+                )
+            )
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, flush=True)
+
+
+class Pace:
+    """Time left, from the wall clock since the first dispatch came back (what came before was compiling)."""
+
+    def __init__(self, done: int):
+        self.first, self.start = done, None
+
+    def seconds_left(self, step: int, steps: int) -> float | None:
+        now = time.monotonic()
+        if self.start is None:
+            if step > self.first:
+                self.start, self.first = now, step
+            return None
+        if step <= self.first:
+            return None
+        return (now - self.start) / (step - self.first) * (steps - step)
+
+
+def rich_bar(steps: int, done: int):
+    from rich import progress
+
+    columns = ["{task.fields[epoch]}", progress.BarColumn(bar_width=24), progress.TaskProgressColumn()]
+    columns += ["{task.fields[" + name + "]}" for name in ("loss", "error", "rate", "left")]
+    bar = progress.Progress(*columns, refresh_per_second=4)
+    task = bar.add_task(
+        "", total=steps, completed=done, epoch="compiling", loss="", error="", rate="", left=""
+    )
+    return bar, task
+
+
+def clock(seconds: float) -> str:
+    """75 -> 1m15s."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{seconds:02d}s" if minutes else f"{seconds}s"

@@ -1,0 +1,156 @@
+"""The files of a run directory: what was asked, what happened step by step, and what came out.
+
+`metrics.jsonl` is flushed line by line; `config.json` and `summary.json` appear whole or not at all. Resuming
+cuts `metrics.jsonl` back to what it was when the checkpoint was written, so that an interrupted run's lines
+are those of an uninterrupted one.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.options import FIELDS, Options, spelled
+
+CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all: written beside, then renamed."""
+    text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
+    beside = path.with_name(path.name + ".part")
+    with beside.open("w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"{path} is not there.") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read ({error}). Start a new run in another --run-dir.") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} is not a JSON object. Start a new run in another --run-dir.")
+    return content
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class MetricsLog:
+    """`metrics.jsonl`, a flushed line an event. `lines`: how many there are, which a checkpoint remembers."""
+
+    def __init__(self, path: Path, keep_lines: int = 0):
+        self.lines = cut_back(path, keep_lines)
+        self.file = path.open("a")
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        self.file.write(
+            json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n"
+        )
+        self.file.flush()
+        self.lines += 1
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def cut_back(path: Path, lines: int) -> int:
+    """Keeps the first `lines` whole lines, drops the rest. Returns how many are left."""
+    if not path.exists():
+        return 0
+    kept = [line for line in path.read_bytes().splitlines(keepends=True)[:lines] if line.endswith(b"\n")]
+    beside = path.with_name(path.name + ".part")
+    beside.write_bytes(b"".join(kept))
+    beside.replace(path)
+    return len(kept)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a `metrics.jsonl`, without a last line that was being written when a process died."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:
+    """Options as used, `asked` as before defaults were settled, versions, devices of k = 1..K, commit."""
+    import jax
+
+    def values(options: Options) -> dict[str, Any]:
+        return {name: getattr(options, name) for name in FIELDS if name != "resume"}
+
+    return {
+        **values(used),
+        "asked": values(asked),
+        "note": note,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "platform": platform.platform(),
+        "backend": jax.default_backend(),
+        "devices": devices,
+        "cpus": os.cpu_count(),
+        "git_commit": git_commit(),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        if library == "fdg_jax":
+            import fdg_jax
+
+            return fdg_jax.__version__
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree this package runs from, "-dirty" if it differs; None without git."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
+    """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
+    stored = read_json(path / CONFIG)
+    values, before = {}, stored.get("asked", {})
+    for name, field in FIELDS.items():
+        now = getattr(options, name)
+        if name in ("resume", "run_dir"):
+            values[name] = now
+            continue
+        if name not in stored:
+            raise BadInput(
+                f"{path / CONFIG} lacks {name!r}: it is not a run of this version. Start a new run."
+            )
+        values[name] = used = stored[name]
+        if name in given and field.metadata["free"]:
+            values[name] = now
+        elif name in given and now not in (used, before.get(name, used)):
+            raise BadInput(
+                f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}. "
+                f"Leave {spelled(name)} out, or start a new run in another --run-dir."
+            )
+    return Options(**values), stored

@@ -1,0 +1,177 @@
+"""From checked options to a pipeline that is ready to train.
+
+The order matters: what is cheap to refuse comes first, and the CPU devices that stand in for accelerators
+must be asked for before JAX computes anything.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg_jax
+from fdg_jax import data, devices, methods, models, split
+from fdg_jax.data.augment import train_transform
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.options import Options
+from fdg_jax.optimizer import paper_schedule, paper_sgd
+
+WARMED_UP = ("resnet110", "resnet1202")
+
+
+class Job(NamedTuple):
+    """All a training loop needs."""
+
+    options: Options  # as used, nothing left to defaults
+    dataset: data.Dataset
+    pipeline: fdg_jax.Pipeline
+    split: str  # paper, even, balanced or block numbers
+    cuts: tuple[int, ...]  # the first block of stages 2..K
+    n_blocks: int
+    steps_per_epoch: int
+    steps: int  # batches after which the run ends
+    learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
+    devices: list[str]  # of the stages k = 1..K
+    remark: str  # a sentence where stages share a device
+
+
+def prepare(options: Options, note: str = "") -> Job:
+    """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
+
+    note: what the run that is being resumed had to say of its data.
+    """
+    dataset = load_data(options, note)
+    options, stage_devices, remark = choose_engine(options)
+    N, blocks = len(dataset.train_images), models.blocks(options.model, dataset.classes)
+    name = options.split or default_split(options)
+    cuts = split.parse(name, options.model, options.K, len(blocks))
+    options = dataclasses.replace(
+        options,
+        dataset=dataset.name,
+        train_size=N,
+        split=",".join(map(str, cuts)) if options.K > 1 else name,
+        warmup="on" if wants_warmup(options) else "off",
+        window=options.window or default_window(options, stage_devices[0].platform, N),
+    )
+    per_epoch = math.ceil(N / options.batch_size)
+    schedule = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    pipeline = fdg_jax.Pipeline(
+        stages=split.stages(blocks, cuts),
+        loss=cross_entropy,
+        optimizer=paper_sgd(schedule, options.momentum, options.weight_decay),
+        method=options.method,
+        devices=stage_devices,
+        engine=options.engine,
+        preprocess=train_transform(dataset, options.seed),
+        **method_options(options),
+    )
+    initialise(pipeline, blocks, cuts, dataset, options)
+    total = options.epochs * per_epoch
+    steps = min(total, options.steps or total)
+    names, rates = [device_name(device) for device in stage_devices], learning_rates(schedule, total)
+    return Job(
+        options, dataset, pipeline, name, cuts, len(blocks), per_epoch, steps, rates, names, remark
+    )  # fmt: skip
+
+
+def load_data(options: Options, note: str) -> data.Dataset:
+    dataset = data.load(options.dataset, options.data_dir)
+    N, n = len(dataset.train_images), options.train_size
+    if n is not None and n > N:
+        raise BadInput(
+            f"--train-size {n}: {dataset.name} has {N} training images. Use at most {N}, or leave it out."
+        )
+    if options.batch_size > N:
+        raise BadInput(
+            f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "
+            f"Use a smaller batch."
+        )
+    return dataset._replace(
+        train_images=dataset.train_images[:n],
+        train_labels=dataset.train_labels[:n],
+        note=dataset.note or note,
+    )
+
+
+def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
+    """(options with the engine settled, a device per stage, a sentence where stages share devices)."""
+    if options.engine != "delay-line":
+        devices.emulate_cpu(options.K)
+    found, remark = devices.stage_devices(options.K)
+    if options.engine == "auto":
+        able = methods.find(options.method).delay_line and options.weights == "stashed"
+        options = dataclasses.replace(options, engine="delay-line" if remark and able else "pipeline")
+    if options.engine == "delay-line":
+        return options, [found[0]] * options.K, ""
+    return options, found, remark
+
+
+def default_split(options: Options) -> str:
+    return "paper" if models.paper_split(options.model, options.K) is not None else "balanced"
+
+
+def default_window(options: Options, platform: str, images: int) -> int:
+    """Batches per dispatch: for the delay line the largest number up to a bound that divides an epoch evenly.
+
+    Another number works too, at the price of compiling the remainder's length as well. The bound keeps a
+    dispatch, within which no signal is obeyed, to seconds.
+    """
+    if options.engine == "pipeline":
+        return 1
+    bound, full = (10 if platform == "cpu" else 50), images // options.batch_size
+    even = max((w for w in range(1, bound + 1) if full % w == 0), default=1)
+    return even if even > bound // 2 else min(bound, full)
+
+
+def wants_warmup(options: Options) -> bool:
+    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4. BP is the same for every K."""
+    if options.warmup == "paper":
+        return options.model in WARMED_UP or (options.K >= 3 and options.method != "bp")
+    return options.warmup == "on"
+
+
+def learning_rates(schedule: optax.Schedule, batches: int) -> np.ndarray:
+    """The schedule's values for every batch, read once, so that logging never asks a device."""
+    return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(jnp.arange(batches)), (batches,)))
+
+
+def method_options(options: Options) -> dict[str, Any]:
+    """Of beta, order and weights those the method has."""
+    method = methods.find(options.method)
+    known = (*method.schedule_options, *method.options)
+    return {name: getattr(options, name) for name in ("beta", "order", "weights") if name in known}
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean over the batch. logits [batch, classes], labels [batch] int32."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
+
+
+def initialise(
+    pipeline: fdg_jax.Pipeline,
+    blocks: list[nn.Module],
+    cuts: tuple[int, ...],
+    dataset: data.Dataset,
+    options: Options,
+) -> None:
+    """Initial weights of the whole network, then cut: the same for every K."""
+    key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.train_images.shape[1:])
+    whole = split.init_whole(blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
+    example = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(shape[:1], np.int32)
+    pipeline.init(key, example, variables=split.split_variables(whole, cuts))
+
+
+def device_name(device: Any) -> str:
+    """cpu:0, or gpu:0 (NVIDIA H100 80GB HBM3)."""
+    number, kind = f"{device.platform}:{device.id}", device.device_kind
+    return number if kind == device.platform else f"{number} ({kind})"
+
+
+def stage_parameters(pipeline: fdg_jax.Pipeline) -> list[int]:
+    """How many parameters each stage has."""
+    return [sum(leaf.size for leaf in jax.tree.leaves(v["params"])) for v in pipeline.params]

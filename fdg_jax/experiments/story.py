@@ -1,0 +1,52 @@
+"""The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
+
+from fdg_jax.experiments.options import Options
+from fdg_jax.experiments.setup import Job, stage_parameters
+from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
+
+
+def tell(job: Job) -> list[str]:
+    """What a person sees first: method, data, model, stages with devices and staleness, schedule."""
+    o, data, pipeline = job.options, job.dataset, job.pipeline
+    height, width, channels = data.train_images.shape[1:]
+    beta = f", beta={o.beta:g}" if o.method != "bp" and o.K > 1 else ""
+    lines = [
+        f"method     {o.method} with K={o.K}{beta}, engine {o.engine}, seed {o.seed}",
+        f"data       {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test "
+        f"images {height}x{width}x{channels}, {data.classes} classes",
+        f"model      {o.model}: {pipeline.parameter_count:,} parameters in {job.n_blocks} blocks, {o.dtype}",
+    ]
+    bounds = (0, *job.cuts, job.n_blocks)
+    for k, size in enumerate(stage_parameters(pipeline), 1):
+        staleness = pipeline.schedule.staleness[k - 1]
+        lines.append(
+            f"stage k={k}  {blocks(bounds[k - 1], bounds[k] - 1)}, {size:,} parameters, staleness "
+            f"{staleness} update{'' if staleness == 1 else 's'}, on {job.devices[k - 1]}"
+        )
+    if o.K > 1:
+        begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
+        lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}")
+    lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
+    return [*lines, f"devices    {job.remark}"] if job.remark else lines
+
+
+def blocks(first: int, last: int) -> str:
+    return f"block {first}" if first == last else f"blocks {first} to {last}"
+
+
+def schedule_sentence(options: Options, per_epoch: int) -> str:
+    """When the learning rate changes, and that this is the paper's schedule scaled, where it is."""
+    *early, last = [f"{fraction * options.epochs:.4g}" for fraction in DROPS]
+    text = (
+        f"{options.epochs} epochs of {per_epoch} batches; learning rate {options.learning_rate:g}, divided "
+        f"by 10 after epochs {', '.join(early)} and {last}"
+    )
+    if options.epochs != 300:
+        text += " (the paper's 150, 225 and 275 of 300, scaled)"
+    if options.warmup == "on":
+        batches = max(1, round(WARMUP * options.epochs * per_epoch))
+        rate = min(options.learning_rate, WARMUP_LEARNING_RATE)
+        text += f"; warm-up with {rate:g} for the first {batches} batches (3 of 300 epochs)"
+    if options.steps and options.steps < options.epochs * per_epoch:
+        text += f"; stops after {options.steps} batches (--steps)"
+    return text
