@@ -88,14 +88,13 @@ class Pipeline:
             if draws_random_numbers(module, {"params": params, **made}, x):
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
             states.append(StageState(params, made, chain.init(params)))
-            parts.append(functions(module, chain, self._loss if k == self.K else None))
+            parts.append(functions(module, chain, *((self._loss, shapes.loss.dtype) if k == self.K else ())))
         self._engine = ENGINES[self.engine_name](
             Parts(
                 self.schedule,
                 parts,
                 states,
                 self._loss,
-                shapes.loss.dtype,
                 self._preprocess,
                 shapes.inputs,
                 shapes.labels,
@@ -284,7 +283,7 @@ def once(module: nn.Module, x: Tree) -> tuple[Tree, dict[str, Tree]]:
     """(output in evaluation mode, variables) of a module for an input like x; for eval_shape only."""
     variables = init_variables(module, jax.random.PRNGKey(0), x)
     state = StageState(variables.pop("params", {}), variables, None)
-    y = functions(module, optax.identity(), None).outputs(state.params, state.extra, x)
+    y = functions(module, optax.identity()).outputs(state.params, state.extra, x)
     return y, {"params": state.params, **state.extra}
 
 

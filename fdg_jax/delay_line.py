@@ -62,43 +62,48 @@ def write(line: Line, slot: jax.Array, grads: Tree, version: jax.Array) -> Line:
     )
 
 
-def gradients(functions: Sequence[Functions], states: Sequence[StageState], x: Tree, labels: Tree):
-    """One batch of BP, stage by stage: (loss, gradients per stage, extra collections per stage)."""
-    closures, inputs, extras, y = [], [], [], x
-    for k, (f, s) in enumerate(zip(functions, states, strict=True), 1):
-        inputs.append(y)
-        y, extra, closure = f.forward(s.params, s.extra, y, labels if k == len(functions) else None)
-        closures.append(closure)
-        extras.append(extra)
-    loss, dy, grads = y, jnp.ones_like(y), []
-    # Without the barrier XLA's CPU backend fuses forward into backward and computes activations twice.
-    closures, inputs = jax.lax.optimization_barrier((closures, inputs))
-    for f, s, closure, x in reversed(list(zip(functions, states, closures, inputs, strict=True))):
+class Held(NamedTuple):
+    """Between a batch's forward and backward pass: per stage its closure, its input and its next collections."""
+
+    closures: tuple[Any, ...]
+    inputs: tuple[Tree, ...]
+    extras: tuple[dict[str, Tree], ...]
+
+
+def forward(functions: Sequence[Functions], stages: Sequence[StageState], x: Tree, labels: Tree):
+    """(loss, what the backward pass needs) of one batch through all stages."""
+    held, K = [], len(functions)
+    for k, (f, s) in enumerate(zip(functions, stages, strict=True), 1):
+        y, extra, closure = f.forward(s.params, s.extra, x, labels if k == K else None)
+        held.append((closure, x, extra))
+        x = y
+    return x, Held(*zip(*held, strict=True))
+
+
+def backward(functions: Sequence[Functions], delays: Sequence[int], run: DelayState, held: Held) -> DelayState:
+    """One batch of BP, each gradient sent through its line; the state after the updates that fall due.
+
+    Stage k applies the gradient of batch b-D; for b <= D nothing happens to it, no weight decay either (the fill).
+    """
+    batch, dy, grads = run.batch + 1, None, []
+    for f, s, closure, x in reversed(list(zip(functions, run.stages, held.closures, held.inputs, strict=True))):
         g, dy = f.backward(closure, s.params, x, dy)
         grads.append(g)
-    return loss, grads[::-1], extras
-
-
-def step(functions: Sequence[Functions], delays: Sequence[int], state: DelayState, x: Tree, labels: Tree):
-    """(state after one batch, its loss). Stage k applies the gradient of batch b-D; for b <= D nothing happens to it."""
-    batch = state.batch + 1
-    loss, grads, extras = gradients(functions, state.stages, x, labels)
     stages, lines, updates, staleness = [], [], [], []
-    for i, (f, D, s) in enumerate(zip(functions, delays, state.stages, strict=True)):
-        line, made, g, version = state.lines[i], state.updates[i], grads[i], state.updates[i]
+    for i, (f, D, s, g) in enumerate(zip(functions, delays, run.stages, reversed(grads), strict=True)):
+        line, made, version = run.lines[i], run.updates[i], run.updates[i]
         if D:
             slot = (batch - 1) % D
             (late, late_version), line = read(line, slot), write(line, slot, g, version)
             g, version = late, late_version
-        new = f.update(s.params, s.opt_state, g)
         due = batch > D
+        new = f.update(s.params, s.opt_state, g)
         params, opt_state = where(due, new, (s.params, s.opt_state)) if D else new
-        stages.append(StageState(params, extras[i], opt_state))
+        stages.append(StageState(params, held.extras[i], opt_state))
         lines.append(line)
-        staleness.append(jnp.where(due, jnp.maximum(state.staleness[i], made - version), state.staleness[i]))
-        updates.append(made + due.astype(jnp.int32) if D else made + 1)
-    after = DelayState(state.entered + 1, batch, tuple(stages), tuple(lines), tuple(updates), tuple(staleness))
-    return after, loss
+        staleness.append(jnp.where(due, jnp.maximum(run.staleness[i], made - version), run.staleness[i]))
+        updates.append(made + due.astype(jnp.int32))
+    return DelayState(run.entered + 1, batch, tuple(stages), tuple(lines), tuple(updates), tuple(staleness))
 
 
 def drain(functions: Sequence[Functions], delays: Sequence[int], state: DelayState) -> DelayState:

@@ -67,7 +67,6 @@ class Parts(NamedTuple):
     functions: Sequence[Functions]
     states: Sequence[StageState]
     loss: Callable[[Tree, Tree], jax.Array]
-    loss_dtype: Any
     preprocess: Callable[[Tree, jax.Array], Tree] | None
     inputs: Sequence[Tree]  # of each stage, as shapes
     labels: Tree  # as shapes
@@ -80,7 +79,7 @@ class PipelineEngine:
     """K stages on their devices, driven by the host loop."""
 
     def __init__(self, parts: Parts):
-        self.parts, K = parts, parts.schedule.K
+        self.parts = parts
         self.stages = {
             k: Stage(
                 k,
@@ -88,9 +87,8 @@ class PipelineEngine:
                 parts.states[k - 1],
                 parts.devices[k - 1],
                 stashed=parts.weights == "stashed" and parts.schedule.staleness[k - 1] > 0,
-                loss_dtype=parts.loss_dtype if k == K else None,
             )
-            for k in range(1, K + 1)
+            for k in range(1, parts.schedule.K + 1)
         }
         self.first, self.last = parts.devices[0], parts.devices[-1]
         self.losses = LossWindow(parts.read_behind)
@@ -199,9 +197,14 @@ class PipelineEngine:
 
 
 class DelayLineEngine:
-    """The same training on one device: BP with a delay line on each stage's gradient (see fdg_jax.delay_line)."""
+    """The same training on one device: BP with a delay line on each stage's gradient (see fdg_jax.delay_line).
 
-    def __init__(self, parts: Parts):
+    scan: many batches in one dispatch (`lax.scan`), the default on accelerators. On a CPU each batch is two programs,
+    forward and backward: XLA runs a convolution inside a loop 40 times slower there (jax issue 12868), and one program
+    for both passes recomputes activations (benchmarks/LOG in the README).
+    """
+
+    def __init__(self, parts: Parts, scan: bool | None = None):
         self.parts, self.device = parts, parts.devices[0]
         functions, delays = parts.functions, parts.schedule.staleness
         self.run = jax.device_put(delay_line.start(parts.states, delays), self.device)
@@ -211,27 +214,46 @@ class DelayLineEngine:
         self._resident: tuple[Any, Any, Tree] | None = None
         self._transforms: dict[Callable | None, Callable] = {}
 
-        def one(run, inputs, labels):
+        def forward(run, inputs, labels):
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
-            return delay_line.step(functions, delays, run, x, labels)
+            return delay_line.forward(functions, run.stages, x, labels)
+
+        def pick(run, images, labels, row):
+            return forward(run, images[row], labels[row])
+
+        backward = partial(delay_line.backward, functions, delays)
 
         def window(run, images, labels, indices):
-            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
+            def batch(run, row):
+                loss, held = pick(run, images, labels, row)
+                return backward(run, held), loss
 
-        self._step = jax.jit(one, donate_argnums=0)
+            return jax.lax.scan(batch, run, indices)
+
+        self.scan = self.device.platform != "cpu" if scan is None else scan
+        self._forward, self._pick = jax.jit(forward), jax.jit(pick)
+        self._backward = jax.jit(backward, donate_argnums=0)
         self._window = jax.jit(window, donate_argnums=0)
         self._drain = jax.jit(partial(delay_line.drain, functions, delays), donate_argnums=0)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
-        self.run, loss = self._step(self.run, *jax.device_put((inputs, labels), self.device))
+        loss, held = self._forward(self.run, *jax.device_put((inputs, labels), self.device))
+        self.run = self._backward(self.run, held)
         self.advance(1, loss)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
-        """One dispatch for all W batches; images and labels stay on the device between calls."""
+        """Images and labels stay on the device between calls; with `scan` all W batches are one dispatch."""
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
-        self.run, losses = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
-        self.advance(len(indices), losses)
+        data = self._resident[2]
+        if self.scan:
+            self.run, losses = self._window(self.run, *data, jax.device_put(indices, self.device))
+            self.advance(len(indices), losses)
+            return
+        for row in jax.device_put(list(indices), self.device):
+            loss, held = self._pick(self.run, *data, row)
+            self.run = self._backward(self.run, held)
+            self.advance(1, loss)
 
     def advance(self, batches: int, losses: jax.Array) -> None:
         self.losses.add(self.entered + 1, losses)

@@ -58,7 +58,7 @@ class HostLoop:
                 else:
                     self.on_loss(batch, y)
             else:
-                dy = self.take("dy", k, batch, t) if k < K else stage.dy
+                dy = self.take("dy", k, batch, t) if k < K else None  # the loss's own cotangent is 1
                 dx = stage.backward(batch, dy)
                 if k > 1:
                     self.mail[Box("dy", k - 1, batch)] = self.send(dx, k - 1)

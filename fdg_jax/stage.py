@@ -39,7 +39,8 @@ class Functions(NamedTuple):
     """A stage as pure functions; `labels` is None except for stage K, whose output is the loss.
 
     forward(params, extra, x, labels) -> (y, extra, closure): training mode; closure comes stripped of its arguments
-    backward(closure, params, x, dy) -> (grads, dx): at the stashed activations and the given weights
+    backward(closure, params, x, dy) -> (grads, dx): at the stashed activations and the given weights; dy None is the
+        loss's own cotangent, 1
     update(params, opt_state, grads) -> (params, opt_state)
     outputs(params, extra, x) -> y: evaluation mode, without the loss
     """
@@ -71,8 +72,10 @@ def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tr
     return False
 
 
-def functions(module: nn.Module, optimizer: optax.GradientTransformation, loss: Loss | None) -> Functions:
-    """The pure functions of a stage; `loss` is given for stage K only."""
+def functions(
+    module: nn.Module, optimizer: optax.GradientTransformation, loss: Loss | None = None, loss_dtype: Any = None
+) -> Functions:
+    """The pure functions of a stage; `loss` and the dtype of what it returns are given for stage K only."""
     flag = takes_train(module)
 
     def apply(params, extra, x, train: bool):
@@ -97,7 +100,7 @@ def functions(module: nn.Module, optimizer: optax.GradientTransformation, loss: 
         return y, extra, compat.strip(closure)
 
     def backward(closure, params, x, dy):
-        return compat.bind(closure, params, x)(dy)
+        return compat.bind(closure, params, x)(jnp.ones((), loss_dtype) if dy is None else dy)
 
     def update(params, opt_state, grads):
         updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -130,13 +133,12 @@ class Stage:
     Weights are never donated, since memos refer to them.
     """
 
-    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool, loss_dtype=None):
+    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool):
         self.k, self.device, self.stashed = k, device, stashed
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
         self.state = jax.device_put(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)), device)
         self.memos: deque[Memo] = deque()
         self.updates, self.staleness = 0, 0
-        self.dy = None if loss_dtype is None else jax.device_put(jnp.ones((), loss_dtype), device)
         first = k == 1
 
         # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations
