@@ -73,7 +73,8 @@ def tfds_directory(data_dir: Path, image_format: str = "PNG", shards: int = 3, s
             path = directory / f"cifar10-{split}.array_record-{number:05d}-of-{shards:05d}"
             writer = ArrayRecordWriter(str(path), "group_size:1")
             for i in part:
-                writer.write(example(*examples[i], f"{split}_{i:05d}"))
+                image, label = examples[i]
+                writer.write(example(image, label, f"{split}_{i:05d}"))
             writer.close()
         infos.append({
             "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",

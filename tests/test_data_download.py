@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def server():
         def log_message(self, *args):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.requests, server.released = 0, threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}/archive.tar.gz"
@@ -77,7 +78,7 @@ def test_a_downloaded_archive_becomes_a_directory_that_tfds_reads_bit_for_bit(se
 
     import tensorflow_datasets as tfds
 
-    source = tfds.data_source(name, data_dir=tmp_path / "tfds")
+    source: Any = tfds.data_source(name, data_dir=tmp_path / "tfds")
     for split, images, labels in (("train", *arrays[:2]), ("test", *arrays[2:])):
         assert len(source[split]) == len(images)
         for i, element in enumerate(source[split]):
@@ -86,7 +87,7 @@ def test_a_downloaded_archive_becomes_a_directory_that_tfds_reads_bit_for_bit(se
             assert element["id"] == f"{split}_{i:05d}".encode()
             if classes == 100:
                 assert element["coarse_label"] == labels[i] // 5
-    info = tfds.builder_from_directory(tmp_path / "tfds" / name / prepare.VERSION).info
+    info: Any = tfds.builder_from_directory(tmp_path / "tfds" / name / prepare.VERSION).info
     assert info.features["label"].names == CLASS_NAMES[classes]
     assert not [file for file in leftovers(tmp_path) if f"{name}/" not in file]
     # Prepared once, it needs no server any more.
@@ -101,14 +102,8 @@ def cut(handler, number):
     handler.wfile.write(CONTENT[: len(CONTENT) // 2])
 
 
-def status(code, times=99, then=None):
-    def answer(handler, number):
-        if number < times:
-            handler.send_error(code)
-        else:
-            then(handler, number)
-
-    return answer
+def status(code):
+    return lambda handler, number: handler.send_error(code)
 
 
 def hang(handler, number):

@@ -18,7 +18,9 @@ from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 
 
-def train_transform(meta: Dataset, seed: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
+def train_transform(
+    meta: Dataset, seed: int
+) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Returns f(images, step): images [B, H, W, C] uint8, step an int32 scalar -> [B, H, W, C] float32.
 
     Each image gets `meta.pad` zero (black) pixels on each side, loses a uniformly chosen part of them again,
@@ -30,6 +32,7 @@ def train_transform(meta: Dataset, seed: int) -> Callable[[jax.Array, jax.Array]
     normalise = test_transform(meta)
 
     def transform(images, step):
+        images = jnp.asarray(images)
         batch, height, width, _ = images.shape
         down, right, mirrored = draw(seed, step, batch, meta.pad)
         if not meta.flip:
@@ -47,7 +50,7 @@ def train_transform(meta: Dataset, seed: int) -> Callable[[jax.Array, jax.Array]
     return transform
 
 
-def test_transform(meta: Dataset) -> Callable[[jax.Array], jax.Array]:
+def test_transform(meta: Dataset) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Returns f(images): [..., C] uint8 -> [..., C] float32, (image/255 - mean) / std per channel."""
     # Computed as (image - 255 mean) * (1 / 255 std): a difference then a product, which no compiler may
     # contract into a fused multiply-add. `image * scale + bias` could be, here and not there, and would
@@ -57,7 +60,7 @@ def test_transform(meta: Dataset) -> Callable[[jax.Array], jax.Array]:
     mean, scale = mean.astype(np.float32), (1 / std).astype(np.float32)
 
     def transform(images):
-        return (images.astype(jnp.float32) - mean) * scale
+        return (jnp.asarray(images).astype(jnp.float32) - mean) * scale
 
     return transform
 
