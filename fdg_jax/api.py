@@ -15,14 +15,14 @@ import optax
 
 from fdg_jax import checkpoint, compat, methods
 from fdg_jax.devices import stage_devices
-from fdg_jax.engine import DelayLineEngine, Metrics, Parts, PipelineEngine
+from fdg_jax.engine import Metrics, Parts, PipelineEngine, ScanEngine, delay_line_engine
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
 from fdg_jax.optimizer import shrink
 from fdg_jax.stage import StageState, draws_random_numbers, functions, init_variables
 
 Tree = Any
-ENGINES = {"pipeline": PipelineEngine, "delay-line": DelayLineEngine}
+ENGINES = {"pipeline": PipelineEngine, "delay-line": delay_line_engine}
 WEIGHTS = ("stashed", "current")
 
 
@@ -68,7 +68,7 @@ class Pipeline:
         self.engine_name = engine
         self._stages, self._loss, self._optimizer = list(stages), loss, optimizer
         self._preprocess, self._read_behind = preprocess, read_behind
-        self._engine: PipelineEngine | DelayLineEngine | None = None
+        self._engine: PipelineEngine | ScanEngine | None = None
 
     def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
@@ -99,6 +99,7 @@ class Pipeline:
                 shapes.inputs,
                 shapes.labels,
                 self.devices,
+                (0,) * self.K,
                 self.weights,
                 self._read_behind,
             )
@@ -108,7 +109,7 @@ class Pipeline:
         return self
 
     @property
-    def engine(self) -> PipelineEngine | DelayLineEngine:
+    def engine(self) -> PipelineEngine | ScanEngine:
         if self._engine is None:
             raise BadInput("the pipeline has no variables yet. Call init(key, example_batch) first.")
         return self._engine

@@ -4,6 +4,9 @@ Index everything by batch instead of by tick: when batch b passes stage k, the s
 gradients of the batches up to b-1-D, D being the stage's staleness. So a pipeline with stashed weights *is* BP on
 each batch with a delay line of length D on each stage's gradient before its optimizer. It holds for FDG and for
 every method whose gradients are taken at the weights of the forward pass; not for `current` weights.
+
+This is that identity as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU the
+delay-line engine is the host loop with the schedule of BP and delayed stages (fdg_jax.engine says why).
 """
 
 from collections.abc import Sequence

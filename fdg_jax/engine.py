@@ -17,7 +17,7 @@ from fdg_jax import checkpoint, compat, delay_line
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.pipeline import Box, HostLoop
-from fdg_jax.schedule import Schedule
+from fdg_jax.schedule import Schedule, bp
 from fdg_jax.stage import Functions, Stage, StageState
 
 Tree = Any
@@ -71,6 +71,7 @@ class Parts(NamedTuple):
     inputs: Sequence[Tree]  # of each stage, as shapes
     labels: Tree  # as shapes
     devices: Sequence[Any]
+    delays: Sequence[int]  # of each stage's gradient, in updates; 0 where the schedule itself is the delay
     weights: str
     read_behind: int
 
@@ -87,6 +88,7 @@ class PipelineEngine:
                 parts.states[k - 1],
                 parts.devices[k - 1],
                 stashed=parts.weights == "stashed" and parts.schedule.staleness[k - 1] > 0,
+                delay=parts.delays[k - 1],
             )
             for k in range(1, parts.schedule.K + 1)
         }
@@ -123,6 +125,8 @@ class PipelineEngine:
 
     def drain(self) -> None:
         self.loop.drain()
+        for stage in self.stages.values():
+            stage.drain()
         self._before_drain = self.entered
 
     def wait(self) -> None:
@@ -160,6 +164,9 @@ class PipelineEngine:
                 flat |= checkpoint.flatten(memo.extra, f"memo{k}/{memo.batch}/extra")
                 flat[f"memo{k}/{memo.batch}/version"] = np.int64(memo.version)
                 flat |= checkpoint.flatten(memo.params, f"weights{k}/{memo.version}/")
+            for i, (grads, version) in enumerate(stage.line):
+                flat |= checkpoint.flatten(grads, f"line{k}/{i}/")
+                flat[f"line{k}/{i}/version"] = np.int64(version)
         for box, message in self.loop.mail.items():
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
         return jax.device_get(flat)
@@ -172,6 +179,10 @@ class PipelineEngine:
             state = checkpoint.unflatten(stage.state, flat, f"stage{k}/")
             stage.state = jax.device_put(state, stage.device)
             stage.updates, stage.staleness = int(flat[f"stage{k}/updates"]), int(flat[f"stage{k}/staleness"])
+            stage.line.clear()
+            for i in range(sum(name.startswith(f"line{k}/") and name.endswith("/version") for name in flat)):
+                grads = checkpoint.unflatten(state.params, flat, f"line{k}/{i}/")
+                stage.line.append((jax.device_put(grads, stage.device), int(flat[f"line{k}/{i}/version"])))
             self.restore_memos(k, flat)
         self.loop.mail.clear()
         for what, k, batch in sorted({tuple(name.split("/")[1:4]) for name in flat if name.startswith("mail/")}):
@@ -196,15 +207,24 @@ class PipelineEngine:
         return jax.device_put(checkpoint.unflatten(template, flat, prefix, any_batch_size=True), self.stages[k].device)
 
 
-class DelayLineEngine:
+def delay_line_engine(parts: Parts, scan: bool | None = None) -> "PipelineEngine | ScanEngine":
     """The same training on one device: BP with a delay line on each stage's gradient (see fdg_jax.delay_line).
 
-    scan: many batches in one dispatch (`lax.scan`), the default on accelerators. On a CPU each batch is two programs,
-    forward and backward: XLA runs a convolution inside a loop 40 times slower there (jax issue 12868), and one program
-    for both passes recomputes activations (benchmarks/LOG in the README).
+    On an accelerator many batches are one dispatch (`scan`). On a CPU the host loop runs BP's schedule over delayed
+    stages: XLA runs a convolution inside a loop over 40 times slower there (jax issue 12868), and the stage programs
+    are the pipeline's own, so that the two engines agree bit for bit.
     """
+    device, K = parts.devices[0], parts.schedule.K
+    if device.platform != "cpu" if scan is None else scan:
+        return ScanEngine(parts)
+    delays, schedule = parts.schedule.staleness, bp(K)._replace(name=f"{parts.schedule.name} (delay line)")
+    return PipelineEngine(parts._replace(schedule=schedule, delays=delays, devices=[device] * K))
 
-    def __init__(self, parts: Parts, scan: bool | None = None):
+
+class ScanEngine:
+    """Delay lines on one accelerator: data resident on the device, a window of batches a dispatch."""
+
+    def __init__(self, parts: Parts):
         self.parts, self.device = parts, parts.devices[0]
         functions, delays = parts.functions, parts.schedule.staleness
         self.run = jax.device_put(delay_line.start(parts.states, delays), self.device)
@@ -214,46 +234,28 @@ class DelayLineEngine:
         self._resident: tuple[Any, Any, Tree] | None = None
         self._transforms: dict[Callable | None, Callable] = {}
 
-        def forward(run, inputs, labels):
+        def one(run, inputs, labels):
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
-            return delay_line.forward(functions, run.stages, x, labels)
-
-        def pick(run, images, labels, row):
-            return forward(run, images[row], labels[row])
-
-        backward = partial(delay_line.backward, functions, delays)
+            loss, held = delay_line.forward(functions, run.stages, x, labels)
+            return delay_line.backward(functions, delays, run, held), loss
 
         def window(run, images, labels, indices):
-            def batch(run, row):
-                loss, held = pick(run, images, labels, row)
-                return backward(run, held), loss
+            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
 
-            return jax.lax.scan(batch, run, indices)
-
-        self.scan = self.device.platform != "cpu" if scan is None else scan
-        self._forward, self._pick = jax.jit(forward), jax.jit(pick)
-        self._backward = jax.jit(backward, donate_argnums=0)
+        self._step = jax.jit(one, donate_argnums=0)
         self._window = jax.jit(window, donate_argnums=0)
         self._drain = jax.jit(partial(delay_line.drain, functions, delays), donate_argnums=0)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
-        loss, held = self._forward(self.run, *jax.device_put((inputs, labels), self.device))
-        self.run = self._backward(self.run, held)
+        self.run, loss = self._step(self.run, *jax.device_put((inputs, labels), self.device))
         self.advance(1, loss)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
-        """Images and labels stay on the device between calls; with `scan` all W batches are one dispatch."""
+        """One dispatch for all W batches; images and labels stay on the device between calls."""
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
-        data = self._resident[2]
-        if self.scan:
-            self.run, losses = self._window(self.run, *data, jax.device_put(indices, self.device))
-            self.advance(len(indices), losses)
-            return
-        for row in jax.device_put(list(indices), self.device):
-            loss, held = self._pick(self.run, *data, row)
-            self.run = self._backward(self.run, held)
-            self.advance(1, loss)
+        self.run, losses = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
+        self.advance(len(indices), losses)
 
     def advance(self, batches: int, losses: jax.Array) -> None:
         self.losses.add(self.entered + 1, losses)

@@ -130,25 +130,31 @@ class Stage:
 
     stashed: differentiate at the weights of the forward pass (Eq. 10). Otherwise at today's weights and the old
     activations, as the authors' code does; where the staleness is 0 the two are the same and nothing is stashed.
+    delay: updates by which a gradient waits between its backward pass and its use; 0 in a pipeline, where the
+    schedule is the delay, and the staleness where one device stands in for K (the delay line).
     Weights are never donated, since memos refer to them.
     """
 
-    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool):
-        self.k, self.device, self.stashed = k, device, stashed
+    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool, delay: int = 0):
+        self.k, self.device, self.stashed, self.delay = k, device, stashed, delay
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
         self.state = jax.device_put(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)), device)
         self.memos: deque[Memo] = deque()
+        self.line: deque[tuple[Tree, int]] = deque()  # (gradients, weight version they were taken at)
         self.updates, self.staleness = 0, 0
         first = k == 1
 
-        # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations
-        # inside the transposed convolutions (measured: 154 -> 238 images/s on ResNet-20, one core).
-        def backward(closure, held, x, dy, params, opt_state):
-            grads, dx = functions.backward(closure, params if held is None else held, x, dy)
-            return (None if first else dx), *functions.update(params, opt_state, grads)
+        def backward(closure, params, x, dy):
+            grads, dx = functions.backward(closure, params, x, dy)
+            return grads, None if first else dx
 
+        # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations
+        # inside the transposed convolutions (measured: 154 -> 238 images/s on ResNet-20, one core). So is the
+        # update: compiled by itself it rounds the same way wherever it is used, so that both engines agree bit
+        # for bit (inside a larger program XLA contracts beta*g + decay*p into one or the other fused multiply-add).
         self._forward = jax.jit(functions.forward)
-        self._backward = jax.jit(backward, donate_argnames="opt_state")
+        self._backward = jax.jit(backward)
+        self._update = jax.jit(functions.update, donate_argnames="opt_state")
         self._outputs = jax.jit(functions.outputs)
 
     def forward(self, batch: int, x: Tree, labels: Tree = None) -> Tree:
@@ -160,16 +166,29 @@ class Stage:
         return y
 
     def backward(self, batch: int, dy: Tree) -> Tree:
-        """Dispatches B and the update it causes. Returns dx, the cotangent for stage k-1 (None for k = 1)."""
+        """Dispatches B and the update that falls due. Returns dx, the cotangent for stage k-1 (None for k = 1)."""
         memo = self.memos.popleft()
         if memo.batch != batch:
             raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest memo is of {memo.batch}")
-        held = memo.params if self.stashed else None
-        dx, params, opt_state = self._backward(memo.closure, held, memo.x, dy, self.state.params, self.state.opt_state)
-        self.state = StageState(params, self.state.extra, opt_state)
-        self.staleness = max(self.staleness, self.updates - memo.version)
-        self.updates += 1
+        params = memo.params if self.stashed else self.state.params
+        grads, dx = self._backward(memo.closure, params, memo.x, dy)
+        self.line.append((grads, memo.version))
+        if len(self.line) > self.delay:
+            self.update()
         return dx
+
+    def update(self) -> None:
+        """Dispatches the update by the oldest gradient in the line."""
+        grads, version = self.line.popleft()
+        params, opt_state = self._update(self.state.params, self.state.opt_state, grads)
+        self.state = StageState(params, self.state.extra, opt_state)
+        self.staleness = max(self.staleness, self.updates - version)
+        self.updates += 1
+
+    def drain(self) -> None:
+        """Uses up the delay line."""
+        while self.line:
+            self.update()
 
     def outputs(self, x: Tree) -> Tree:
         """Dispatches a forward pass in evaluation mode with the newest weights and statistics."""
