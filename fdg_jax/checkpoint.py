@@ -5,6 +5,7 @@ made again by replaying the forward pass (see fdg_jax.engine).
 """
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,10 +60,11 @@ def sha256(flat: Mapping[str, Any]) -> str:
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end."""
     path = Path(path).absolute()
-    names = sorted(state)
-    # Orbax makes file names of keys; ours are numbered, and the names travel as one array of bytes.
-    tree = {f"{i:05d}": np.asarray(state[name]) for i, name in enumerate(names)}
-    tree["names"] = np.frombuffer("\n".join(names).encode(), np.uint8)
+    arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
+    manifest = [[name, str(value.dtype), list(value.shape)] for name, value in arrays]
+    # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
+    tree = {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size}
+    tree["manifest"] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with ocp.StandardCheckpointer() as checkpointer:
@@ -80,7 +82,14 @@ def load(path: Path) -> Flat:
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
             tree = checkpointer.restore(path)
+        manifest = json.loads(bytes(np.asarray(tree["manifest"])))
+        empty = np.zeros(0)
+        flat = {}
+        for i, (name, dtype, shape) in enumerate(manifest):
+            value = np.asarray(tree.get(f"{i:05d}", empty.astype(dtype).reshape(shape) if 0 in shape else None))
+            if str(value.dtype) != dtype or list(value.shape) != shape:
+                raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
+            flat[name] = value
     except Exception as error:  # Orbax raises many kinds for a damaged folder
         raise BadInput(f"the checkpoint at {path} cannot be read: {str(error).splitlines()[0]}") from error
-    names = bytes(np.asarray(tree["names"])).decode().split("\n")
-    return {name: np.asarray(tree[f"{i:05d}"]) for i, name in enumerate(names)}
+    return flat
