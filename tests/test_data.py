@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.data import cache, cifar, directories, download, prepared
+from fdg_jax.data import cache, cifar, directories, download, prepared, progress
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
 from tests.cifar_files import SETS, TEST, TRAIN, assert_same, encode, images_and_labels, small, tfds_directory
@@ -161,7 +161,7 @@ def test_a_prepared_directory_is_read_bit_for_bit(tmp_path, image_format, capsys
     _, arrays = tfds_directory(tmp_path / "tfds", image_format)
     assert_same(data.load("cifar10", tmp_path / "tfds"), arrays)
     assert_same(data.load("cifar10", str(tmp_path / "tfds")), arrays)
-    assert capsys.readouterr().err.count("decoding cifar10 (once): 42 ...") == 1
+    assert capsys.readouterr().err.count("decoding cifar10 (once): 42 images ...") == 1
 
 
 def test_the_default_directory_is_tfdss_own(tmp_path, monkeypatch):
@@ -180,6 +180,20 @@ def test_the_newest_version_is_read(tmp_path):
         (directory.parent / other).mkdir()
         (directory.parent / other / "file").write_text("")
     assert directories.find("cifar10", tmp_path) == directory.parent / "3.0.10"
+
+
+def test_progress_is_one_line_kept_up_to_date_on_a_terminal_and_one_sentence_elsewhere(monkeypatch, capsys):
+    for terminal in (True, False):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        bar = progress.Progress(2000, "images", "decoding")
+        for _ in range(20):
+            bar.advance(100)
+        text = capsys.readouterr().err
+        if terminal:
+            assert text.endswith("\rdecoding: 2,000 of 2,000 images\n")
+            assert text.count("\n") == 1
+        else:
+            assert text == "decoding: 2,000 images ...\n"
 
 
 # The cache
@@ -252,10 +266,26 @@ def test_a_damaged_cache_is_never_used_and_never_fatal(tmp_path, capsys):
     assert path.read_bytes()[:100] == good[:100]
 
 
+def test_a_cache_whose_arrays_are_not_the_ones_that_were_written_is_not_used(tmp_path):
+    arrays = prepared.Arrays(*images_and_labels(5), *images_and_labels(3))
+    cache.save(tmp_path / "cache.npz", "key", arrays)
+    assert cache.load(tmp_path / "cache.npz", "key") is not None
+    with np.load(tmp_path / "cache.npz") as file:
+        content = dict(file)
+    content["train_labels"] = content["train_labels"][::-1]  # a valid file, also for the archive's own checks
+    np.savez(tmp_path / "cache.npz", allow_pickle=False, **content)
+    assert cache.load(tmp_path / "cache.npz", "key") is None
+
+
 def test_a_cache_with_pickled_objects_is_not_unpickled(tmp_path):
-    path = tmp_path / "cache.npz"
-    np.savez(path, allow_pickle=True, source=np.array("key"), train_images=np.array([{}], object))
-    assert cache.load(path, "key") is None
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "sprung"), "w")
+
+    trap = np.array([Trap()], object)
+    np.savez(tmp_path / "cache.npz", source=np.array("key"), train_images=trap, checksum=trap)
+    assert cache.load(tmp_path / "cache.npz", "key") is None
+    assert not (tmp_path / "sprung").exists()
 
 
 def test_a_cache_directory_that_cannot_be_written_only_costs_time(tmp_path, monkeypatch, capsys):
@@ -370,6 +400,7 @@ def test_auto_takes_digits_where_cifar10_was_prepared_for_tensorflow_only(tmp_pa
     path.write_text(path.read_text().replace("array_record", "tfrecord"))
     refused(None, path, "tfrecord", "TensorFlow", "TFDS_DATA_DIR")
     assert "tfrecord" in auto.load().note
+    refused(tmp_path / "default", path, "tfrecord", name="auto")  # given by name, it was meant
 
 
 # Wrong files

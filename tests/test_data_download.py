@@ -181,6 +181,22 @@ def test_a_server_that_recovers_is_asked_again(server):
     assert server.requests == 3
 
 
+def test_a_transfer_that_breaks_late_gets_its_full_patience_again(server):
+    def answer(handler, number):
+        if number == 0:
+            handler.send_response(200)
+            handler.end_headers()
+            handler.wfile.write(CONTENT[:1000])
+            time.sleep(1.6)  # longer than an answer may take
+        else:
+            send(CONTENT)(handler, number)
+
+    server.answer = answer
+    spec = small(SETS[10], **served(CONTENT, server.url), answer_seconds=1.5)
+    assert_same(cifar.load(spec, None), ARRAYS)
+    assert server.requests == 2
+
+
 def test_a_port_that_nobody_listens_on_is_offline():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

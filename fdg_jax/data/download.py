@@ -122,7 +122,7 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
 def copy(response: http.client.HTTPResponse, file, download: Download, path: Path) -> str:
     """Copies the body while it keeps coming and returns its sha256; raises Interrupted if it ends early."""
     digest = hashlib.sha256()
-    progress = Progress(download.bytes, f"downloading {download.url}, bytes")
+    progress = Progress(download.bytes, "bytes", f"downloading {download.url}")
     received, window_start, window_received = 0, time.monotonic(), 0
     while received < download.bytes:
         try:

@@ -44,7 +44,9 @@ def prepare(archive: Path, layout: Layout, expected: Expected, data_dir: Path) -
     try:
         files = members(archive, layout)
         names = {feature: files[file].decode("utf-8").split() for feature, file in layout.labels}
-        progress = Progress(expected.train + expected.test, f"preparing {expected.name} in {final} (once)")
+        progress = Progress(
+            expected.train + expected.test, "images", f"preparing {expected.name} in {final} (once)"
+        )
         infos = []
         for split, count in (("train", expected.train), ("test", expected.test)):
             raw = b"".join(files[file] for file in getattr(layout, split))

@@ -67,7 +67,7 @@ def read(directory: Path, expected: Expected) -> Arrays:
     for split in ("train", "test"):
         check_shards(splits[split], ArrayRecordReader)
     # Decoding stays with us: it is twice as fast as TFDS's, and a bad image can be named.
-    progress = Progress(expected.train + expected.test, f"decoding {expected.name} (once)")
+    progress = Progress(expected.train + expected.test, "images", f"decoding {expected.name} (once)")
     return Arrays(*(
         array
         for split in ("train", "test")

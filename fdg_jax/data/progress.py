@@ -13,11 +13,12 @@ def say(sentence: str) -> None:
 class Progress:
     """A line on stderr about a slow thing: kept up to date on a terminal, elsewhere said once."""
 
-    def __init__(self, total: int, what: str):
-        self.total, self.what, self.done, self.shown = total, what, 0, 0.0
+    def __init__(self, total: int, unit: str, what: str):
+        self.total, self.unit, self.what = total, unit, what
+        self.done, self.shown = 0, 0.0
         self.terminal = sys.stderr.isatty()
         if not self.terminal:
-            say(f"{what}: {total:,} ...")
+            say(f"{what}: {total:,} {unit} ...")
 
     def advance(self, count: int) -> None:
         self.done += count
@@ -25,4 +26,9 @@ class Progress:
         if self.terminal and (now - self.shown > 0.2 or self.done == self.total):
             self.shown = now
             end = "\n" if self.done == self.total else ""
-            print(f"\r{self.what}: {self.done:,} of {self.total:,}", end=end, file=sys.stderr, flush=True)
+            print(
+                f"\r{self.what}: {self.done:,} of {self.total:,} {self.unit}",
+                end=end,
+                file=sys.stderr,
+                flush=True,
+            )
