@@ -61,7 +61,7 @@ def fetch(download: Download, path: Path) -> None:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
             if isinstance(error, Interrupted):
                 deadline = time.monotonic() + download.answer_seconds
-        pause = 0.25 * 2**attempt
+        pause = 0.1 * 2**attempt  # seconds: short, for it also delays finding out that we are offline
         if attempt == download.attempts or time.monotonic() + pause >= deadline:
             break
         say(f"{download.url}: {reason}; trying again ({attempt + 1} of {download.attempts})")
