@@ -104,12 +104,13 @@ def bp(K: int) -> Schedule:
 class Trace(NamedTuple):
     """What happens when a schedule runs: per stage, what is measured rather than derived.
 
-    version[op]: the weight version (updates already made) that stage op.k uses in that operation.
+    version[op]: the weight version (updates already made) that stage op.k uses in that operation; tick[op]: when.
     staleness[k-1]: the updates between forward and backward, batch by batch.
     memos[k-1]: the most memos stage k holds at the end of a tick; first_update[k-1]: the tick of its first B.
     """
 
     version: dict[Op, int]
+    tick: dict[Op, int]
     staleness: tuple[list[int], ...]
     memos: tuple[int, ...]
     first_update: tuple[int, ...]
@@ -117,7 +118,7 @@ class Trace(NamedTuple):
 
 def simulate(schedule: Schedule, batches: int) -> Trace:
     """Runs the schedule on integers. Raises ScheduleError where it uses what does not exist."""
-    K, done, version = schedule.K, set[Op](), dict[Op, int]()
+    K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
     updates, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     for t, tick in schedule.run(batches):
@@ -130,7 +131,7 @@ def simulate(schedule: Schedule, batches: int) -> Trace:
                     )
             if op in done:
                 raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
-            done.add(op)
+            done[op] = t
             version[op], i = updates[op.k - 1], op.k - 1
             if op.kind == "B":
                 staleness[i].append(updates[i] - version[Op("F", op.k, op.batch)])
@@ -138,7 +139,7 @@ def simulate(schedule: Schedule, batches: int) -> Trace:
                 first[i] = first[i] or t
             held[i] += 1 if op.kind == "F" else -1
         memos = [max(pair) for pair in zip(memos, held, strict=True)]
-    return Trace(version, staleness, tuple(memos), tuple(first))
+    return Trace(version, done, staleness, tuple(memos), tuple(first))
 
 
 def needs(op: Op, K: int) -> list[Op]:
@@ -215,15 +216,16 @@ def describe(schedule: Schedule, ticks: int) -> str:
     batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily
     trace = validate(schedule, batches)
     shown = min(batches, max(1, ticks - K + 1))
-    table = [["stage", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
+    table = [["stage", "delay", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
     for k in range(1, K + 1):
         versions = " ".join(str(trace.version[Op("F", k, b)]) for b in range(1, shown + 1))
-        row = [f"k={k}", str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
+        delay = trace.tick[Op("B", k, batches)] - trace.tick[Op("F", k, batches)]
+        row = [f"k={k}", str(delay), str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
         table.append([*row, str(trace.memos[k - 1]), versions])
     return (
         f"{render(schedule, ticks)}\n\n{draw(table)}\n\n"
-        "F3: forward of batch 3. B3: its backward and the update. Staleness: the stage's own updates between the two.\n"
-        "Weight version: updates already made. Memos: batches held at the end of a tick, waiting for their gradient."
+        "F3: forward of batch 3. B3: its backward and the update. Delay: the ticks between the two; staleness: the\n"
+        "stage's own updates between the two. Weight version: updates already made. Memos: batches held at the end of a tick."
     )
 
 

@@ -1,0 +1,99 @@
+"""The truth: delayed-gradient training in plain Python on one device, without anything of fdg_jax in it.
+
+`stashed` is twenty lines: ordinary BP over the whole network, and a list of old gradients a stage. `current` follows
+the paper's ticks literally: it keeps the inputs of every layer and goes back through the layers one by one with
+today's weights.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+def split(variables):
+    return variables["params"], {name: value for name, value in variables.items() if name != "params"}
+
+
+def updated(optimizer, factor, params, opt_state, grads):
+    grads = jax.tree.map(lambda g: factor * g, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+
+def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0):
+    """modules: K functions (params, extra, x) -> (y, extra). delays[k-1]: updates a gradient of stage k waits.
+
+    Returns (variables per stage after the drain, losses, measured staleness per stage)."""
+    K = len(modules)
+    params, extras = map(list, zip(*[split(v) for v in variables], strict=True))
+    opt = [optimizer.init(p) for p in params]
+    waiting, made, stale, losses = [[] for _ in modules], [0] * K, [[] for _ in modules], []
+
+    def use_oldest(k):
+        grads, version = waiting[k].pop(0)
+        params[k], opt[k] = updated(optimizer, beta ** (K - 1 - k), params[k], opt[k], grads)
+        stale[k].append(made[k] - version)
+        made[k] += 1
+
+    @jax.jit
+    @partial(jax.value_and_grad, has_aux=True)
+    def backprop(params, extras, x, labels):
+        new = []
+        for module, p, e in zip(modules, params, extras, strict=True):
+            x, e = module(p, e, x)
+            new.append(e)
+        return loss_fn(x, labels), new
+
+    for x, labels in batches:
+        (loss, extras), grads = backprop(params, extras, x, labels)
+        losses.append(float(loss))
+        for k in range(K):
+            waiting[k].append((grads[k], made[k]))
+            if len(waiting[k]) > delays[k]:
+                use_oldest(k)
+    for k in range(K):
+        while waiting[k]:
+            use_oldest(k)
+    return [{"params": p, **e} for p, e in zip(params, extras, strict=True)], losses, [max(s) for s in stale]
+
+
+def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
+    """Algorithm I by the letter, every backward pass at today's weights. layers: K lists of (params, x) -> y, each
+    linear in its own weights given its input, so that "old activations, current weights" means one thing only.
+
+    A tick: stage k backwards batch t-2K+k+1 and forwards batch t-k+1. Returns (params per stage, losses)."""
+    K, n = len(layers), len(batches)
+    params = list(variables)  # per stage a list over its layers
+    opt = [optimizer.init(p) for p in params]
+    inputs, x_in, dy_in, losses = {}, {}, {}, []
+
+    def forward(k, b):
+        x = batches[b - 1][0] if k == 1 else x_in.pop((k, b))
+        inputs[k, b] = []
+        for layer, p in zip(layers[k - 1], params[k - 1], strict=True):
+            inputs[k, b].append(x)
+            x = layer(p, x)
+        if k < K:
+            x_in[k + 1, b] = x
+        else:
+            loss, pull = jax.vjp(lambda y: loss_fn(y, batches[b - 1][1]), x)
+            losses.append(float(loss))
+            dy_in[K, b] = pull(jnp.ones(()))[0]
+
+    def backward(k, b):
+        dy, grads = dy_in.pop((k, b)), []
+        for layer, p, x in reversed(list(zip(layers[k - 1], params[k - 1], inputs.pop((k, b)), strict=True))):
+            g, dy = jax.vjp(layer, p, x)[1](dy)
+            grads.insert(0, g)
+        dy_in[k - 1, b] = dy
+        params[k - 1], opt[k - 1] = updated(optimizer, beta ** (K - k), params[k - 1], opt[k - 1], grads)
+
+    for t in range(1, n + 2 * K):
+        for k in range(1, K + 1):
+            todo = [(backward, t - 2 * K + k + 1), (forward, t - k + 1)]
+            for do, b in todo if order == "backward-first" and k < K else reversed(todo):
+                if 1 <= b <= n:
+                    do(k, b)
+    return params, losses

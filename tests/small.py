@@ -1,0 +1,61 @@
+"""Small networks and batches that the tests of the engines share."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg_jax
+
+CLASSES = 5
+
+
+def cross_entropy(outputs, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+
+class Part(nn.Module):
+    """Dense, BatchNorm, tanh: what residual networks have that can go wrong, without the convolutions."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.Dense(self.width)(x)
+        return jnp.tanh(nn.BatchNorm(use_running_average=not train)(x))
+
+
+def parts(K):
+    return [Part(CLASSES if k == K else 12) for k in range(1, K + 1)]
+
+
+def recipe(momentum=0.9):
+    return optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(0.1, momentum=momentum))
+
+
+def batches(n, size=16, features=8, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, size, features)).astype(np.float32)
+    return [(x[i], rng.integers(0, CLASSES, size).astype(np.int32)) for i in range(n)]
+
+
+def pipeline(K, example, optimizer=None, stages=None, variables=None, **options):
+    made = fdg_jax.Pipeline(stages or parts(K), cross_entropy, optimizer or recipe(), **options)
+    return made.init(jax.random.PRNGKey(0), example, variables)
+
+
+def as_functions(modules):
+    """Stages as the oracle wants them: (params, extra, x) -> (y, extra) in training mode."""
+
+    def function(module):
+        def run(params, extra, x):
+            return module.apply({"params": params, **extra}, x, train=True, mutable=list(extra))
+
+        return run
+
+    return [function(module) for module in modules]
+
+
+def leaves(trees):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]
