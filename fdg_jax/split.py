@@ -135,7 +135,7 @@ def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1,
     """FLOPs of each block's forward pass in training, by XLA's analysis of the lowered program.
 
     Nothing is compiled or run. example_shape: [batch, height, width, channel]. The backward pass takes about
-    twice as many in every block, so the ratios hold for training as far as FLOPs tell time; where they do not,
+    twice as many in every block, so the ratios hold for training if FLOPs tell time; where they do not,
     give `parse` measured seconds.
     """
     known: dict[Any, tuple[float, Any]] = {}

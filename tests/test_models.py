@@ -1,0 +1,223 @@
+"""The models are what their papers say, and their hand-written layers are what Flax and XLA compute."""
+
+import os
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from fdg_jax import compat, models
+from fdg_jax.errors import BadInput
+from fdg_jax.models import layers
+from fdg_jax.split import Stage
+
+
+def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):
+    """(the output's shape, the variables' shapes) of a whole network, without running or initialising it."""
+    network = Stage(tuple(models.blocks(name, classes)))
+    x = jax.ShapeDtypeStruct(example, jnp.float32)
+    return jax.eval_shape(lambda key, x: network.init_with_output(key, x, True), jax.random.key(0), x)
+
+
+def parameters(name: str) -> int:
+    """Of the whole network; blocks that are alike are looked at once, so that 602 of them are quick."""
+    known, total, x = {}, 0, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+    for block in models.blocks(name, 10):
+        if (block, x.shape) not in known:
+            made = jax.eval_shape(
+                lambda key, x, b=block: b.init_with_output(key, x, True), jax.random.key(0), x
+            )
+            known[block, x.shape] = sum(leaf.size for leaf in jax.tree.leaves(made[1]["params"])), made[0]
+        size, x = known[block, x.shape]
+        total += size
+    return total
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    """Draws of NumPy: JAX would compile a program for every shape."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("resnet8", 75_290),
+        ("resnet20", 269_722),  # 0.27M; He et al. 2016, table 6
+        ("resnet56", 853_018),  # 0.85M
+        ("resnet110", 1_727_962),  # 1.7M
+        ("resnet1202", 19_421_274),  # 19.4M
+        ("wrn16_4", 2_748_890),  # 2.7M; Zagoruyko and Komodakis 2016, table 4
+        ("wrn28_10", 36_479_194),  # 36.5M
+        ("wrn40_4", 8_949_210),  # 8.9M, by the general name
+    ],
+)
+def test_the_number_of_parameters_is_the_published_one(name, published):
+    assert parameters(name) == published
+
+
+@pytest.mark.parametrize("name", ["resnet8", "wrn16_4"])
+@pytest.mark.parametrize("example", [(2, 32, 32, 3), (5, 64, 48, 3)])
+def test_logits_are_float32_of_batch_and_classes_at_any_image_size(name, example):
+    logits, variables = shapes(name, classes=100, example=example)
+    assert (logits.shape, logits.dtype) == ((example[0], 100), jnp.float32)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
+
+
+def test_blocks_are_stem_then_residual_blocks_then_head():
+    for name, residual in {"resnet8": 3, "resnet110": 54, "wrn28_10": 12}.items():
+        blocks = models.blocks(name, 10)
+        assert len(blocks) == residual + 2
+        assert type(blocks[0]).__name__ == "Stem"
+        assert {type(block).__name__ for block in blocks[1:-1]} == {"Residual"}
+        assert "Head" in type(blocks[-1]).__name__
+
+
+def test_names_lists_the_families_and_not_the_layers_they_share():
+    assert {"resnet8", "resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "wrn16_4"} <= set(
+        models.names()
+    )
+    assert not {"layers", "resnet_cifar", "wrn"} & set(models.names())
+
+
+@pytest.mark.parametrize("name", ["resnet21", "wrn27_10", "wrn16_0", "wrn16_4x", "wrn4_1"])
+def test_an_unknown_model_is_refused_with_the_nearest_names(name):
+    with pytest.raises(BadInput, match=f"'{name}' is not known. Did you mean .*{name[:3]}"):
+        models.blocks(name, 10)
+
+
+def test_importing_the_models_does_no_device_work():
+    # A platform that does not exist fails as soon as anything asks for a device.
+    code = "import fdg_jax.models as m, fdg_jax.split; m.blocks('resnet20', 10); m.blocks('wrn16_4', 10)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "JAX_PLATFORMS": "none_such"}, check=True)
+
+
+def test_shortcut_a_takes_every_second_pixel_and_pads_channels_with_zeros():
+    block = models.blocks("resnet20", 10)[4]
+    x = jnp.abs(normal(0, 2, 8, 8, 16))  # positive: the last relu changes nothing
+    variables = block.lazy_init(jax.random.key(1), x, False)
+    variables = {**variables, "params": jax.tree.map(jnp.zeros_like, variables["params"])}
+    y = np.asarray(block.apply(variables, x, False))
+    assert y.shape == (2, 4, 4, 32)
+    np.testing.assert_array_equal(y[..., 8:24], x[:, ::2, ::2])
+    assert not y[..., :8].any()
+    assert not y[..., 24:].any()
+
+
+def test_convolutions_start_from_he_normal_over_the_fan_out():
+    _, kernels = layers.Conv(64).init_with_output(jax.random.key(0), jnp.ones((1, 8, 8, 32)))
+    kernel = kernels["params"]["kernel"]
+    # 18432 draws: the standard error of their standard deviation is 0.5%, so 3% is six of them.
+    np.testing.assert_allclose(np.std(np.asarray(kernel)), np.sqrt(2 / (9 * 64)), rtol=0.03)
+
+
+def both_gradients(f, g, *arguments):
+    """Values of f and g and their gradients by every argument, for one random cotangent."""
+    y, pull = jax.vjp(f, *arguments)
+    z, pull_plain = jax.vjp(g, *arguments)
+    dy = normal(9, *y.shape)
+    return [y, *pull(dy)], [z, *pull_plain(dy)]
+
+
+def relative_error(a, b) -> float:
+    return float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
+
+
+@pytest.mark.parametrize("channels", [3, 16])
+@pytest.mark.parametrize("shape", [(2, 32, 32), (3, 7, 10), (1, 1, 2)])
+def test_two_pixels_at_once_is_the_convolution(channels, shape):
+    x = normal(0, *shape, channels)
+    kernel = normal(1, 3, 3, channels, 16)
+
+    def plain(x, kernel):
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    for cured, reference in zip(*both_gradients(layers.narrow_conv, plain, x, kernel), strict=True):
+        assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
+
+
+def test_an_odd_width_takes_the_plain_convolution():
+    logits, _ = shapes("resnet8", example=(1, 31, 31, 3))
+    assert logits.shape == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"), [(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))]
+)
+def test_batch_norm_is_flax_batch_norm(offset, size):
+    x = offset + normal(0, *size)
+    ours, theirs = layers.BatchNorm(), nn.BatchNorm(momentum=0.9, epsilon=1e-5)
+    scale, bias = normal(1, 2, size[-1])
+    stats = {"mean": jnp.full(size[-1], 0.3), "var": jnp.full(size[-1], 2.0)}
+
+    def run(module, **train):
+        def f(x, scale, bias):
+            variables = {"params": {"scale": scale, "bias": bias}, "batch_stats": stats}
+            y, changed = module.apply(variables, x, **train, mutable=["batch_stats"])
+            return y, changed["batch_stats"]
+
+        return f
+
+    for mine, flax_flag in (True, False), (False, True):
+        f, g = run(ours, train=mine), run(theirs, use_running_average=flax_flag)
+        results = both_gradients(lambda *a, f=f: f(*a)[0], lambda *a, g=g: g(*a)[0], x, scale, bias)
+        for cured, reference in zip(*results, strict=True):
+            # dx is a difference of terms of the size of dy: 1e-5 is a hundred roundings.
+            assert relative_error(cured, reference) < 1e-5
+        for name in "mean", "var":
+            np.testing.assert_allclose(f(x, scale, bias)[1][name], g(x, scale, bias)[1][name], rtol=1e-6)
+
+
+def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
+    x = (100 + normal(0, 64, 8, 8, 4)).astype(jnp.bfloat16)
+    ones = jnp.ones(4)
+    (y, mean, var), pull = jax.vjp(layers.batch_norm, x, ones, ones)
+    assert (y.dtype, mean.dtype, var.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+    np.testing.assert_allclose(mean, np.asarray(x, np.float64).mean((0, 1, 2)), rtol=1e-6)
+    dx, dscale, _ = pull((y, mean, var))
+    assert (dx.dtype, dscale.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(layers.batch_norm, (16,)), (layers.narrow_conv, (3, 3, 16, 16)), (layers.conv, (3, 3, 16, 8))],
+)
+def test_a_stashed_closure_takes_other_weights(layer, shape):
+    """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""
+    x = normal(0, 2, 8, 8, 16)
+    old, new = normal(1, 2, *shape)
+    rest = (jnp.ones(16),) if layer is layers.batch_norm else ()
+
+    def closure_of(weights):
+        y, closure = jax.vjp(lambda weights, x: jax.tree.leaves(layer(x, weights, *rest))[0], weights, x)
+        return jnp.cos(y * 0 + jnp.arange(y.shape[-1])), compat.strip(closure)
+
+    dy, closure = jax.jit(closure_of)(old)
+    _, expected = jax.jit(closure_of)(new)
+    assert not any(leaf.shape == old.shape and (leaf == old).all() for leaf in jax.tree.leaves(closure))
+    for got, want in zip(compat.bind(closure, new, x)(dy), compat.bind(expected, new, x)(dy), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "wrn10_1"])
+def test_no_weight_is_copied_into_a_closure(name):
+    """A memo would carry them 2(K-k) times over, and `current` would silently use old ones."""
+    network = Stage(tuple(models.blocks(name, 10)))
+    x = jnp.ones((2, 8, 8, 3))
+    variables = network.lazy_init(jax.random.key(0), x, True)
+    # Every weight its own value, so that a leaf of the closure which holds one is found out.
+    params = jax.tree.map(lambda p: p + normal(p.size, *p.shape), variables["params"])
+
+    def forward(params, x):
+        def run(params, x):
+            return network.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
+
+        _, closure, _ = jax.vjp(run, params, x, has_aux=True)
+        return compat.strip(closure)
+
+    kept = {leaf.tobytes() for leaf in map(np.asarray, jax.tree.leaves(jax.jit(forward)(params, x)))}
+    assert not kept & {np.asarray(p).tobytes() for p in jax.tree.leaves(params)}
