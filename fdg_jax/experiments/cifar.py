@@ -39,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except Stopped as stopped:
+            print(f"stopped by {stopped} before the first batch", flush=True)
             return 128 + stopped.number
 
 
@@ -73,14 +74,16 @@ def finished(path: Path, options: Options) -> bool:
 def prepare_and_run(options: Options, stored: dict[str, Any] | None, path: Path, signals: Signals) -> int:
     command_line.check_names(options)
     signals.check()
-    from fdg_jax.experiments import setup
+    from fdg_jax.experiments import compile_cache, setup
 
+    compile_cache.enable()
     job = setup.prepare(options, stored["note"] if stored else "")
     signals.check()
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
-    if stored is None:
-        config = run_directory.config(job.options, options, job.devices, job.dataset.note)
-        run_directory.write_json(path / run_directory.CONFIG, config)
+    config = run_directory.config(job.options, options, job.devices, job.dataset.note)
+    if stored is not None:
+        config = run_directory.continued(stored, config)
+    run_directory.write_json(path / run_directory.CONFIG, config)
     opening(job, path, resumed=stored is not None)
     try:
         return train(job, path, signals, resume=stored is not None)

@@ -128,13 +128,14 @@ def grouped() -> Any:
 
 def one_line(box: str) -> str:
     """tyro's complaint without its frame, hint and help text."""
-    lines = [line.strip(" \t│┃|╭╮╰╯─") for line in box.splitlines()[1:]]
     kept: list[str] = []
-    for line, raw in zip(lines, box.splitlines()[1:], strict=True):
-        if "─" in raw:
+    for line in box.splitlines()[1:]:  # the first line is the title
+        rule = "────" in line or "----" in line
+        if rule and kept:
             break
-        kept.append(line)
-    text = " ".join(word for word in kept if word) or "the command line could not be read"
+        if not rule:
+            kept.append(line.strip(" \t│"))
+    text = " ".join(kept) or "the command line could not be read"
     for pattern, words in PLAIN:
         text = re.sub(pattern, words, text)
     return text.rstrip(".") + ". --help explains the flags."

@@ -81,10 +81,10 @@ class Options:
     window: int | None = flag(
         None,
         "method",
-        "Batches per dispatch. The delay-line engine runs them as one program; a signal is obeyed "
-        "and a checkpoint written between two dispatches.",
+        "Batches per dispatch. On an accelerator the delay-line engine runs them as one program; a "
+        "signal is obeyed and a checkpoint written between two dispatches.",
         metavar="INT",
-        shown="1 for pipeline; delay-line: up to 10 on a CPU, 50 on an accelerator",
+        shown="1; up to 50 for delay-line on an accelerator",
     )
 
     model: str = flag(

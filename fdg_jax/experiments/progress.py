@@ -14,7 +14,9 @@ class Progress:
 
     def __init__(self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS):
         if done > steps:
-            raise BadInput(f"{done} batches are done of {steps}.")
+            raise BadInput(
+                f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out."
+            )
         self.steps, self.epochs, self.plain_seconds = steps, epochs, plain_seconds
         self.error = ""
         self.said = 0.0
@@ -31,9 +33,11 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def show(self, step: int, epoch: int, loss: float | None, images_per_second: float | None) -> None:
-        """step: batches entered. epoch: counted from 1."""
-        left = self.pace.seconds_left(step, self.steps)
+    def show(
+        self, step: int, epoch: int, loss: float | None, images_per_second: float | None, compiling: bool
+    ) -> None:
+        """step: batches entered. epoch: counted from 1. compiling: whether the dispatch may have compiled."""
+        left = self.pace.seconds_left(step, self.steps, compiling)
         rate = f"{images_per_second:,.0f} images/s" if images_per_second else ""
         shown = f"loss {loss:.4f}" if loss is not None else ""
         if self.bar is not None:
@@ -58,20 +62,18 @@ class Progress:
 
 
 class Pace:
-    """Time left, from the wall clock since the first dispatch came back (what came before was compiling)."""
+    """Time left, from the wall clock since the first dispatch that did not compile."""
 
     def __init__(self, done: int):
         self.first, self.start = done, None
 
-    def seconds_left(self, step: int, steps: int) -> float | None:
+    def seconds_left(self, step: int, steps: int, compiling: bool) -> float | None:
         now = time.monotonic()
         if self.start is None:
-            if step > self.first:
+            if not compiling:
                 self.start, self.first = now, step
             return None
-        if step <= self.first:
-            return None
-        return (now - self.start) / (step - self.first) * (steps - step)
+        return (now - self.start) / (step - self.first) * (steps - step) if step > self.first else None
 
 
 def rich_bar(steps: int, done: int):

@@ -108,6 +108,13 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
     }
 
 
+def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run that goes on: options that may change as they are now, where it goes on added."""
+    free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
+    session = {name: now[name] for name in ("started", "versions", "devices", "git_commit")}
+    return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
+
+
 def version(library: str) -> str | None:
     try:
         return metadata.version(library)

@@ -116,14 +116,11 @@ def default_split(options: Options) -> str:
 
 
 def default_window(options: Options, platform: str, images: int) -> int:
-    """Batches per dispatch: for the delay line the largest number up to a bound that divides an epoch evenly.
-
-    Another number works too, at the price of compiling the remainder's length as well. The bound keeps a
-    dispatch, within which no signal is obeyed, to seconds.
-    """
-    if options.engine == "pipeline":
+    """Batches per dispatch: for the delay line on an accelerator the largest number up to 50 that divides an
+    epoch evenly (another one works too, and compiles the remainder's length as well); else 1."""
+    if options.engine == "pipeline" or platform == "cpu":
         return 1
-    bound, full = (10 if platform == "cpu" else 50), images // options.batch_size
+    bound, full = 50, images // options.batch_size
     even = max((w for w in range(1, bound + 1) if full % w == 0), default=1)
     return even if even > bound // 2 else min(bound, full)
 

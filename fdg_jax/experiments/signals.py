@@ -40,7 +40,7 @@ class Signals:
             os._exit(128 + number)
         self.number = number
         name = signal.Signals(number).name
-        os.write(2, f"\n{name}: writing a checkpoint, then stopping (once more: at once)\n".encode())
+        os.write(2, f"\n{name}: stopping after what is under way (once more: at once)\n".encode())
 
     def check(self) -> None:
         """Raises Stopped if a signal came."""

@@ -78,7 +78,7 @@ class Loop:
             self.pipeline.wait()
         self.record.entered(len(indices), indices.size, time.monotonic() - start if cold else None)
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
-        self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate)
+        self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
 
     def indices(self) -> np.ndarray:
         """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
@@ -97,7 +97,8 @@ class Loop:
         a batch of a new size passes all stages and comes back. The clock of images/s stands still then."""
         if shape not in self.shapes:
             self.shapes.add(shape)
-            self.cold = 2 * self.options.K if self.options.engine == "pipeline" else 1
+            scanned = (self.options.window or 1) > 1 and self.options.engine == "delay-line"
+            self.cold = 1 if scanned else 2 * self.options.K
         if self.cold:
             self.stop_clock()
             self.cold -= 1

@@ -1,0 +1,401 @@
+"""The command as a person meets it: real processes, their exit codes, messages and files.
+
+The frozen lists at the top are contracts with scripts outside this repository.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import command_line, huge_pages
+from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
+from fdg_jax.experiments.run_directory import read_metrics
+
+FLAGS = {
+    "--K": 2,
+    "--beta": 1.0,
+    "--method": "fdg",
+    "--model": "resnet20",
+    "--dataset": "auto",
+    "--data-dir": None,
+    "--epochs": 300,
+    "--batch-size": 128,
+    "--learning-rate": 0.1,
+    "--weight-decay": 5e-4,
+    "--momentum": 0.9,
+    "--seed": 0,
+    "--steps": None,
+    "--train-size": None,
+    "--engine": "auto",
+    "--weights": "stashed",
+    "--order": "backward-first",
+    "--split": None,
+    "--dtype": "float32",
+    "--run-dir": None,
+    "--resume": False,
+    "--checkpoint-every": None,
+}
+SUMMARY = """
+    method model dataset K beta engine weights order split parameters steps epochs seconds images_per_second
+    train_loss test_error_percent staleness final_parameters_sha256 final_state_sha256
+"""
+ROOT = Path(__file__).parents[1]
+SHORT = (
+    "--model resnet8 --dataset digits --train-size 112 --batch-size 32 --epochs 2 --learning-rate 0.05 "
+    "--log-every 2"
+)
+
+
+def command(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen:
+    """The command in a process of its own. PYTHONPATH, because a test may run in another directory."""
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fdg_jax.experiments.cifar", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd or ROOT,
+        env=settings,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_no_flag_of_the_interface_disappears_or_changes_its_default():
+    assert {flag: FIELDS[flag[2:].replace("-", "_")].default for flag in FLAGS} == FLAGS
+
+
+def test_every_flag_is_explained_and_in_a_group():
+    for name, field in FIELDS.items():
+        assert field.metadata["group"] in GROUPS, name
+        assert len(field.metadata["help"]) > 20, name
+
+
+def test_help_names_every_flag_and_exits_with_0():
+    code, out, err = finish(command("--help"))
+    assert (code, err) == (0, "")
+    for name in FIELDS:
+        assert f"{spelled(name)} " in out or f"{spelled(name)}," in out, name
+    assert "Eq. 15" in out
+
+
+BAD = {
+    "--K 0": "at least one stage",
+    "--K 99": "resnet20 has 11 blocks",
+    "--K two": "'two' is not a whole number",
+    "--beta 0": "(0, 1]",
+    "--beta 1.5": "(0, 1]",
+    "--beta nan": "(0, 1]",
+    "--bta 0.5": "Did you mean --beta?",
+    "-K 3": "Did you mean --K?",
+    "--K": "--K needs a value",
+    "--resume=yes": "takes no value",
+    "fdg": "belongs to no flag",
+    "--method fgd": "Did you mean fdg",
+    "--method bp --beta 0.5": "method bp has no such option",
+    "--model resnet21": "Did you mean resnet20",
+    "--dataset cifar11": "Did you mean cifar10",
+    "--engine fast": "'fast' is none of 'auto', 'pipeline', 'delay-line'",
+    "--engine delay-line --weights current": "--weights stashed",
+    "--epochs 0": "use 1 or more",
+    "--batch-size 0": "use 1 or more",
+    "--batch-size 64 --train-size 32": "more than the 32 training images",
+    "--learning-rate -0.1": "positive",
+    "--momentum 1": "[0, 1)",
+    "--weight-decay nan": "0 or a positive",
+    "--checkpoint-every -1": "0 for only at the end",
+    "--seed -1": "whole number",
+    "--resume": "add --run-dir",
+    "--run-dir /proc/nowhere/run": "cannot be written",
+    "--run-dir there --resume": "holds no run",
+    "--run-dir run": "already holds a run",
+    "--run-dir run --resume --beta 0.5": "contradicts",
+    "--dataset digits --train-size 5000": "1438 training images",
+    "--dataset digits --model resnet8 --K 3 --split 2,2": "stage k=2 is empty",
+    "--dataset cifar10 --data-dir empty": "empty",
+}
+PROCESSES = ["--bta 0.5", "--K 99", "--run-dir run", "--dataset cifar10 --data-dir empty"]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory to work in, with a run, a data directory that is empty, and nothing else."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    values = {name: field.default for name, field in FIELDS.items() if name != "resume"}
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**values, "asked": values, "note": ""}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, monkeypatch, capsys):
+    from fdg_jax.experiments.cifar import main
+
+    monkeypatch.chdir(place)
+    assert main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert BAD[words] in err
+    assert sorted(os.listdir(place)) == ["empty", "run"]  # no run directory is left behind
+
+
+@pytest.mark.parametrize("words", PROCESSES)
+def test_a_process_says_it_on_stderr_without_a_traceback(words, place):
+    code, out, err = finish(command(*words.split(), cwd=place))
+    assert (code, out) == (2, "")
+    assert BAD[words] in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "words", ["--K 0", "--beta 1.5", "--bta 0.5", "--method fgd", "--run-dir run", "--help"]
+)
+def test_what_can_be_judged_alone_is_judged_before_jax_is_imported(words, place):
+    code = (
+        "import sys; from fdg_jax.experiments.cifar import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()],
+        capture_output=True, text=True, cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+
+
+def test_the_last_of_two_values_counts_and_underscores_are_dashes():
+    options, given = command_line.parse(["--K", "2", "--train_size=7", "--K", "3", "--no-drain"], "x")
+    assert (options.K, options.train_size, options.drain) == (3, 7, False)
+    assert given == {"K", "train_size", "drain"}
+
+
+def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):
+    from fdg_jax.experiments import cifar
+
+    def broken(*_):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(command_line, "check_names", broken)
+    with pytest.raises(
+        RuntimeError, match="a defect"
+    ):  # which ends a process with a traceback and exit code 1
+        cifar.main(["--run-dir", str(tmp_path / "x")])
+    assert not (tmp_path / "x").exists()
+
+
+def test_huge_pages_are_asked_for_once_and_only_where_they_help(monkeypatch):
+    monkeypatch.setattr(huge_pages, "glibc_has_huge_pages", lambda: True)
+    monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: False)
+    first = huge_pages.wanted_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
+    assert first is not None
+    assert first["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    assert huge_pages.wanted_environment(first) is None
+    assert huge_pages.wanted_environment({"FDG_JAX_HUGE_PAGES": "0"}) is None
+    monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: True)
+    assert huge_pages.wanted_environment({}) is None
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """A run of 2 epochs of 4 batches, the last of 16 images; (directory, its output)."""
+    path = tmp_path_factory.mktemp("short") / "run"
+    code, out, err = finish(command(*SHORT.split(), "--beta", "0.5", "--run-dir", str(path)))
+    assert code == 0, err
+    assert err == ""
+    return path, out
+
+
+def test_a_run_leaves_everything_the_interface_promises(short_run):
+    path, _ = short_run
+    files = "config.json metrics.jsonl summary.json report.html curves.png checkpoints tensorboard"
+    for name in files.split():
+        assert (path / name).exists(), name
+    summary, config = read(path / "summary.json"), read(path / "config.json")
+    assert set(summary) >= set(SUMMARY.split())
+    assert (summary["steps"], summary["epochs"], summary["parameters"]) == (8, 2, 75_290)
+    assert (summary["K"], summary["beta"], summary["engine"], summary["dataset"]) == (
+        2,
+        0.5,
+        "pipeline",
+        "digits",
+    )
+    assert summary["staleness"] == [1, 0]  # measured; backward-first: 2(K-k)-1
+    assert summary["updates"] == [8, 8]  # drained: every batch has updated every stage
+    assert 0 <= summary["test_error_percent"] <= 100
+    assert summary["images_per_second"] > 0
+    assert len(summary["final_parameters_sha256"]) == len(summary["final_state_sha256"]) == 64
+    assert (config["epochs"], config["train_size"], config["warmup"]) == (2, 112, "off")
+    assert config["versions"]["jax"]
+    assert config["devices"] == ["cpu:0", "cpu:1"]
+
+
+def test_every_batch_is_in_the_metrics_and_the_ragged_one_too(short_run):
+    events = read_metrics(short_run[0] / "metrics.jsonl")
+    train = [event for event in events if "train_loss" in event]
+    assert [event["step"] for event in train] == [2, 4, 6, 8]
+    assert [event["epoch"] for event in train] == [0.5, 1, 1.5, 2]
+    assert [event["learning_rate"] for event in train] == [0.05, 0.05, 0.005, 5e-05]
+    assert [event["step"] for event in events if "test_loss" in event] == [4, 8]
+
+
+def test_the_start_says_what_will_be_done(short_run):
+    out = short_run[1]
+    assert "112 training and 359 test images" in out
+    assert "75,290 parameters" in out
+    assert "staleness 1 update" in out
+    assert "the paper's 150, 225 and 275 of 300, scaled" in out
+    assert "\x1b" not in out  # plain lines, because nobody sits at this terminal
+
+
+def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
+    path, _ = short_run
+    before = (path / "summary.json").read_text()
+    code, out, err = finish(command("--run-dir", str(path), "--resume"))
+    assert (code, err) == (0, "")
+    assert "is finished: 8 batches" in out
+    assert (path / "summary.json").read_text() == before
+
+
+def test_auto_without_cifar_is_digits_and_says_so_three_times(tmp_path):
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    words = SHORT.replace("digits", "auto").split()
+    offline = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    offline |= {"no_proxy": "", "NO_PROXY": ""}
+    process = command(
+        *words, "--steps", "2", "--run-dir", str(tmp_path / "run"), TFDS_DATA_DIR=str(nothing), **offline
+    )
+    code, out, err = finish(process)
+    assert code == 0, err
+    assert out.count("!!! ") == 2
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["dataset"] == "digits"
+    assert "digits" in summary["note"]
+
+
+def stop_when(process: subprocess.Popen, path: Path, step: int, number: int = signal.SIGTERM) -> None:
+    """Sends the signal once a line of at least that step is in the metrics."""
+    deadline = time.monotonic() + 200
+    while not any(event["step"] >= step for event in read_metrics(path / "metrics.jsonl")):
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.02)
+    process.send_signal(number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "number"), [("pipeline", signal.SIGTERM), ("delay-line", signal.SIGINT)])
+def test_a_run_that_was_stopped_ends_exactly_as_one_that_was_not(engine, number, tmp_path):
+    words = f"{SHORT} --epochs 20 --K 3 --engine {engine} --checkpoint-every 7 --no-tensorboard".split()
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    code, _, err = finish(command(*words, "--run-dir", str(whole)))
+    assert code == 0, err
+    process = command(*words, "--run-dir", str(stopped))
+    stop_when(process, stopped, 30, number)
+    code, out, err = finish(process)
+    assert code == 128 + number, err
+    assert "--resume" in out
+    assert not (stopped / "summary.json").exists()
+    assert (stopped / "report.html").exists()
+    code, _, err = finish(command("--run-dir", str(stopped), "--resume"))
+    assert code == 0, err
+    a, b = read(whole / "summary.json"), read(stopped / "summary.json")
+    for name in (
+        "final_parameters_sha256",
+        "final_state_sha256",
+        "train_loss",
+        "test_error_percent",
+        "staleness",
+    ):
+        assert a[name] == b[name], name
+    assert b["sessions"] == 2
+
+    def lines(path):
+        return [
+            {name: value for name, value in event.items() if name != "images_per_second"}
+            for event in read_metrics(path / "metrics.jsonl")
+        ]
+
+    assert lines(whole) == lines(stopped)
+
+
+@pytest.mark.slow
+def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_passed_over(tmp_path):
+    words = f"{SHORT} --epochs 5 --checkpoint-every 3 --no-tensorboard".split()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert finish(command(*words, "--steps", "13", "--run-dir", str(whole)))[0] == 0
+    assert finish(command(*words, "--steps", "7", "--run-dir", str(parts)))[0] == 0
+    newest = sorted((parts / "checkpoints").iterdir())[-1]
+    assert newest.name == "step-000000007"
+    for file in newest.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "13"))
+    assert code == 0, err
+    assert "Trying the one before" in err
+    a, b = read(whole / "summary.json"), read(parts / "summary.json")
+    assert (a["steps"], a["final_state_sha256"]) == (13, b["final_state_sha256"])
+    assert a["final_parameters_sha256"] == b["final_parameters_sha256"]
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "5"))
+    assert code == 0, err  # it is finished: nothing to do
+
+
+def test_the_initial_network_does_not_depend_on_the_method_or_K():
+    from fdg_jax.experiments import setup
+
+    def initial(**options):
+        common = {"model": "resnet8", "dataset": "digits", "train_size": 64, "batch_size": 32}
+        return setup.prepare(Options(**common, **options)).pipeline.parameters_sha256()
+
+    one = initial(method="bp", K=1)
+    assert initial(method="fdg", K=3, beta=0.5) == one
+    assert initial(method="bp", K=1, seed=1) != one
+
+
+def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
+    from fdg_jax.experiments.setup import wants_warmup
+
+    assert not wants_warmup(Options(K=2))
+    assert wants_warmup(Options(K=3))
+    assert wants_warmup(Options(K=2, model="resnet110"))
+    assert not wants_warmup(Options(K=4, method="bp"))
+    assert not wants_warmup(Options(K=4, warmup="off"))
+    assert wants_warmup(Options(K=1, warmup="on"))
+
+
+def test_windows_lie_on_a_grid_that_divides_an_epoch():
+    from fdg_jax.experiments.setup import default_window
+
+    assert default_window(Options(engine="delay-line"), "gpu", 50_000) == 39  # 390 full batches of 128
+    assert default_window(Options(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime
+    assert default_window(Options(engine="delay-line"), "cpu", 50_000) == 1
+    assert default_window(Options(engine="pipeline"), "gpu", 50_000) == 1
+
+
+def test_bad_input_from_deep_inside_is_one_message_too(monkeypatch, capsys, tmp_path):
+    from fdg_jax.experiments import cifar
+
+    def refuse(*_):
+        raise BadInput("stage k=2 cannot take that.")
+
+    monkeypatch.setattr(command_line, "check_names", refuse)
+    assert cifar.main(["--run-dir", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err == "error: stage k=2 cannot take that.\n"

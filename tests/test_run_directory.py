@@ -1,0 +1,210 @@
+"""The files of a run, without running one: whole or not at all, cut back on resume, never mixed up."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import claim, report, run_directory
+from fdg_jax.experiments.options import FIELDS, Options
+from fdg_jax.experiments.run_directory import MetricsLog
+
+
+def asked(**changed) -> Options:
+    return dataclasses.replace(Options(), **changed)
+
+
+def stored_run(path: Path, **changed) -> Options:
+    """A run directory that holds only a config."""
+    options = asked(**changed)
+    path.mkdir(exist_ok=True)
+    values = {name: getattr(options, name) for name in FIELDS if name != "resume"}
+    run_directory.write_json(path / "config.json", {**values, "asked": values})
+    return options
+
+
+def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):
+    with claim.claim(tmp_path / "a" / "b", resume=False) as path:
+        (path / "config.json").write_text("{}")
+    assert (tmp_path / "a" / "b" / "config.json").exists()
+
+
+def test_a_directory_in_which_nothing_was_written_is_taken_away_again(tmp_path):
+    with pytest.raises(BadInput, match="no data"), claim.claim(tmp_path / "a" / "b", resume=False):
+        raise BadInput("no data")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_directory_that_was_there_before_stays_though_it_is_empty(tmp_path):
+    with claim.claim(tmp_path, resume=False):
+        pass
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "checkpoints"])
+def test_a_directory_with_any_file_of_a_run_holds_a_run(tmp_path, name):
+    (tmp_path / name).write_text("")
+    with (
+        pytest.raises(BadInput, match=r"already holds a run\. Add --resume"),
+        claim.claim(tmp_path, resume=False),
+    ):
+        pass
+
+
+def test_other_peoples_files_are_no_run(tmp_path):
+    (tmp_path / "notes.txt").write_text("keep")
+    with claim.claim(tmp_path, resume=False):
+        pass
+    assert (tmp_path / "notes.txt").read_text() == "keep"
+
+
+def test_resuming_needs_a_run(tmp_path):
+    with pytest.raises(BadInput, match="holds no run"), claim.claim(tmp_path / "none", resume=True):
+        pass
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_file_or_an_impossible_place_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere/run")):
+        with pytest.raises(BadInput, match="Choose another --run-dir"), claim.claim(place, resume=False):
+            pass
+
+
+def test_a_second_process_cannot_write_the_same_run(tmp_path):
+    stored_run(tmp_path)
+    code = (
+        "import pathlib, sys; from fdg_jax.experiments import claim\n"
+        "with claim.claim(pathlib.Path(sys.argv[1]), resume=True): print('in', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "in\n"
+        with pytest.raises(BadInput, match="another process"), claim.claim(tmp_path, resume=True):
+            pass
+    finally:
+        other.communicate("")
+    with claim.claim(tmp_path, resume=True):
+        pass
+
+
+def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    seen = set()
+    for _ in range(3):
+        path = claim.default_path(asked(method="bp", model="resnet8", K=3))
+        path.mkdir(parents=True)
+        seen.add(path)
+        assert "-bp-resnet8-K3" in path.name
+    assert len(seen) == 3
+
+
+def test_metrics_are_on_disk_line_by_line(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "train_loss": 2.0})
+    assert run_directory.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
+    log.append({"step": 2, "train_loss": float("nan")})
+    assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
+    assert log.lines == 2
+    log.close()
+
+
+def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    log = MetricsLog(path, keep_lines=2)
+    log.append({"step": 3, "again": True})
+    log.close()
+    assert [event["step"] for event in run_directory.read_metrics(path)] == [1, 2, 3]
+    assert log.lines == 3
+
+
+def test_a_half_written_line_is_never_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    assert run_directory.read_metrics(path) == [{"step": 1}]
+    assert run_directory.cut_back(path, 5) == 1
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_json_files_are_valid_json_also_when_a_loss_is_no_number(tmp_path):
+    run_directory.write_json(tmp_path / "summary.json", {"train_loss": float("inf"), "split": [3]})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"train_loss": None, "split": [3]}
+    assert os.listdir(tmp_path) == ["summary.json"]  # nothing half-written is left beside it
+
+
+def test_a_resumed_run_has_the_options_of_its_config(tmp_path):
+    stored_run(tmp_path, K=3, beta=0.25, epochs=7)
+    options, _ = run_directory.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
+    assert (options.K, options.beta, options.epochs, options.resume) == (3, 0.25, 7, True)
+
+
+def test_options_that_change_the_training_cannot_change_on_resume(tmp_path):
+    stored_run(tmp_path, K=3, beta=0.25)
+    with pytest.raises(BadInput, match=r"--beta 0\.5 contradicts .*config\.json, which says 0\.25"):
+        run_directory.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
+    options, _ = run_directory.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
+    assert options.K == 3
+
+
+def test_how_far_and_how_often_may_change_on_resume(tmp_path):
+    stored_run(tmp_path, steps=10)
+    now = asked(steps=20, checkpoint_every=5)
+    options, _ = run_directory.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
+    assert (options.steps, options.checkpoint_every) == (20, 5)
+
+
+def test_a_damaged_config_is_refused(tmp_path):
+    for content in ("{", "[]", '{"K": 2}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(BadInput, match=r"config\.json"):
+            run_directory.resumed_options(tmp_path, asked(), frozenset())
+
+
+def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):
+    stored_run(tmp_path, model="resnet8", K=2, beta=0.5)
+    config = run_directory.read_json(tmp_path / "config.json")
+    run_directory.write_json(
+        tmp_path / "config.json",
+        {**config, "devices": ["cpu:0", "cpu:1"], "note": "digits <not> CIFAR", "versions": {}},
+    )
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 200):
+        rate = 0.1 if step < 100 else 0.01
+        log.append(
+            {
+                "step": step,
+                "epoch": step / 50,
+                "train_loss": 3 / step,
+                "learning_rate": rate,
+                "images_per_second": 9.0,
+            }
+        )
+    log.append({"step": 199, "epoch": 3.98, "test_loss": 0.1, "test_error_percent": 12.34})
+    log.close()
+    report.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" in page
+    assert "12.34%" in page
+    assert "FDG with K=2, β=0.5" in page
+    assert "digits &lt;not&gt; CIFAR" in page
+    assert "not finished" in page
+    assert "src=" not in page  # nothing is fetched
+    assert "<link" not in page
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_of_a_run_that_has_not_logged_anything_can_be_made(tmp_path):
+    stored_run(tmp_path)
+    config = run_directory.read_json(tmp_path / "config.json")
+    run_directory.write_json(tmp_path / "config.json", {**config, "devices": ["cpu:0"], "versions": {}})
+    report.write(tmp_path)
+    assert "nothing yet" in (tmp_path / "report.html").read_text()
