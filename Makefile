@@ -9,7 +9,7 @@ RUN := .venv/bin/python
 UV := uv==0.13.8
 
 # Real images, a falling loss and a test error in well under 3 minutes on 2 cores, set-up included.
-DEMO ?= --dataset auto --model resnet8 --K 2 --beta 0.5 --epochs 8 --batch-size 32
+DEMO ?= --dataset auto --train-size 3000 --model resnet8 --K 2 --beta 0.5 --epochs 8 --batch-size 32 --evaluate-every 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow check lint types bench lock clean

@@ -370,6 +370,17 @@ def test_the_initial_network_does_not_depend_on_the_method_or_K():
     assert initial(method="bp", K=1, seed=1) != one
 
 
+def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
+    from fdg_jax import data
+    from fdg_jax.experiments.setup import load_data
+
+    digits = data.load("digits")
+    monkeypatch.setattr(data, "load", lambda *_: digits)
+    assert len(load_data(Options(dataset="auto", train_size=3000), "").train_images) == 1438
+    with pytest.raises(BadInput, match="1438 training images"):
+        load_data(Options(dataset="digits", train_size=3000), "")
+
+
 def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
     from fdg_jax.experiments.setup import wants_warmup
 

@@ -117,7 +117,11 @@ class Options:
         free=True,
     )
     train_size: int | None = flag(
-        None, "data", "Use the first N training images only.", metavar="N", shown="all"
+        None,
+        "data",
+        "Use the first N training images only (with --dataset auto: at most N).",
+        metavar="N",
+        shown="all",
     )
 
     epochs: int = flag(
