@@ -21,7 +21,6 @@ from fdg_jax.schedule import Schedule, bp
 from fdg_jax.stage import Functions, Stage, StageState
 
 Tree = Any
-OTHER_ENGINE = "the checkpoint is of another engine. Resume with the --engine it was made with."
 
 
 class Metrics(NamedTuple):
@@ -74,6 +73,21 @@ class Parts(NamedTuple):
     delays: Sequence[int]  # of each stage's gradient, in updates; 0 where the schedule itself is the delay
     weights: str
     read_behind: int
+
+
+def signature(parts: Parts, engine: str) -> str:
+    """What a state belongs to, beside its shapes."""
+    return f"{parts.schedule.name}, K={parts.schedule.K}, {parts.weights} weights, {engine}"
+
+
+def check_signature(parts: Parts, engine: str, flat: checkpoint.Flat) -> None:
+    ours, theirs = signature(parts, engine), bytes(flat.get("of", np.zeros(0, np.uint8))).decode()
+    if ours != theirs:
+        raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}.")
+
+
+def signed(parts: Parts, engine: str) -> dict[str, np.ndarray]:
+    return {"of": np.frombuffer(signature(parts, engine).encode(), np.uint8)}
 
 
 class PipelineEngine:
@@ -155,7 +169,8 @@ class PipelineEngine:
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs, batches in flight included. A memo is stored as its input and its weights
         (each version once); the closure is made again by a replay."""
-        flat: dict[str, Any] = {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
+        flat: dict[str, Any] = signed(self.parts, "host loop")
+        flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
             flat |= checkpoint.flatten(stage.state, f"stage{k}/")
             flat[f"stage{k}/updates"], flat[f"stage{k}/staleness"] = np.int64(stage.updates), np.int64(stage.staleness)
@@ -173,8 +188,7 @@ class PipelineEngine:
 
     def restore(self, flat: checkpoint.Flat) -> None:
         """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
-        if "t" not in flat:
-            raise BadInput(OTHER_ENGINE)
+        check_signature(self.parts, "host loop", flat)
         for k, stage in self.stages.items():
             state = checkpoint.unflatten(stage.state, flat, f"stage{k}/")
             stage.state = jax.device_put(state, stage.device)
@@ -290,11 +304,10 @@ class ScanEngine:
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs; the gradients in the delay lines included."""
-        return jax.device_get(checkpoint.flatten(self.run, "run/"))
+        return signed(self.parts, "scan") | jax.device_get(checkpoint.flatten(self.run, "run/"))
 
     def restore(self, flat: checkpoint.Flat) -> None:
         """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
-        if "run/.entered" not in flat:
-            raise BadInput(OTHER_ENGINE)
+        check_signature(self.parts, "scan", flat)
         self.run = jax.device_put(checkpoint.unflatten(self.run, flat, "run/"), self.device)
         self.entered = int(flat["run/.entered"])

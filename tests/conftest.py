@@ -1,5 +1,15 @@
-"""Eight emulated CPU devices for every test, asked for before JAX wakes up."""
+"""Eight emulated CPU devices for every test, asked for before JAX wakes up.
+
+The tests make the same small pipelines again and again; JAX's persistent cache compiles each program once.
+"""
+
+import jax
 
 from fdg_jax.devices import emulate_cpu
 
-emulate_cpu(8)
+
+def pytest_configure(config):
+    emulate_cpu(8)
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

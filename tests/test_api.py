@@ -1,0 +1,176 @@
+"""The front door: what fits is taken, what does not is refused before anything compiles, with facts and a way out."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import Part, batches, cross_entropy, parts, pipeline, recipe
+
+import fdg_jax
+from fdg_jax.errors import BadInput
+
+DATA = batches(3)
+
+
+def refused(match, stages=None, example=None, variables=None, init=True, loss=cross_entropy, **options):
+    with pytest.raises(BadInput, match=match):
+        made = fdg_jax.Pipeline(stages or parts(2), loss, recipe(), **options)
+        if init:
+            made.init(jax.random.PRNGKey(0), example or DATA[0], variables)
+
+
+class Image(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Conv(4, (3, 3))(x).reshape(x.shape[0], -1, 3)  # 3 need not divide what comes
+
+
+def test_stages_that_do_not_fit_are_named_with_both_shapes():
+    refused(
+        r"stage k=2 \(Image\) cannot take float32\[16, 7\]; stage k=1 takes float32\[16, 8\] and gives float32\[16, 7\]",
+        stages=[nn.Dense(7), Image()],
+    )
+
+
+def test_an_input_the_first_stage_cannot_take_is_named():
+    refused(r"stage k=1 \(Image\) cannot take float32\[16, 8\]; the input is float32\[16, 8\]", stages=[Image(), nn.Dense(5)])
+
+
+def test_given_variables_of_another_shape_are_named():
+    variables = [jax.device_get(v) for v in pipeline(2, DATA[0]).params]
+    variables[1]["params"]["Dense_0"]["kernel"] = np.zeros((16, 5), np.float32)
+    refused(r"stage k=2 takes .*\[16, 12\].*kernel.* is float32\[12, 5\], but the given one is float32\[16, 5\]", variables=variables)
+
+
+def test_a_missing_set_of_variables_is_counted():
+    refused("2 stages but 1 sets of variables", variables=[{}])
+
+
+def test_a_loss_that_is_not_one_number_is_refused():
+    refused(r"is float32\[16\], not one number", loss=optax.softmax_cross_entropy_with_integer_labels)
+
+
+def test_labels_the_loss_cannot_take_are_refused():
+    refused("the loss cannot take outputs", example=(DATA[0][0], np.zeros((16, 3, 3), np.int32)))
+
+
+@pytest.mark.parametrize("beta", [0.0, -0.5, 1.5, float("nan")])
+def test_beta_outside_zero_to_one_is_refused(beta):
+    refused(r"the shrinking factor lies in \(0, 1\]", beta=beta, init=False)
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"method": "fdgg"}, "Did you mean fdg"),
+    ({"engine": "turbo"}, "pipeline .* or delay-line"),
+    ({"weights": "fresh"}, "stashed .* or current"),
+    ({"order": "sideways"}, "backward-first"),
+    ({"engine": "delay-line", "weights": "current"}, "Use --engine pipeline or --weights stashed"),
+    ({"method": "bp", "beta": 0.5}, "--beta 0.5: method bp has no such option"),
+    ({"devices": [None]}, "K=2 stages need 2 devices, 1 were given"),
+])  # fmt: skip
+def test_options_that_make_no_sense_are_refused_at_once(options, match):
+    refused(match, init=False, **options)
+
+
+def test_no_stages_at_all_are_refused():
+    with pytest.raises(BadInput, match="at least one"):
+        fdg_jax.Pipeline([], cross_entropy, recipe())
+
+
+def test_stepping_before_init_says_what_to_do():
+    with pytest.raises(BadInput, match="Call init"):
+        fdg_jax.Pipeline(parts(2), cross_entropy, recipe()).step(DATA[0])
+
+
+def test_nothing_compiles_before_the_shapes_are_checked(monkeypatch):
+    monkeypatch.setattr(jax, "jit", lambda *a, **k: pytest.fail("compiled before checking"))
+    refused("cannot take", stages=[nn.Dense(7), Image()])
+
+
+def test_step_returns_the_newest_finished_metrics():
+    ours = pipeline(3, DATA[0])
+    seen = []
+    for batch in batches(20):
+        seen.append(ours.step(batch))
+        ours.wait()
+    assert seen[0] is None  # batch 1 has not met stage 3 yet
+    assert [m.step for m in seen if m] == sorted(m.step for m in seen if m) and seen[-1].step >= 17
+
+
+def test_a_module_without_train_and_one_with_integer_inputs_are_taken():
+    class Words(nn.Module):
+        @nn.compact
+        def __call__(self, tokens):
+            return nn.Embed(11, 8)(tokens).mean(1)
+
+    tokens = np.arange(48, dtype=np.int32).reshape(16, 3) % 11
+    ours = pipeline(2, (tokens, DATA[0][1]), stages=[Words(), nn.Dense(5)])
+    before = np.asarray(ours.params[0]["params"]["Embed_0"]["embedding"])
+    for _ in range(4):
+        ours.step((tokens, DATA[0][1]))
+    ours.drain()
+    assert np.abs(np.asarray(ours.params[0]["params"]["Embed_0"]["embedding"]) - before).max() > 0
+
+
+def test_several_arrays_may_pass_between_stages():
+    class Fork(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return {"a": nn.Dense(6)(x), "b": x}
+
+    class Join(nn.Module):
+        @nn.compact
+        def __call__(self, parts):
+            return nn.Dense(5)(jnp.concatenate([parts["a"], parts["b"]], -1))
+
+    results = []
+    for engine in ("pipeline", "delay-line"):
+        ours = pipeline(2, DATA[0], stages=[Fork(), Join()], engine=engine)
+        for batch in DATA:
+            ours.step(batch)
+        ours.drain()
+        results.append(ours.parameters_sha256())
+    assert results[0] == results[1]
+
+
+def test_a_ragged_last_batch_is_trained_on():
+    ours = pipeline(2, DATA[0])
+    for x, y in [*DATA, (DATA[0][0][:5], DATA[0][1][:5])]:
+        ours.step((x, y))
+    ours.drain()
+    assert ours.updates == [4, 4]
+
+
+def test_train_is_step_by_indices_on_both_engines():
+    x, y = np.concatenate([a for a, _ in DATA]), np.concatenate([b for _, b in DATA])
+    rows = np.random.default_rng(3).permutation(48).astype(np.int32).reshape(3, 16)
+    results = []
+    for how in ("step", "pipeline", "delay-line"):
+        ours = pipeline(2, DATA[0], engine="pipeline" if how == "step" else how)
+        if how == "step":
+            for row in rows:
+                ours.step((x[row], y[row]))
+        else:
+            ours.train(x, y, rows)
+        ours.drain()
+        results.append((ours.parameters_sha256(), ours.losses(wait=True)))
+    assert results[0] == results[1] == results[2]
+
+
+def test_the_parameter_hash_does_not_depend_on_where_the_network_is_cut():
+    def made(groups):
+        whole = {f"d{i}": {"kernel": np.full((2, 2), i, np.float32)} for i in range(4)}
+        pipe = pipeline(len(groups), DATA[0])
+        states = [type(s)({n: whole[n] for n in g}, {}, ()) for g, s in zip(groups, pipe.engine.stage_states(), strict=True)]
+        pipe.engine.stage_states = lambda: states
+        return pipe.parameters_sha256()
+
+    assert made([["d0", "d1", "d2", "d3"]]) == made([["d0"], ["d1", "d2", "d3"]]) == made([["d0", "d1"], ["d2"], ["d3"]])
+
+
+def test_identical_stages_start_from_different_weights():
+    ours = pipeline(3, DATA[0], stages=[Part(12), Part(12), Part(12)], optimizer=recipe())
+    kernels = [np.asarray(v["params"]["Dense_0"]["kernel"]) for v in ours.params[1:]]
+    assert np.abs(kernels[0] - kernels[1]).max() > 0.1

@@ -1,0 +1,218 @@
+"""What the host loop and the stages promise beside the numbers: places, traces, copies, and that nothing waits."""
+
+import ast
+import pathlib
+import time
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import batches, cross_entropy, parts, pipeline, recipe
+
+from fdg_jax import engine as engines
+from fdg_jax import pipeline as host_loop
+from fdg_jax import stage as stages
+from fdg_jax.schedule import fdg
+
+
+def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
+    path = pathlib.Path(host_loop.__file__)
+    tree = ast.parse(path.read_text())
+    imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert imported <= {"collections", "collections.abc", "typing"}
+    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Import)]
+    assert len(path.read_text().splitlines()) <= 90
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 4])
+def test_each_stages_arrays_lie_on_its_own_device(K):
+    data = batches(2 * K + 2)
+    ours = pipeline(K, data[0])
+    for batch in data:
+        ours.step(batch)
+    for k, stage in ours.engine.stages.items():
+        mine = {jax.devices()[k - 1]}
+        held = [(memo.closure, memo.params, memo.extra, memo.x) for memo in stage.memos]
+        for leaf in jax.tree.leaves((stage.state, held)):
+            assert leaf.devices() == mine
+    for box, message in ours.engine.loop.mail.items():
+        assert all(leaf.devices() == {jax.devices()[box.k - 1]} for leaf in jax.tree.leaves(message))
+
+
+@pytest.mark.parametrize("order", ["backward-first", "forward-first"])
+@pytest.mark.parametrize("K", [1, 2, 4])
+def test_stage_k_holds_two_times_K_minus_k_memos(K, order):
+    data = batches(2 * K + 2)
+    ours = pipeline(K, data[0], order=order)
+    for t, batch in enumerate(data, 1):
+        ours.step(batch)
+        held = [len(stage.memos) for stage in ours.engine.stages.values()]
+        assert held == [min(max(t - k + 1, 0), 2 * (K - k)) for k in range(1, K + 1)]
+    ours.drain()
+    assert [len(stage.memos) for stage in ours.engine.stages.values()] == [0] * K
+    assert not ours.engine.loop.mail
+
+
+@pytest.mark.parametrize("weights", ["stashed", "current"])
+def test_one_compilation_per_stage_and_direction(weights, monkeypatch):
+    K, data, functions = 3, batches(12), stages.functions
+
+    def counting(*arguments):
+        made = functions(*arguments)
+        # chex counts a function by its source, which the K stages share: K traces are one a stage.
+        once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward, made.update)]
+        return stages.Functions(*once, made.outputs)
+
+    monkeypatch.setattr("fdg_jax.api.functions", counting)
+    chex.clear_trace_counter()
+    ours = pipeline(K, data[0], weights=weights)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    assert ours.updates == [12] * K
+    with pytest.raises(AssertionError, match="traced > 3 times"):  # the counter does count
+        ours.step((data[0][0][:7], data[0][1][:7]))
+
+
+def test_weights_are_not_copied_into_closures():
+    """A memo's closure holds activations; the weights it refers to are the stage's own arrays."""
+    data = batches(6)
+    ours = pipeline(3, data[0])
+    for batch in data:
+        ours.step(batch)
+    stage = ours.engine.stages[1]
+    held = {leaf.unsafe_buffer_pointer() for memo in stage.memos for leaf in jax.tree.leaves(memo.closure)}
+    weights = {leaf.shape for leaf in jax.tree.leaves(stage.state.params)}
+    kernel = (8, 12)
+    assert kernel in weights
+    assert kernel not in {leaf.shape for memo in stage.memos for leaf in jax.tree.leaves(memo.closure)}
+    newest = stage.memos[-1]
+    assert held and all(a is b for a, b in zip(jax.tree.leaves(newest.params), jax.tree.leaves(stage.state.params), strict=True))
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
+def test_the_loop_makes_no_implicit_transfer(engine):
+    data = batches(12)
+    ours = pipeline(3, data[0], engine=engine, preprocess=lambda x, step: x + 0 * step)
+    with jax.transfer_guard("disallow"):
+        for batch in data:
+            ours.step(batch)
+        ours.drain()
+        assert len(ours.losses(wait=True)) == 12
+
+
+class Slow(nn.Module):
+    """About 10 ms of matrix products forward, 20 ms backward, on one core."""
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(6):
+            x = jnp.tanh(nn.Dense(768)(x))
+        return x
+
+
+def test_the_loop_never_waits_for_a_device():
+    """All dispatches of 10 ticks return in under a tenth of the time the devices need for them."""
+    x, y = np.ones((512, 768), np.float32), np.zeros(512, np.int32)
+    ours = pipeline(3, (x, y), stages=[Slow(), Slow(), Slow()], optimizer=optax.sgd(1e-3), read_behind=64)
+    for _ in range(6):  # compile everything, fill the pipeline
+        ours.step((x, y))
+    ours.wait()
+    start = time.perf_counter()
+    for _ in range(10):
+        ours.step((x, y))
+    dispatched = time.perf_counter() - start
+    ours.wait()
+    executed = time.perf_counter() - start
+    assert dispatched < executed / 10, f"{dispatched * 1e3:.0f} ms of {executed * 1e3:.0f} ms"
+
+
+def test_losses_are_read_behind_a_bounded_window():
+    window = engines.LossWindow(4)
+
+    class Late:
+        """A loss that is never ready by itself."""
+
+        def is_ready(self):
+            return False
+
+        def __array__(self, dtype=None, copy=None):
+            return np.float32(1.0)
+
+    for step in range(1, 11):
+        window.add(step, Late())
+        assert len(window.pending) == min(step, 4)
+    assert [m.step for m in window.take()] == [1, 2, 3, 4, 5, 6]
+    window.read_all()
+    assert [m.step for m in window.take()] == [7, 8, 9, 10]
+
+
+def test_a_wrong_schedule_is_an_error_and_never_a_wrong_number():
+    data = batches(4)
+    ours = pipeline(3, data[0])
+    loop = ours.engine.loop
+    good = fdg(3)
+    loop.schedule = good._replace(tick=lambda t, last: good.tick(t + 1, last))  # every stage a tick early
+    with pytest.raises(AssertionError, match=r"t=1 stage k=1 needs x of batch 2, which has not been sent"):
+        ours.step(data[0])
+
+
+def test_two_stages_on_one_device_train_as_on_two():
+    data = batches(9)
+    results = []
+    for devices in (None, [jax.devices()[0]] * 3):
+        ours = pipeline(3, data[0], devices=devices)
+        for batch in data:
+            ours.step(batch)
+        ours.drain()
+        results.append(ours.parameters_sha256())
+    assert results[0] == results[1]
+
+
+def test_an_optimizer_that_keeps_the_weights_themselves_survives_donation():
+    """optax.ema-like states start as the weights' own arrays; donating those would delete the weights."""
+    averaging = optax.GradientTransformation(
+        lambda params: params,
+        lambda updates, state, params=None: (updates, jax.tree.map(lambda s, u: 0.9 * s + u, state, updates)),
+    )
+    data = batches(5)
+    ours = pipeline(2, data[0], optimizer=optax.chain(recipe(), averaging))
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    assert np.isfinite([m.loss for m in ours.losses(wait=True)]).all()
+
+
+def test_evaluation_in_flight_changes_nothing():
+    data = batches(10)
+    results = []
+    for peek in (False, True):
+        ours = pipeline(3, data[0])
+        for batch in data:
+            ours.step(batch)
+            if peek:
+                assert ours.evaluate(data[:2]).images == 32
+        results.append(ours.state_sha256())
+    assert results[0] == results[1]
+
+
+def test_evaluation_is_the_composed_network():
+    data = batches(3)
+    ours = pipeline(2, data[0])
+    ours.step(data[0])
+    ours.drain()
+    outputs = []
+    for x, _ in data:
+        for module, variables in zip(parts(2), jax.device_get(ours.params), strict=True):
+            x = module.apply(variables, x, train=False)
+        outputs.append(x)
+    labels = np.concatenate([y for _, y in data])
+    found = ours.evaluate(data)
+    wrong = np.mean(np.argmax(np.concatenate(outputs), -1) != labels)
+    assert found.error_percent == pytest.approx(100 * wrong)
+    # mean over three equal batches against one sum: float32 rounding
+    assert found.loss == pytest.approx(float(cross_entropy(np.concatenate(outputs), labels)), abs=1e-5)
