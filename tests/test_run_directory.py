@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import claim, report, run_directory
 from fdg_jax.experiments.options import FIELDS, Options
+from fdg_jax.experiments.record import Diverged, Record
 from fdg_jax.experiments.run_directory import MetricsLog
 
 
@@ -208,3 +210,62 @@ def test_a_report_of_a_run_that_has_not_logged_anything_can_be_made(tmp_path):
     run_directory.write_json(tmp_path / "config.json", {**config, "devices": ["cpu:0"], "versions": {}})
     report.write(tmp_path)
     assert "nothing yet" in (tmp_path / "report.html").read_text()
+
+
+def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
+    from fdg_jax.experiments import speed
+
+    clock = [100.0]
+    monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
+    pace = speed.Speed()
+    assert pace.now() is None
+    for _ in range(5):  # 64 images a second, with a pause of 7 s in between that is not training
+        pace.finished(64)
+        clock[0] += 1
+    assert pace.now() == 64
+    clock[0] += 7
+    pace.paused(7)
+    pace.finished(64)
+    assert pace.now() == 64
+    for _ in range(20):  # from now on 10 a second: after the horizon the old ones are forgotten
+        clock[0] += 1
+        pace.finished(10)
+    assert pace.now() == 10
+    pace.compiled()
+    assert pace.now() is None
+
+
+def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_what_is_open(tmp_path):
+    rates = np.asarray([0.1] * 6 + [0.01] * 6, np.float32)
+
+    def record() -> Record:
+        return Record(images=100, batch_size=32, log_every=3, learning_rates=rates)  # 4 batches, the last of 4
+
+    first = record()
+    first.open(tmp_path, tensorboard=False)
+    first.losses([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)])
+    first.entered(5, 132)
+    saved = first.state()
+    first.losses([(5, 9.0), (6, 9.0)])  # lost: the process is killed after the checkpoint
+    first.close()
+    second = record()
+    second.restore(saved)
+    second.open(tmp_path, tensorboard=False)
+    second.losses([(5, 2.0), (6, 3.0), (7, 8.0)])
+    second.entered(2, 64)
+    second.last_line()
+    second.close()
+    events = run_directory.read_metrics(tmp_path / "metrics.jsonl")
+    assert [(event["step"], event["train_loss"]) for event in events] == [(3, 3.0), (6, 2.0), (7, 8.0)]
+    assert [event["learning_rate"] for event in events] == [0.1, 0.1, 0.01]
+    assert second.train_loss() == 3.5  # of the last 4 batches, an epoch's worth: 1, 2, 3, 8
+    assert (second.step, second.images, second.sessions) == (7, 196, 2)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
+    record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
+    record.open(tmp_path, tensorboard=False)
+    with pytest.raises(Diverged, match="nan at batch 1"):
+        record.losses([(1, float("nan"))])
+    record.close()
+    assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None

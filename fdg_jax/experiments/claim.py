@@ -15,9 +15,7 @@ from fdg_jax.experiments.run_directory import CHECKPOINTS, CONFIG, METRICS, SUMM
 
 def default_path(options: Options) -> Path:
     """runs/<time>-<method>-<model>-K<K>, with a number behind it where two runs start in the same second."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(
-        os.sep, "-"
-    )
+    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
     path, n = Path("runs") / stem, 1
     while path.exists():
         n += 1
@@ -37,13 +35,10 @@ def claim(path: Path, resume: bool) -> Iterator[Path]:
     again, so that the corrected command can use the same name.
     """
     if resume and not (path / CONFIG).is_file():
-        raise BadInput(
-            f"--resume: {path} holds no run ({CONFIG} is not there). Leave --resume out to start one."
-        )
+        raise BadInput(f"--resume: {path} holds no run ({CONFIG} is not there). Leave --resume out to start one.")
     if not resume and path.is_dir() and holds_run(path):
         raise BadInput(
-            f"{path} already holds a run. Add --resume to go on with it, choose another --run-dir, or "
-            "delete it."
+            f"{path} already holds a run. Add --resume to go on with it, choose another --run-dir, or delete it."
         )
     if path.exists() and not path.is_dir():
         raise BadInput(f"--run-dir {path} is a file, not a directory. Choose another --run-dir.")
@@ -54,9 +49,7 @@ def claim(path: Path, resume: bool) -> Iterator[Path]:
             pass
     except OSError as error:
         forget(missing)
-        raise BadInput(
-            f"run directory {path} cannot be written: {error.strerror}. Choose another --run-dir."
-        ) from None
+        raise BadInput(f"run directory {path} cannot be written: {error.strerror}. Choose another --run-dir.") from None
     try:
         with lock(path):
             yield path
@@ -86,9 +79,7 @@ def lock(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(
-                f"another process is writing the run in {path}. Wait for it, or stop it first."
-            ) from None
+            raise BadInput(f"another process is writing the run in {path}. Wait for it, or stop it first.") from None
         except OSError:  # a file system without locks: go on without
             pass
         yield

@@ -147,9 +147,7 @@ def check(options: Options, given: frozenset[str]) -> None:
     if o.K < 1:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
     if not 0 < o.beta <= 1:
-        raise BadInput(
-            f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking."
-        )
+        raise BadInput(f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking.")
     for name in ("epochs", "batch_size", "log_every"):
         if getattr(o, name) < 1:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
@@ -183,9 +181,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     about_methods = ("beta", "order", "weights")
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
     if options.engine == "delay-line" and not method.delay_line:
-        raise BadInput(
-            f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline."
-        )
+        raise BadInput(f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline.")
     if options.engine == "delay-line" and options.weights == "current":
         raise BadInput(
             "--engine delay-line takes gradients at the weights of the forward pass, so --weights current "
@@ -212,6 +208,4 @@ def check_names(options: Options) -> None:
             f"Use --K 1 to {n}, or a deeper model."
         )
     if options.dtype != "float32":
-        raise BadInput(
-            f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out."
-        )
+        raise BadInput(f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out.")

@@ -45,7 +45,5 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    telling = sorted(
-        {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    )
+    telling = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]

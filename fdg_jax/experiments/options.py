@@ -11,15 +11,12 @@ GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; stage k runs from 1 to K.",
     "model": "What is trained.",
     "data": "What it is trained on.",
-    "recipe": "The paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and "
-    "91.67%.",
+    "recipe": "The paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and 91.67%.",
     "run": "Where the run goes, how it can be stopped and resumed, and what is written down.",
 }
 
 
-def flag(
-    default: Any, group: str, help: str, *, metavar: str = "", shown: str = "", free: bool = False
-) -> Any:
+def flag(default: Any, group: str, help: str, *, metavar: str = "", shown: str = "", free: bool = False) -> Any:
     """A field of `Options`. shown: the default in words. free: may be changed when a run is resumed."""
     assert group in GROUPS
     return dataclasses.field(
@@ -124,16 +121,10 @@ class Options:
         shown="all",
     )
 
-    epochs: int = flag(
-        300, "recipe", "Passes over the training images. Other lengths than 300 scale the schedule."
-    )
-    batch_size: int = flag(
-        128, "recipe", "Images in a batch. An epoch's last, smaller batch is trained on as well."
-    )
+    epochs: int = flag(300, "recipe", "Passes over the training images. Other lengths than 300 scale the schedule.")
+    batch_size: int = flag(128, "recipe", "Images in a batch. An epoch's last, smaller batch is trained on as well.")
     learning_rate: float = flag(0.1, "recipe", "Initial learning rate gamma, for every stage.")
-    weight_decay: float = flag(
-        5e-4, "recipe", "Coupled L2 weight decay on every parameter; never shrunk by beta."
-    )
+    weight_decay: float = flag(5e-4, "recipe", "Coupled L2 weight decay on every parameter; never shrunk by beta.")
     momentum: float = flag(0.9, "recipe", "Momentum of SGD, in [0, 1).")
     warmup: Literal["paper", "on", "off"] = flag(
         "paper",
@@ -141,14 +132,11 @@ class Options:
         "Learning rate 0.01 for the first 3 of 300 epochs. paper: for resnet110, resnet1202 and "
         "every K >= 3 (not for bp, which is the same for every K).",
     )
-    seed: int = flag(
-        0, "recipe", "Decides initial weights, order of images and augmentation. The paper: 3 runs."
-    )
+    seed: int = flag(0, "recipe", "Decides initial weights, order of images and augmentation. The paper: 3 runs.")
     steps: int | None = flag(
         None,
         "recipe",
-        "Stop after this many batches, wherever the epoch stands. The learning-rate schedule still "
-        "follows --epochs.",
+        "Stop after this many batches, wherever the epoch stands. The learning-rate schedule still follows --epochs.",
         metavar="N",
         shown="no limit",
         free=True,

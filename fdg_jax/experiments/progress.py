@@ -14,9 +14,7 @@ class Progress:
 
     def __init__(self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS):
         if done > steps:
-            raise BadInput(
-                f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out."
-            )
+            raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
         self.steps, self.epochs, self.plain_seconds = steps, epochs, plain_seconds
         self.error = ""
         self.said = 0.0
@@ -33,9 +31,7 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def show(
-        self, step: int, epoch: int, loss: float | None, images_per_second: float | None, compiling: bool
-    ) -> None:
+    def show(self, step: int, epoch: int, loss: float | None, images_per_second: float | None, compiling: bool) -> None:
         """step: batches entered. epoch: counted from 1. compiling: whether the dispatch may have compiled."""
         left = self.pace.seconds_left(step, self.steps, compiling)
         rate = f"{images_per_second:,.0f} images/s" if images_per_second else ""
@@ -48,11 +44,7 @@ class Progress:
         elif loss is not None and time.monotonic() - self.said >= self.plain_seconds:
             self.said = time.monotonic()
             words = [f"epoch {epoch}/{self.epochs}", f"batch {step}/{self.steps}", shown, self.error, rate]
-            self.say(
-                "  ".join(
-                    word for word in [*words, f"{clock(left)} left" if left is not None else ""] if word
-                )
-            )
+            self.say("  ".join(word for word in [*words, f"{clock(left)} left" if left is not None else ""] if word))
 
     def say(self, line: str) -> None:
         if self.bar is not None:
@@ -82,9 +74,7 @@ def rich_bar(steps: int, done: int):
     columns = ["{task.fields[epoch]}", progress.BarColumn(bar_width=24), progress.TaskProgressColumn()]
     columns += ["{task.fields[" + name + "]}" for name in ("loss", "error", "rate", "left")]
     bar = progress.Progress(*columns, refresh_per_second=4)
-    task = bar.add_task(
-        "", total=steps, completed=done, epoch="compiling", loss="", error="", rate="", left=""
-    )
+    task = bar.add_task("", total=steps, completed=done, epoch="compiling", loss="", error="", rate="", left="")
     return bar, task
 
 

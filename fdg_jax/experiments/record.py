@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.experiments.run_directory import METRICS, MetricsLog
+from fdg_jax.experiments.speed import Speed
 
 
 class Diverged(Exception):
@@ -43,26 +44,25 @@ class Scalars:
 class Record:
     """step: batches entered. seconds: wall clock over all sessions, compilation and evaluation included."""
 
-    def __init__(self, steps_per_epoch: int, log_every: int, learning_rates: np.ndarray, batch_size: int):
-        self.steps_per_epoch, self.log_every = steps_per_epoch, log_every
-        self.learning_rates, self.batch_size = learning_rates, batch_size
+    def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray):
+        self.steps_per_epoch = math.ceil(images / batch_size)
+        self.batch_size, self.last_batch_size = batch_size, images - (self.steps_per_epoch - 1) * batch_size
+        self.log_every, self.learning_rates = log_every, learning_rates
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
         self.timed_images, self.timed_seconds, self.images = 0, 0.0, 0
         self.pending: list[float] = []  # losses since the last line
-        self.recent: deque[float] = deque(
-            maxlen=steps_per_epoch
-        )  # losses of the last epoch's worth of batches
+        self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
         self.error: float | None = None
         self.last_loss: float | None = None
         self.rate: float | None = None
-        self._since = self._began = time.monotonic()
-        self._images, self._cold_images, self._cold_seconds = 0, 0, 0.0
+        self.speed = Speed()
+        self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
         self.log = MetricsLog(run / METRICS, self.lines)
         self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
-        self._since = self._began = time.monotonic()
+        self._began = time.monotonic()
 
     def close(self) -> None:
         self.log.close()
@@ -94,28 +94,22 @@ class Record:
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self._began
 
-    def entered(self, batches: int, images: int, cold_seconds: float | None) -> None:
-        """A dispatch has been made; cold_seconds: what it took, if it may have compiled."""
+    def entered(self, batches: int, images: int) -> None:
+        """A dispatch of so many batches and images has been made."""
         self.step += batches
         self.images += images
-        if cold_seconds is None:
-            self._images += images
-        else:
-            self._cold_images += images
-            self._cold_seconds += cold_seconds
-            self.paused(cold_seconds)
 
     def timed(self, images: int, seconds: float) -> None:
         """So many images took so long, compilation and evaluation not included."""
         self.timed_images += images
         self.timed_seconds += seconds
 
-    def paused(self, seconds: float) -> None:
-        """So many seconds since the last line were not training."""
-        self._since += seconds
-
     def losses(self, metrics: list[Any]) -> None:
         """Finished losses, in order of their batches."""
+        ragged = sum(step % self.steps_per_epoch == 0 for step, _ in metrics)
+        if metrics:
+            self.speed.finished(self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged)
+            self.rate = self.speed.now() or self.rate
         for step, loss in metrics:
             self.pending.append(loss)
             self.recent.append(loss)
@@ -125,23 +119,16 @@ class Record:
 
     def line(self, step: int) -> None:
         """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""
-        now, loss = time.monotonic(), math.fsum(self.pending) / len(self.pending)
-        if self._images:
-            self.rate = self._images / max(now - self._since, 1e-9)
-        elif self.rate is None and self._cold_images:  # nothing but compiling so far
-            self.rate = self._cold_images / max(self._cold_seconds, 1e-9)
-        self._since, self._images, self._cold_images, self._cold_seconds = now, 0, 0, 0.0
+        loss = math.fsum(self.pending) / len(self.pending)
         event = {
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
             "train_loss": loss,
             "learning_rate": float(f"{self.learning_rates[step - 1]:.7g}"),  # a float32's own digits
-            "images_per_second": round(self.rate, 2) if self.rate else None,
+            "images_per_second": round(self.rate or self.images_per_second(), 2),
         }
         self.log.append(event)
-        self.scalars.add(
-            step, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")}
-        )
+        self.scalars.add(step, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
         if not math.isfinite(loss):
             raise Diverged(f"the training loss is {loss} at batch {step}")

@@ -173,9 +173,7 @@ def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict
         ("images a second", f"{speed:,.0f}" if speed else "–"),
         ("time", clock(summary["seconds"]) if summary else "–"),
     ]
-    return "".join(
-        f'<div class="card"><b>{html.escape(value)}</b><span>{name}</span></div>' for name, value in shown
-    )
+    return "".join(f'<div class="card"><b>{html.escape(value)}</b><span>{name}</span></div>' for name, value in shown)
 
 
 def stage_rows(config: dict[str, Any], summary: dict[str, Any]) -> str:
@@ -185,9 +183,7 @@ def stage_rows(config: dict[str, Any], summary: dict[str, Any]) -> str:
     for k, device in enumerate(config["devices"], 1):
         cells = [summary.get(name, [])[k - 1 : k] for name in ("staleness", "updates", "stage_parameters")]
         shown = [f"{cell[0]:,}" if cell else "–" for cell in cells]
-        rows.append(
-            "<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in (k, *shown, device)) + "</tr>"
-        )
+        rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in (k, *shown, device)) + "</tr>")
     return head + "".join(rows)
 
 

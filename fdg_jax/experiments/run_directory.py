@@ -59,9 +59,7 @@ class MetricsLog:
         self.file = path.open("a")
 
     def append(self, event: Mapping[str, Any]) -> None:
-        self.file.write(
-            json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n"
-        )
+        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
         self.file.flush()
         self.lines += 1
 
@@ -149,9 +147,7 @@ def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tupl
             values[name] = now
             continue
         if name not in stored:
-            raise BadInput(
-                f"{path / CONFIG} lacks {name!r}: it is not a run of this version. Start a new run."
-            )
+            raise BadInput(f"{path / CONFIG} lacks {name!r}: it is not a run of this version. Start a new run.")
         values[name] = used = stored[name]
         if name in given and field.metadata["free"]:
             values[name] = now

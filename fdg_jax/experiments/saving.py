@@ -49,9 +49,7 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
         except BadInput as error:
             print(f"warning: {error} Trying the one before.", file=sys.stderr, flush=True)
     if paths:
-        raise BadInput(
-            f"all {len(paths)} checkpoints in {root} are damaged. Start a new run in another --run-dir."
-        )
+        raise BadInput(f"all {len(paths)} checkpoints in {root} are damaged. Start a new run in another --run-dir.")
     return None
 
 

@@ -83,9 +83,7 @@ def load_data(options: Options, note: str) -> data.Dataset:
     dataset = data.load(options.dataset, options.data_dir)
     N, n = len(dataset.train_images), options.train_size
     if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
-        raise BadInput(
-            f"--train-size {n}: {dataset.name} has {N} training images. Use at most {N}, or leave it out."
-        )
+        raise BadInput(f"--train-size {n}: {dataset.name} has {N} training images. Use at most {N}, or leave it out.")
     if options.batch_size > N:
         raise BadInput(
             f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "

@@ -23,9 +23,7 @@ class Signals:
         self.number: int | None = None
 
     def __enter__(self) -> "Signals":
-        self.before = {
-            number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self.before = {number: signal.signal(number, self.receive) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *_) -> None:

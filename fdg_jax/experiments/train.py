@@ -72,11 +72,12 @@ class Loop:
     def window(self) -> None:
         """One dispatch: the next batches of the epoch, up to --window; the ragged last one goes alone."""
         indices = self.indices()
-        cold, start = self.clock(indices.shape), time.monotonic()
+        cold = self.clock(indices.shape)
         self.pipeline.train(self.dataset.train_images, self.dataset.train_labels, indices)
+        self.record.entered(len(indices), indices.size)
         if cold:
             self.pipeline.wait()
-        self.record.entered(len(indices), indices.size, time.monotonic() - start if cold else None)
+            self.record.speed.compiled()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
 
@@ -134,9 +135,7 @@ class Loop:
 
     def evaluate_now(self) -> None:
         found = self.pipeline.evaluate(self.test_batches(), self.transform)
-        self.collect(
-            wait=True
-        )  # so that the losses' lines come before the evaluation's, as they would anyway
+        self.collect(wait=True)  # so that the losses' lines come before the evaluation's, as they would anyway
         self.record.evaluation(found.loss, found.error_percent or 0.0)
 
     def test_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -167,7 +166,7 @@ class Loop:
         try:
             work()
         finally:
-            self.record.paused(time.monotonic() - start)
+            self.record.speed.paused(time.monotonic() - start)
 
 
 def test_batch(images: int) -> int:
@@ -182,7 +181,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
     Raises Stopped, after a checkpoint, when a signal came; Diverged when the loss is no number; BadInput when
     there is nothing whole to resume from.
     """
-    record = Record(job.steps_per_epoch, job.options.log_every, job.learning_rates, job.options.batch_size)
+    record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
     if resume:
         begin_again(job, path, record)
     record.open(path, job.options.tensorboard)

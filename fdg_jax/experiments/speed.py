@@ -1,0 +1,45 @@
+"""Images a second as they are now: over the last ten seconds of training, pauses and compilation left out.
+
+A pipeline only dispatches, so finished batches, not dispatched ones, are counted; on a CPU they come in bursts,
+which is why a shorter stretch of time would tell little.
+"""
+
+import time
+from collections import deque
+
+HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
+
+
+class Speed:
+    """finished() after every look at the losses; paused() after everything that was not training."""
+
+    def __init__(self) -> None:
+        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, images finished by then)
+        self.not_training, self.images = 0.0, 0
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.not_training
+
+    def finished(self, images: int) -> None:
+        """So many images have been finished since the last call."""
+        self.images += images
+        self.marks.append((self.seconds(), self.images))
+        while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
+            self.marks.popleft()
+
+    def paused(self, seconds: float) -> None:
+        """The last `seconds` were evaluation or a checkpoint; a mark made meanwhile belongs to their beginning."""
+        self.not_training += seconds
+        now = self.seconds()
+        self.marks = deque((min(then, now), images) for then, images in self.marks)
+
+    def compiled(self) -> None:
+        """The last dispatch may have compiled: what was before it tells nothing of the speed to come."""
+        self.marks.clear()
+
+    def now(self) -> float | None:
+        """Images a second, None as long as there is too little to tell."""
+        if not self.marks:
+            return None
+        (start, before), (end, after) = self.marks[0], self.marks[-1]
+        return (after - before) / (end - start) if end - start >= SHORTEST_SECONDS else None
