@@ -224,7 +224,7 @@ def text(tree: Tree) -> str:
 
 def check_options(beta: float, weights: str, engine: str, method: methods.Method) -> None:
     if not 0.0 < beta <= 1.0:
-        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, 0.5 for the paper's.")
+        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
     if weights not in WEIGHTS:
         raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
     if engine not in ENGINES:

@@ -7,19 +7,13 @@ weights are put back is the whole difference between `stashed` and `current`.
 """
 
 import jax
-import jax.numpy as jnp
-
-VJP = jax.tree_util.Partial | object
-
-
-def _probe() -> bool:
-    _, closure = jax.vjp(lambda p, x: p * x, 2.0, 3.0)
-    return isinstance(getattr(closure, "args_res", None), list) and len(closure.args_res) == 2
 
 
 def strippable() -> bool:
     """Whether this JAX lets the arguments be taken out of a closure (0.10.2 to 0.12 do)."""
-    return _probe()
+    _, closure = jax.vjp(lambda p, x: p * x, 2.0, 3.0)
+    arguments = getattr(closure, "args_res", None)
+    return isinstance(arguments, list) and len(arguments) == 2
 
 
 def strip(closure):
@@ -41,8 +35,5 @@ def bind(closure, params, x):
 
 def is_ready(array: jax.Array) -> bool:
     """Whether reading the array would return at once."""
-    return array.is_ready() if hasattr(array, "is_ready") else True
-
-
-def zeros_int32() -> jax.Array:
-    return jnp.zeros((), jnp.int32)
+    ready = getattr(array, "is_ready", None)
+    return ready() if ready else True

@@ -41,12 +41,14 @@ class DelayState(NamedTuple):
 def start(stages: Sequence[StageState], delays: Sequence[int]) -> DelayState:
     """Empty delay lines behind freshly initialised stages."""
     zero = jnp.zeros((), jnp.int32)
-    lines = tuple(
-        Line(jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), s.params), jnp.zeros((D,), jnp.int32))
-        for s, D in zip(stages, delays, strict=True)
-    )
+    lines = tuple(empty_line(s.params, D) for s, D in zip(stages, delays, strict=True))
     counters = (zero,) * len(stages)
     return DelayState(zero, zero, tuple(stages), lines, counters, counters)
+
+
+def empty_line(params: Tree, D: int) -> Line:
+    grads = jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), params)
+    return Line(grads, jnp.zeros((D,), jnp.int32))
 
 
 def where(condition: jax.Array, new: Tree, old: Tree) -> Tree:

@@ -1,5 +1,7 @@
 """Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
 
+from typing import Any
+
 import jax
 
 from fdg_jax.errors import BadInput
@@ -8,13 +10,13 @@ from fdg_jax.errors import BadInput
 def emulate_cpu(K: int) -> None:
     """Asks for at least K CPU devices. Works only before JAX computes anything; later it changes nothing."""
     try:
-        if jax.config.jax_num_cpu_devices < K:
+        if getattr(jax.config, "jax_num_cpu_devices", 0) < K:  # -1: not set yet
             jax.config.update("jax_num_cpu_devices", K)
     except RuntimeError:  # the backend is up: stage_devices tells what there is
         pass
 
 
-def stage_devices(K: int) -> tuple[list[jax.Device], str]:
+def stage_devices(K: int) -> tuple[list[Any], str]:
     """Devices of the stages k = 1..K, and a sentence where they are fewer than K (else "").
 
     With fewer devices than stages neighbours share one, as evenly as can be.

@@ -157,7 +157,8 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     exists, and the staleness of every single batch is as derived: min(b-1, staleness[k]) during the fill.
     """
     trace = simulate(schedule, batches)
-    wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, schedule.K + 1) for b in range(1, batches + 1)}
+    every = [(k, b) for k in range(1, schedule.K + 1) for b in range(1, batches + 1)]
+    wanted = {Op("F", k, b) for k, b in every} | {Op("B", k, b) for k, b in every}
     missing, extra = wanted - set(trace.version), set(trace.version) - wanted
     if missing or extra:
         raise ScheduleError(f"{schedule.name}: never done {sorted(missing)[:5]}, too much {sorted(extra)[:5]}")
@@ -225,7 +226,8 @@ def describe(schedule: Schedule, ticks: int) -> str:
     return (
         f"{render(schedule, ticks)}\n\n{draw(table)}\n\n"
         "F3: forward of batch 3. B3: its backward and the update. Delay: the ticks between the two; staleness: the\n"
-        "stage's own updates between the two. Weight version: updates already made. Memos: batches held at the end of a tick."
+        "stage's own updates between the two. Weight version: updates already made. Memos: batches held at the end\n"
+        "of a tick."
     )
 
 

@@ -58,13 +58,13 @@ def takes_train(module: nn.Module) -> bool:
 
 def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
     """The module's Flax variables {"params": ..., "batch_stats": ...} for an input like x."""
-    flag = {"train": False} if takes_train(module) else {}
+    flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
     return dict(module.init({"params": key, "dropout": key}, x, **flag))
 
 
 def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tree) -> bool:
     """Whether a training forward pass asks for a random key (found by tracing, nothing runs)."""
-    flag = {"train": True} if takes_train(module) else {}
+    flag: dict[str, Any] = {"train": True} if takes_train(module) else {}
     try:
         jax.eval_shape(lambda v, x: module.apply(v, x, mutable=True, **flag), dict(variables), x)
     except flax.errors.InvalidRngError:

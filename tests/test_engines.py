@@ -1,5 +1,7 @@
 """Both engines against the oracle, and against each other bit for bit."""
 
+from itertools import pairwise
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -119,7 +121,8 @@ def test_a_scan_over_a_window_is_the_same_training(K, n, monkeypatch):
     one, _ = run(K, data, beta=0.5)
     monkeypatch.setitem(fdg_jax.api.ENGINES, "delay-line", engine.ScanEngine)
     two = pipeline(K, data[0], engine="delay-line", beta=0.5)
-    two.train(np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data]), np.arange(16 * n).reshape(n, 16))
+    x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
+    two.train(x, y, np.arange(16 * n).reshape(n, 16))
     two.drain()
     # One program for forward, backward and update rounds differently (see ROUNDING).
     for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
@@ -132,7 +135,7 @@ def test_a_scan_over_a_window_is_the_same_training(K, n, monkeypatch):
 def test_any_split_and_length_gives_the_oracles_weights(K, n, data):
     blocks = 5
     cuts = [0, *sorted(data.draw(st.permutations(range(1, blocks)))[: K - 1]), blocks]
-    names = [[f"d{i}" for i in range(a, b)] for a, b in zip(cuts, cuts[1:], strict=False)]
+    names = [[f"d{i}" for i in range(a, b)] for a, b in pairwise(cuts)]
     stages = [Chain(tuple(group)) for group in names]
     batch = batches(n, size=4, features=CLASSES)
     ours = pipeline(K, batch[0], stages=stages, beta=0.5)
@@ -195,7 +198,8 @@ def test_beta_one_removes_the_shrink_and_beta_shrinks_by_its_powers():
         before = [leaves(v["params"]) for v in ours.params]
         ours.step(data[0])
         ours.drain()
-        return [[a - b for a, b in zip(leaves(v["params"]), old, strict=True)] for v, old in zip(ours.params, before, strict=True)]
+        after = [leaves(v["params"]) for v in ours.params]
+        return [[a - b for a, b in zip(*stage, strict=True)] for stage in zip(after, before, strict=True)]
 
     plain, shrunk = moves(1.0), moves(0.5)
     for k, (a, b) in enumerate(zip(plain, shrunk, strict=True), 1):

@@ -9,7 +9,7 @@ from fdg_jax.optimizer import paper_schedule, paper_sgd, shrink
 
 
 def test_two_steps_by_hand():
-    """g <- beta g; g <- g + wd p; v <- m v + g; p <- p - lr v: beta comes before weight decay, decay before momentum."""
+    """g <- beta g; g <- g + wd p; v <- m v + g; p <- p - lr v: beta before weight decay before momentum."""
     beta, wd, m, lr, p, g = 0.5, 0.1, 0.9, 0.2, 1.0, 2.0
     chain = optax.chain(shrink(beta, K=3, k=1), paper_sgd(lr, m, wd))
     params = jnp.asarray(p)

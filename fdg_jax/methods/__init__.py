@@ -51,5 +51,6 @@ def find(name: str) -> Method:
     """The method of that name. BadInput names the nearest ones."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=3, cutoff=0.3) or names()
-        raise BadInput(f"method {name!r} is not known. Did you mean {' or '.join(near)}? There are {', '.join(names())}.")
+        known = ", ".join(names())
+        raise BadInput(f"method {name!r} is not known. Did you mean {' or '.join(near)}? There are {known}.")
     return import_module(f"{__name__}.{name}").METHOD
