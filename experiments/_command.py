@@ -1,0 +1,115 @@
+"""What can be done with a table: `python -m experiments.TABLE list|run|collect|render`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import experiments
+from experiments import _markdown, _results, _running
+from experiments._runs import CUT_OFF, ROOT, Run, Table, command, shown, state
+from fdg_jax.errors import BadInput
+
+
+def main(table: Table, arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
+    options = parser(table).parse_args(arguments)
+    try:
+        return options.does(table, options) or 0
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def parser(table: Table) -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog=f"python -m experiments.{table.name}",
+        description=f"{table.summary}. Usually: run, collect, render.",
+        epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",
+    )
+    verbs = root.add_subparsers(required=True, metavar="list|run|collect|render")
+
+    def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
+        made = verbs.add_parser(name, help=text, description=text)
+        made.set_defaults(does=does)
+        if runs:
+            made.add_argument(
+                "--runs-dir", type=Path, default=ROOT / "runs" / table.name, metavar="DIR",
+                help=f"where the run directories are, one of each run's name (default: runs/{table.name})",
+            )  # fmt: skip
+        if data:
+            made.add_argument(
+                "--data-dir", metavar="DIR",
+                help="a TensorFlow Datasets directory, e.g. ../shared/data/tfds (default: "
+                "$TFDS_DATA_DIR or ~/tensorflow_datasets)",
+            )  # fmt: skip
+            made.add_argument(
+                "--only", nargs="+", metavar="NAME", choices=[run.name for run in table.runs],
+                help="these runs only",
+            )  # fmt: skip
+        if results:
+            made.add_argument(
+                "--results", type=Path, default=experiments.RESULTS, metavar="DIR",
+                help=f"where {table.name}.jsonl, .md and .png are (default: experiments/results)",
+            )  # fmt: skip
+        return made
+
+    text = "each run's state and its exact command line, for the repository's root"
+    verb("list", list_runs, text, runs=True, data=True)
+    run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
+    run.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="runs at a time, each pinned to a core of its own when there are several (default: 1)",
+    )  # fmt: skip
+    text = f"write a line for every finished run into results/{table.name}.jsonl; other runs keep their lines"
+    verb("collect", collect, text, runs=True, results=True)
+    text = f"make {table.name}.md and .png, and their part of README.md, from the .jsonl alone"
+    verb("render", render, text, results=True)
+    return root
+
+
+def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
+    return [run for run in table.runs if not options.only or run.name in options.only]
+
+
+def list_runs(table: Table, options: argparse.Namespace) -> None:
+    for run in chosen(table, options):
+        try:
+            now = state(run, options.runs_dir)
+            resume = now.kind == CUT_OFF
+        except BadInput as error:
+            now, resume = error, False
+        words = command(run, options.data_dir, place(options.runs_dir / run.name), resume)
+        print(f"{run.name}: {now}\n  {shown(words)}")
+
+
+def place(path: Path) -> str:
+    """Inside the repository a path is told from its root, where the commands run."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def run_runs(table: Table, options: argparse.Namespace) -> int:
+    return _running.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
+
+
+def collect(table: Table, options: argparse.Namespace) -> None:
+    new, kept = _results.collect(table, options.runs_dir, options.results)
+    print(f"{_results.file(table, options.results)}: collected {', '.join(new)}")
+    if kept:
+        print(f"as they were: {', '.join(kept)}")
+    lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
+    if lacking:
+        print(f"not finished: {', '.join(lacking)}")
+
+
+def render(table: Table, options: argparse.Namespace) -> None:
+    lines = _results.read(table, options.results)
+    options.results.mkdir(parents=True, exist_ok=True)
+    page, picture = options.results / f"{table.name}.md", options.results / f"{table.name}.png"
+    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n")
+    table.picture(lines, picture)
+    print(f"{page} and {picture}: {len(lines)} of {len(table.runs)} runs")
+    readme = options.results.resolve().parent / "README.md"
+    if _markdown.put_between(readme, table.name, table.document(lines, f"{options.results.name}/")):
+        print(f"{readme}: the part of {table.name}")

@@ -1,0 +1,125 @@
+"""From run directories to `results/<table>.jsonl` and back: a line a finished run, with all a table shows.
+
+What would differ on another machine without meaning anything (where data and runs lie) is replaced by the
+places the documentation uses. Written whole or not at all.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments._runs import DONE, Run, Table, command, differences, shown, state
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.options import FIELDS
+from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+
+DATA_DIR = "../shared/data/tfds"
+CURVE_POINTS = 100
+EVALUATION = ("step", "epoch", "test_loss", "test_error_percent")
+
+
+def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], list[str]]:
+    """Writes the lines of all finished runs in runs_dir; a run that is not there keeps the line it has.
+    Returns (names collected, names kept). Raises BadInput where a directory holds another run."""
+    kept = read(table, results)
+    new = {run.name: line(table, run, runs_dir / run.name) for run in table.runs if is_done(run, runs_dir)}
+    if not new:
+        raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows how far they are.")
+    lines = kept | new
+    results.mkdir(parents=True, exist_ok=True)
+    text = "".join(
+        json.dumps(lines[run.name], allow_nan=False, ensure_ascii=False) + "\n"
+        for run in table.runs
+        if run.name in lines
+    )
+    beside = file(table, results).with_suffix(".tmp")
+    beside.write_text(text)
+    beside.replace(file(table, results))
+    return list(new), [name for name in kept if name not in new]
+
+
+def is_done(run: Run, runs_dir: Path) -> bool:
+    return state(run, runs_dir).kind == DONE
+
+
+def file(table: Table, results: Path) -> Path:
+    return results / f"{table.name}.jsonl"
+
+
+def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
+    """The table's results by the names of their runs, in the table's order; empty where there are none.
+    Raises BadInput for a line of another run: what the table asks for may have changed since."""
+    path = file(table, results)
+    if not path.is_file():
+        return {}
+    try:
+        lines = {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
+    unknown = [name for name in lines if name not in [run.name for run in table.runs]]
+    if unknown:
+        raise BadInput(f"{path} has a line of {unknown[0]}, no run of {table.name}. Remove that line.")
+    for run in table.runs:
+        if run.name in lines:
+            differing = differences(run.flags, lines[run.name]["options"])
+            if differing:
+                raise BadInput(
+                    f"{path}: the line of {run.name} is of another run: {differing}. Remove "
+                    "that line, and run and collect it anew."
+                )
+    return {run.name: lines[run.name] for run in table.runs if run.name in lines}
+
+
+def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
+    """All that is kept of a finished run."""
+    config, summary = read_json(path / CONFIG), read_json(path / SUMMARY)
+    events = read_metrics(path / METRICS)
+    data_dir, run_dir = DATA_DIR if config.get("data_dir") else None, f"runs/{table.name}/{run.name}"
+    options = {name: config[name] for name in FIELDS if name in config}
+    places = {"data_dir": data_dir, "run_dir": run_dir}
+    sessions = [config, *config.get("resumed", [])]
+    return {
+        "name": run.name,
+        "table": table.name,
+        "command": shown(command(run, data_dir, run_dir)),
+        **summary,
+        "options": options | {name: place for name, place in places.items() if name in options},
+        "versions": config["versions"],
+        "hardware": {
+            "backend": config["backend"],
+            "devices": config["devices"],
+            "cpus": config["cpus"],
+            "platform": plain_platform(config["platform"]),
+        },
+        "git_commits": list(dict.fromkeys(session["git_commit"] for session in sessions)),
+        "started": config["started"],
+        "evaluations": [
+            {name: event[name] for name in EVALUATION} for event in events if "test_error_percent" in event
+        ],
+        "training_curve": thinned([event for event in events if "train_loss" in event]),
+    }
+
+
+def plain_platform(text: str) -> str:
+    """Linux-6.1.2-somebodys-build-x86_64-with-glibc2.36 -> Linux-6.1.2-x86_64-with-glibc2.36."""
+    return re.sub(r"^(\w+-[\d.]+)\S*?-(x86_64|aarch64|arm64|AMD64)", r"\1-\2", text)
+
+
+def thinned(events: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """At most CURVE_POINTS points, each the mean loss of equally many logged lines, at the last of them."""
+    size = math.ceil(len(events) / CURVE_POINTS) or 1
+    groups = [events[at : at + size] for at in range(0, len(events), size)]
+    return {
+        "epoch": [group[-1]["epoch"] for group in groups],
+        "train_loss": [mean([event["train_loss"] for event in group]) for group in groups],
+        "learning_rate": [group[-1]["learning_rate"] for group in groups],
+    }
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """To five places; None where one of them was no number."""
+    numbers = [value for value in values if value is not None]
+    return round(math.fsum(numbers) / len(numbers), 5) if len(numbers) == len(values) else None
