@@ -1,0 +1,508 @@
+"""The tables: which runs they have, how far those are, and that no number is shown that no result line has.
+
+No training happens here: run directories and result lines are made up, and a few lines of Python stand in for the
+training command.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import experiments
+from experiments import _command, _curves, _markdown, _results, _running, _runs, cifar10_short
+from experiments._runs import Run
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import command_line
+from fdg_jax.experiments.options import FIELDS
+
+TABLE, ROOT = cifar10_short.TABLE, _runs.ROOT
+NAMES = [
+    "bp", "fdg-K2-beta1", "fdg-K2-beta0.5", "fdg-K3-beta1", "fdg-K3-beta0.5", "fdg-K4-beta1", "fdg-K4-beta0.5"
+]  # fmt: skip
+DATA, SOMEWHERE = "/home/someone/data", "/home/someone/runs"
+
+
+def run_of(name: str) -> Run:
+    return next(run for run in TABLE.runs if run.name == name)
+
+
+def config(run: Run, **changed) -> dict:
+    asked = {name: field.default for name, field in FIELDS.items() if name != "resume"}
+    asked |= {**run.flags, "data_dir": DATA, "run_dir": f"{SOMEWHERE}/{run.name}", "checkpoint_every": 390}
+    asked |= changed
+    used = {**asked, "train_size": 50000, "split": "5", "window": 10}
+    return {
+        **used,
+        "asked": asked,
+        "versions": {"python": "3.11.7", "jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8"},
+        "platform": "Linux-6.1.2-a-b7-x86_64-with-glibc2.36",
+        "backend": "cpu",
+        "devices": ["cpu:0"] * run.flags["K"],
+        "cpus": 2,
+        "git_commit": "a" * 40,
+        "started": "2026-01-01T00:00:00+00:00",
+        "resumed": [{"git_commit": "b" * 40 + "-dirty"}],
+    }
+
+
+def events(epochs: int) -> list[dict]:
+    """40 logged lines an epoch, and an evaluation after each."""
+    made: list[dict] = []
+    for i in range(1, 40 * epochs + 1):
+        rate = 0.1 if i <= 100 else 0.01
+        made.append({"step": 10 * i, "epoch": i / 40, "train_loss": 2.0 - i / 400, "learning_rate": rate})
+        if i % 40 == 0:
+            made.append(
+                {"step": 10 * i, "epoch": i / 40, "test_loss": 1.0, "test_error_percent": 60.0 - i / 10}
+            )
+    return made
+
+
+def make(runs_dir: Path, run: Run, error: float | None = 31.25, trained: int = 5, **changed) -> Path:
+    """A run directory; error: of a finished run, None of one that was cut off. trained: epochs."""
+    path = runs_dir / run.name
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config(run, **changed)))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events(trained)))
+    if error is not None:
+        K = run.flags["K"]
+        summary = {
+            "method": run.flags["method"], "K": K, "steps": 391 * trained, "epochs": trained, "train_loss": 0.8765,
+            "images_per_second": 123.4, "test_error_percent": error, "staleness": list(range(K))[::-1],
+        }  # fmt: skip
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a Markdown table's rows, below its head."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+# The list
+
+
+def test_the_short_table_has_the_runs_that_were_agreed_on():
+    assert [run.name for run in TABLE.runs] == NAMES
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_table_is_found_by_its_file_name_and_its_runs_have_different_names(name):
+    table = experiments.find(name)
+    assert table.name == name
+    assert len({run.name for run in table.runs}) == len(table.runs)
+
+
+@pytest.mark.parametrize("run", TABLE.runs, ids=NAMES)
+def test_every_command_line_is_one_the_training_command_accepts(run):
+    words = _runs.command(run, "data", "somewhere")
+    options, given = command_line.parse(words[3:], words[2])
+    command_line.check(options, given)
+    assert {name: getattr(options, name) for name in run.flags} == run.flags
+
+
+def test_the_tables_are_listed_in_one_line_each():
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line.split()[0] for line in done.stdout.split("\n\n")[0].splitlines()] == experiments.names()
+
+
+def test_listing_imports_neither_jax_nor_matplotlib():
+    code = (
+        "import sys, experiments.cifar10_short; sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+# States
+
+
+def test_a_run_is_missing_then_cut_off_then_done(tmp_path):
+    run = TABLE.runs[1]
+    assert str(_runs.state(run, tmp_path)) == "missing"
+    path = make(tmp_path, run, error=None, trained=2)
+    assert str(_runs.state(run, tmp_path)) == "cut off at epoch 2.00"
+    (path / "summary.json").write_text('{"epochs": 5, "test_error_percent": 30.0}')
+    assert str(_runs.state(run, tmp_path)) == "done, test error 30.00%"
+
+
+def test_a_run_that_ended_before_its_last_epoch_is_not_done(tmp_path):
+    make(tmp_path, TABLE.runs[0], trained=4)
+    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.CUT_OFF
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
+def test_a_run_that_a_process_is_writing_is_running(tmp_path):
+    path = make(tmp_path, TABLE.runs[0], error=None, trained=3)
+    handle = os.open(path, os.O_RDONLY)  # as fdg_jax.experiments.claim does
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        assert str(_runs.state(TABLE.runs[0], tmp_path)) == "running at epoch 3.00"
+    finally:
+        os.close(handle)
+    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.CUT_OFF
+
+
+@pytest.mark.parametrize(
+    "changed", [{"epochs": 6}, {"seed": 1}, {"train_size": 500}, {"steps": 9}, {"order": "x"}]
+)
+def test_a_directory_with_another_run_is_refused_by_name_of_the_option(tmp_path, changed):
+    make(tmp_path, TABLE.runs[0], **changed)
+    with pytest.raises(BadInput, match=f"another run than bp: {next(iter(changed))} is"):
+        _runs.state(TABLE.runs[0], tmp_path)
+
+
+def test_what_changes_no_number_may_differ(tmp_path):
+    make(tmp_path, TABLE.runs[0], checkpoint_every=7, evaluate_every=2, tensorboard=False)
+    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.DONE
+
+
+def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
+    make(tmp_path, run_of("bp"))
+    make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
+    make(tmp_path, run_of("fdg-K4-beta1"), epochs=6)
+    assert _command.main(TABLE, ["list", "--runs-dir", str(tmp_path), "--data-dir", "data"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10"
+        in out
+    )
+    assert f"--K 3 --beta 0.5 --data-dir data --run-dir {tmp_path}/fdg-K3-beta0.5 --resume\n" in out
+    assert f"--K 2 --beta 1 --data-dir data --run-dir {tmp_path}/fdg-K2-beta1\n" in out
+    assert out.count("missing\n") == 4
+    assert f"fdg-K4-beta1: {tmp_path}/fdg-K4-beta1 holds another run than fdg-K4-beta1: epochs is 6" in out
+    assert out.count("--resume") == 1
+
+
+def test_a_run_made_before_the_command_learnt_an_option_is_still_the_tables(tmp_path):
+    path = make(tmp_path, TABLE.runs[0])
+    content = json.loads((path / "config.json").read_text())
+    for options in (content, content["asked"]):
+        del options["drain"]
+    (path / "config.json").write_text(json.dumps(content))
+    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.DONE
+
+
+# Running
+
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+config, seconds, code, path = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+if code:
+    sys.exit("error: no such data" if code == 1 else code)
+path.mkdir(parents=True, exist_ok=True)
+(path / "config.json").write_text(json.dumps(config))
+(path / "cores").write_text(json.dumps(sorted(os.sched_getaffinity(0))))
+def leave(number, frame):
+    (path / "checkpointed").touch()
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, leave)
+print("epoch 1/5", flush=True)
+(path / "ready").touch()
+time.sleep(seconds)
+(path / "summary.json").write_text(json.dumps({"epochs": 5, "test_error_percent": 20.0}))
+(path / "resumed").write_text(str("--resume" in sys.argv))
+print("done: test error 20%")
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Instead of the training command: a process that makes a run directory within a moment."""
+
+    def use(seconds: float = 0.0, code: int = 0):
+        def command(run, data_dir, run_dir, resume=False):
+            told = [json.dumps(config(run)), str(seconds), str(code), run_dir]
+            return ["python", "-c", STAND_IN, *told, *(["--resume"] * resume)]
+
+        monkeypatch.setattr(_running, "command", command)
+        monkeypatch.setattr(_running, "POLL_SECONDS", 0.01)
+
+    return use
+
+
+def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_rest(
+    tmp_path, stand_in, capsys
+):
+    stand_in()
+    finished, cut = make(tmp_path, TABLE.runs[0]), make(tmp_path, TABLE.runs[1], error=None, trained=2)
+    before = (finished / "summary.json").read_text()
+    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 0
+    assert (finished / "summary.json").read_text() == before
+    assert (cut / "resumed").read_text() == "True"
+    assert [(tmp_path / name / "resumed").read_text() for name in NAMES[2:]] == ["False"] * 5
+    out = capsys.readouterr().out
+    assert out.index("fdg-K2-beta1: continued") < out.index("fdg-K2-beta0.5: started")
+    assert "fdg-K4-beta1: finished: done: test error 20%" in out
+
+
+def test_only_the_runs_asked_for_are_run(tmp_path, stand_in):
+    stand_in()
+    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--only", "bp", "fdg-K4-beta1"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bp", "fdg-K4-beta1"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
+def test_each_of_several_runs_has_a_core_to_itself(tmp_path, stand_in):
+    mine = sorted(os.sched_getaffinity(0))
+    if len(mine) < 2:
+        pytest.skip("needs two cores")
+    stand_in(seconds=0.3)
+    assert (
+        _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", "2", "--only", *NAMES[:2]]) == 0
+    )
+    assert [json.loads((tmp_path / name / "cores").read_text()) for name in NAMES[:2]] == [
+        [mine[0]],
+        [mine[1]],
+    ]
+    assert sorted(os.sched_getaffinity(0)) == mine
+
+
+def test_after_a_refusal_no_other_run_is_started(tmp_path, stand_in, capsys):
+    stand_in(code=2)
+    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 2
+    assert "not starting the other 6" in capsys.readouterr().out
+
+
+def test_after_a_failure_the_others_are_run_and_the_exit_code_tells(tmp_path, stand_in, capsys):
+    stand_in(code=1)
+    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("ended with exit code 1: error: no such data") == 7
+
+
+def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_in):
+    stand_in(seconds=60)
+    code = (
+        "import sys; from pathlib import Path; from experiments import _running, cifar10_short as c\n"
+        "_running.command = lambda run, data, path, resume=False: sys.argv[2:-1] + [path]\n"
+        "sys.exit(_running.run_missing(c.RUNS, Path(sys.argv[1]), None, 1))"
+    )
+    told = ["python", "-c", STAND_IN, json.dumps(config(TABLE.runs[0])), "60", "0", "last"]
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *told], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "bp" / "ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert (tmp_path / "bp" / "checkpointed").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bp"]
+
+
+@pytest.mark.parametrize("jobs", [0, -1, 100_000])
+def test_jobs_that_cannot_be_are_refused(tmp_path, jobs, capsys):
+    if jobs > 0 and not hasattr(os, "sched_getaffinity"):
+        pytest.skip("this system cannot pin a process")
+    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", str(jobs)]) == 2
+    assert f"--jobs {jobs}: " in capsys.readouterr().err
+
+
+# Collecting
+
+
+def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
+    make(tmp_path, run_of("fdg-K2-beta0.5"))
+    _results.collect(TABLE, tmp_path, tmp_path / "results")
+    text = (tmp_path / "results" / "cifar10_short.jsonl").read_text()
+    (line,) = map(json.loads, text.splitlines())
+    assert "someone" not in text
+    assert str(tmp_path) not in text
+    assert line["options"]["data_dir"] == "../shared/data/tfds"
+    assert line["options"]["run_dir"] == "runs/cifar10_short/fdg-K2-beta0.5"
+    assert line["command"].endswith(
+        "--K 2 --beta 0.5 --data-dir ../shared/data/tfds --run-dir runs/cifar10_short/fdg-K2-beta0.5"
+    )
+    assert (line["test_error_percent"], line["staleness"], line["images_per_second"]) == (
+        31.25,
+        [1, 0],
+        123.4,
+    )
+    assert line["git_commits"] == ["a" * 40, "b" * 40 + "-dirty"]
+    assert line["hardware"]["platform"] == "Linux-6.1.2-x86_64-with-glibc2.36"
+    assert [test["epoch"] for test in line["evaluations"]] == [1, 2, 3, 4, 5]
+    assert line["evaluations"][4]["test_error_percent"] == 40.0
+
+
+def test_the_thinned_curve_keeps_the_mean_and_the_end():
+    lines = [event for event in events(5) if "train_loss" in event]  # 200
+    curve = _results.thinned(lines)
+    assert len(curve["epoch"]) == len(curve["train_loss"]) == len(curve["learning_rate"]) == 100
+    assert curve["epoch"][-1] == 5.0
+    assert curve["train_loss"][0] == pytest.approx(
+        (lines[0]["train_loss"] + lines[1]["train_loss"]) / 2, abs=1e-5
+    )
+    assert curve["learning_rate"] == [0.1] * 50 + [0.01] * 50
+    assert _results.thinned(lines[:7])["train_loss"] == [round(line["train_loss"], 5) for line in lines[:7]]
+    assert _results.thinned([])["epoch"] == []
+
+
+def test_a_loss_that_was_no_number_stays_none():
+    event = {"epoch": 1.0, "train_loss": None, "learning_rate": 0.1}
+    assert _results.thinned([event])["train_loss"] == [None]
+
+
+def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path):
+    results = tmp_path / "results"
+    make(tmp_path / "first", run_of("fdg-K4-beta1"))
+    make(tmp_path / "first", run_of("bp"), error=40.0)
+    assert _results.collect(TABLE, tmp_path / "first", results) == (["bp", "fdg-K4-beta1"], [])
+    make(tmp_path / "second", run_of("bp"), error=30.0)
+    make(tmp_path / "second", run_of("fdg-K2-beta1"), error=None, trained=4)
+    assert _results.collect(TABLE, tmp_path / "second", results) == (["bp"], ["fdg-K4-beta1"])
+    lines = _results.read(TABLE, results)
+    assert list(lines) == ["bp", "fdg-K4-beta1"]
+    assert lines["bp"]["test_error_percent"] == 30.0
+
+
+def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
+    assert (
+        _command.main(TABLE, ["collect", "--runs-dir", str(tmp_path), "--results", str(tmp_path / "r")]) == 2
+    )
+    assert "no finished run of cifar10_short" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda line: line | {"name": "fdg-K9"}, "a line of fdg-K9, no run"),
+        (
+            lambda line: line | {"options": line["options"] | {"epochs": 4}},
+            "of another run: epochs is 4, not 5",
+        ),
+        (lambda line: {}, "cannot be read"),
+    ],
+)
+def test_a_line_that_is_not_the_tables_is_refused(tmp_path, change, message):
+    make(tmp_path, TABLE.runs[0])
+    _results.collect(TABLE, tmp_path, tmp_path)
+    path = tmp_path / "cifar10_short.jsonl"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))) + "\n")
+    with pytest.raises(BadInput, match=message):
+        _results.read(TABLE, tmp_path)
+
+
+# Rendering
+
+
+def test_without_results_every_run_has_a_row_and_no_number_of_ours(tmp_path):
+    found = rows(TABLE.document({}, ""))
+    assert [cells[:3] for cells in found] == [
+        ["BP", "1", "–"], ["FDG", "2", "1"], ["FDG", "2", "0.5"], ["FDG", "3", "1"], ["FDG", "3", "0.5"],
+        ["FDG", "4", "1"], ["FDG", "4", "0.5"],
+    ]  # fmt: skip
+    paper = [cells[9] for cells in found]
+    assert paper == ["7.78 (8.75 as first published)", "7.92", "", "", "", "", ""]  # Table 3
+    assert all(cell == "" for cells in found for cell in [*cells[3:9], cells[10]])
+
+
+def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
+    make(tmp_path, run_of("fdg-K3-beta1"), error=28.125)
+    make(tmp_path, run_of("fdg-K2-beta0.5"), error=33.0)
+    _results.collect(TABLE, tmp_path, tmp_path)
+    text = TABLE.document(_results.read(TABLE, tmp_path), "")
+    found = dict(zip(NAMES, rows(text), strict=True))
+    assert found["fdg-K3-beta1"][3:9] == ["2, 1, 0", "28.12", "0.8765", "123", "5", "1"]
+    assert found["fdg-K2-beta0.5"][4] == "33.00"
+    assert "--K 3 --beta 1 " in found["fdg-K3-beta1"][10]
+    assert all(
+        cells[4] == "" for name, cells in found.items() if name not in ("fdg-K3-beta1", "fdg-K2-beta0.5")
+    )
+    assert "2 of 7 runs are finished" in text
+    assert "Python 3.11.7, JAX 0.10.2" in text
+    assert "`aaaaaaaaaa` or `bbbbbbbbbb-dirty`" in text
+
+
+def test_render_makes_page_and_picture_and_its_part_of_the_readme(tmp_path, capsys):
+    make(tmp_path, run_of("bp"))
+    results = tmp_path / "results"
+    _results.collect(TABLE, tmp_path, results)
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "before\n<!-- cifar10_short: made by render -->\nold\n<!-- end of cifar10_short -->\nafter\n"
+    )
+    for _ in range(2):  # again changes nothing
+        assert _command.main(TABLE, ["render", "--results", str(results)]) == 0
+        text = readme.read_text()
+        assert text.startswith("before\n<!-- cifar10_short: made by render -->\n| method | K |")
+        assert text.endswith("\n<!-- end of cifar10_short -->\nafter\n")
+        assert "old" not in text
+        assert "](results/cifar10_short.png)" in text
+    page = (results / "cifar10_short.md").read_text()
+    assert "](cifar10_short.png)" in page
+    assert rows(page) == rows(text)
+    assert (results / "cifar10_short.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_readme_without_markers_is_left_alone(tmp_path):
+    (tmp_path / "README.md").write_text("mine\n")
+    assert not _markdown.put_between(tmp_path / "README.md", "cifar10_short", "text")
+    assert (tmp_path / "README.md").read_text() == "mine\n"
+
+
+def test_every_run_has_a_look_of_its_own():
+    line = {"test_error_percent": 1.0}
+    curves = [cifar10_short.curve(run, line) for run in TABLE.runs]
+    assert len({(curve.colour, curve.style) for curve in curves}) == len(curves)
+    assert len({curve.label for curve in curves}) == len(curves)
+    assert all(len({c.colour for c in curves if f"K={K}" in c.label}) == 1 for K in (2, 3, 4))
+
+
+def test_only_falls_of_the_learning_rate_are_marked():
+    training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
+    assert _curves.falls(training) == [(0.4, 0.01)]
+
+
+# What is committed
+
+COMMITTED = experiments.RESULTS / "cifar10_short.jsonl"
+committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been collected yet")
+
+
+def test_the_committed_page_is_what_the_committed_results_give():
+    lines = _results.read(TABLE, experiments.RESULTS)
+    expected = TABLE.document(lines, "results/").strip()
+    text = (ROOT / "experiments" / "README.md").read_text()
+    part = re.search(r"<!-- cifar10_short: made by render -->\n(.*?)\n<!-- end of", text, re.S)
+    assert part is not None, "the README has no place for the table"
+    assert part[1] == expected, "run `python -m experiments.cifar10_short render`"
+    page = experiments.RESULTS / "cifar10_short.md"
+    assert page.read_text() == f"# {TABLE.title}\n\n{TABLE.document(lines, '')}\n"
+    assert page.with_suffix(".png").is_file()
+
+
+@committed
+def test_what_the_words_say_of_the_options_is_what_the_committed_results_say():
+    for line in _results.read(TABLE, experiments.RESULTS).values():
+        said = {
+            "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "order": "backward-first",
+            "weights": "stashed", "drain": True, "train_size": 50000, "dtype": "float32",
+            "warmup": "on" if line["options"]["K"] >= 3 else "off",
+        }  # fmt: skip
+        assert {name: line["options"][name] for name in said} == said
+
+
+@committed
+def test_the_committed_results_are_plausible_and_name_no_place():
+    assert not re.search(r'["\s=]/', COMMITTED.read_text()), "an absolute path"
+    for line in _results.read(TABLE, experiments.RESULTS).values():
+        K = line["options"]["K"]
+        derived = [max(0, 2 * (K - k) - 1) for k in range(1, K + 1)]  # backward first
+        assert line["staleness"] == (derived if line["method"] == "fdg" else [0])
+        assert line["evaluations"][-1]["test_error_percent"] == line["test_error_percent"]
+        assert len(line["evaluations"]) == line["epochs"] == 5
