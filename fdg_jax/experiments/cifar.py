@@ -125,7 +125,7 @@ def train(job: "Job", path: Path, signals: Signals, resume: bool) -> int:
     run_directory.write_json(path / run_directory.SUMMARY, summary)
     report.write(path)
     print(
-        f"\ndone: test error {summary['test_error_percent']:.2f}% after {summary['epochs']:g} epochs on "
+        f"\ndone: test error {summary['test_error_percent']:.2f}% after {round(summary['epochs'], 2):g} epochs on "
         f"{job.dataset.name}, training loss {summary['train_loss']:.4f}, "
         f"{summary['images_per_second']:,.0f} images/s\nmeasured staleness of stages 1 to {job.options.K}, "
         f"in updates: {summary['staleness']}; updates made: {summary['updates']} for {record.step} batches\n"

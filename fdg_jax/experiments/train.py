@@ -126,7 +126,7 @@ class Loop:
         epoch, record = self.record.step / self.job.steps_per_epoch, self.record
         self.progress.error = f"test error {record.error:.2f}%"
         self.progress.say(
-            f"epoch {epoch:g}: test error {record.error:.2f}%, training loss {record.train_loss():.4f}, "
+            f"epoch {round(epoch, 2):g}: test error {record.error:.2f}%, training loss {record.train_loss():.4f}, "
             f"{record.images_per_second():,.0f} images/s, learning rate {self.rate_now():g}"
         )
 
