@@ -15,8 +15,10 @@ import pytest
 from small import batches, cross_entropy, parts, pipeline, recipe
 
 from fdg_jax import engine as engines
+from fdg_jax import models, split
 from fdg_jax import pipeline as host_loop
 from fdg_jax import stage as stages
+from fdg_jax.models import layers
 from fdg_jax.schedule import fdg
 
 
@@ -216,3 +218,28 @@ def test_evaluation_is_the_composed_network():
     assert found.error_percent == pytest.approx(100 * wrong)
     # mean over three equal batches against one sum: float32 rounding
     assert found.loss == pytest.approx(float(cross_entropy(np.concatenate(outputs), labels)), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "wrn16_4"])
+def test_the_closures_of_our_networks_hold_no_weights(name):
+    """Else `current` would go back through yesterday's weights, and every memo would carry a copy of them."""
+    module = split.stages(models.blocks(name, 10), ())[0]
+    x = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+    variables = jax.eval_shape(lambda x: stages.init_variables(module, jax.random.PRNGKey(0), x), x)
+    params = variables.pop("params")
+    _, _, closure = jax.eval_shape(stages.functions(module, optax.identity()).forward, params, variables, x)
+    kernels = {leaf.shape for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
+    assert kernels and not kernels & {leaf.shape for leaf in jax.tree.leaves(closure)}
+
+
+def test_a_batch_norm_goes_back_through_the_scale_it_is_given():
+    """dx is proportional to the scale, so twice the scale, put into an old closure, gives exactly twice dx."""
+    module, x = layers.BatchNorm(), np.random.default_rng(0).normal(size=(4, 2, 2, 3)).astype(np.float32)
+    variables = stages.init_variables(module, jax.random.PRNGKey(0), x)
+    params = variables.pop("params")
+    made = stages.functions(module, optax.identity())
+    y, _, closure = jax.jit(made.forward)(params, variables, x)
+    other = {**params, "scale": 2 * params["scale"]}
+    dx, twice = (jax.jit(made.backward)(closure, p, x, jnp.cos(y))[1] for p in (params, other))
+    assert np.abs(dx).max() > 0.01
+    np.testing.assert_array_equal(2 * dx, twice)
