@@ -1,0 +1,47 @@
+"""`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME ...` runs one of them.
+
+The list reads the files' text and imports none of them, so that it comes at once.
+"""
+
+import ast
+import difflib
+import pkgutil
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Every benchmark there is: the files of this folder."""
+    found = [module.name for module in pkgutil.iter_modules([str(HERE)])]
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def summary(name: str) -> str:
+    """The first line of a benchmark's docstring."""
+    tree = ast.parse((HERE / f"{name}.py").read_text())
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        width = max(map(len, names()))
+        print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
+        print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
+        return 0
+    if arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    if arguments[0] not in names():
+        near = difflib.get_close_matches(arguments[0], names(), n=3, cutoff=0.4) or names()
+        asked = f"Did you mean {' or '.join(near)}?"
+        print(f"error: there is no benchmark {arguments[0]!r}. {asked}", file=sys.stderr)
+        return 2
+    return import_module(f"benchmarks.{arguments[0]}").main(list(arguments[1:])) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,75 @@
+"""What every benchmark writes down beside its numbers, and how: a markdown table, or JSON lines."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.run_directory import git_commit
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="one JSON object a row: instead of the table, or added to FILE beside it",
+    )
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def check_json(path: str | None) -> None:
+    """Finds out before a long measurement that its result could not be written."""
+    if path not in (None, "-"):
+        try:
+            Path(path).open("a").close()
+        except OSError as error:
+            raise BadInput(
+                f"--json {path} cannot be written ({error.strerror}). Name another file."
+            ) from error
+
+
+def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
+    """Prints the text, or the rows as JSON lines; with a path both, the rows appended to the file."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    print(lines if path == "-" else text + "\n", end="", flush=True)
+    if path not in (None, "-"):
+        with Path(path).open("a") as file:
+            file.write(lines)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """`median (least to most)`."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what it was measured."""
+    return {"cpu": cpu_model(), "machine_cores": os.cpu_count(), "commit": git_commit()}
