@@ -1,0 +1,128 @@
+"""What is compared: a side is a way to train, on a number of cores. Only names and numbers, no JAX.
+
+A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
+`fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name
+(K workers on K cores).
+"""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import huge_pages
+
+# What differs from "K workers of that method on K cores".
+PRESETS: dict[str, dict[str, Any]] = {
+    "bp": {"method": "bp", "K": 1, "cores": 1},
+    "bp-two-cores": {"method": "bp", "K": 1, "cores": 2},
+    "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
+}
+OPTIONS = {
+    "K": "number of stages",
+    "cores": "cores the process is pinned to",
+    "engine": "pipeline or delay-line",
+    "split": "paper, even, balanced or block numbers",
+    "order": "backward-first or forward-first, within a stage",
+    "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
+    "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
+    "hugepages": "on or off",
+    "xla": "XLA flags",
+}
+CHOICES = {
+    "engine": ("pipeline", "delay-line"),
+    "order": ("backward-first", "forward-first"),
+    "dispatch": ("up", "down"),
+    "update": ("separate", "fused"),
+    "hugepages": ("on", "off"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """name: as it was asked for. cores: how many it is pinned to. xla: flags added to XLA_FLAGS."""
+
+    name: str
+    method: str
+    K: int
+    cores: int
+    model: str
+    batch_size: int
+    engine: str = "pipeline"
+    split: str | None = None
+    order: str | None = None
+    dispatch: str = "up"
+    update: str = "separate"
+    hugepages: str = "on"
+    xla: str = ""
+
+
+def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
+    """The side that `text` asks for. common: K, model, batch_size of all; xla, split: where it has none."""
+    name, *words = text.split(":")
+    preset = PRESETS.get(name) or {"method": methods.find(name).name}
+    values = {**common, "xla": xla, **preset, **dict(option(text, word) for word in words)}
+    values.setdefault("cores", values["K"])
+    if values["K"] > 1:
+        values.setdefault("split", split)
+    if values.get("dispatch") == "down" and values["method"] == "bp":
+        raise BadInput(f"side {text}: BP's stages wait for each other, so their order of dispatch is fixed.")
+    if values.get("update") == "fused" and values.get("engine") == "delay-line":
+        fact = "a delayed update cannot be fused with a backward pass"
+        raise BadInput(f"side {text}: {fact}. Use engine=pipeline.")
+    return Side(name=text, **values)
+
+
+def option(side: str, word: str) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if key not in OPTIONS or not equals:
+        known = "; ".join(f"{name}: {meaning}" for name, meaning in OPTIONS.items())
+        raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
+    if key in CHOICES and value not in CHOICES[key]:
+        raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(CHOICES[key])}.")
+    if key in ("K", "cores"):
+        if not value.isdecimal() or int(value) < 1:
+            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
+        return key, int(value)
+    return key, value
+
+
+def check(sides: Sequence[Side], cores: int) -> None:
+    """Refuses sides that this machine cannot compare honestly. cores: what this process may use."""
+    if len({side.name for side in sides}) < len(sides):
+        raise BadInput("a side is named twice. Give two of the same different options, or name it once.")
+    for side in sides:
+        if side.cores > cores:
+            raise BadInput(
+                f"side {side.name} (K={side.K}) wants {side.cores} cores, but there are {cores}. With fewer "
+                f"cores than workers no speed-up can be claimed. Use --K 1 to {cores}, or a larger machine."
+            )
+
+
+def cores_available() -> list[int]:
+    """The cores this process may use, a thread of each physical core first. BadInput without pinning."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise BadInput("this system cannot pin a process to a core (sched_setaffinity). Run it on Linux.")
+    seen: set[str] = set()
+    rank = {}
+    for core in sorted(os.sched_getaffinity(0)):
+        file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        siblings = file.read_text() if file.exists() else str(core)
+        rank[core] = siblings in seen  # False before True: second threads of a core come last
+        seen.add(siblings)
+    return sorted(rank, key=lambda core: (rank[core], core))
+
+
+def environment(side: Side) -> dict[str, str]:
+    """What the side's process starts with: CPU only, huge pages, XLA flags."""
+    wanted = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    flags = " ".join(part for part in (wanted.get("XLA_FLAGS", ""), side.xla) if part)
+    if flags:
+        wanted["XLA_FLAGS"] = flags
+    if side.hugepages == "off":
+        wanted.pop(huge_pages.TUNABLES, None)
+        return wanted
+    return huge_pages.wanted_environment(wanted) or wanted

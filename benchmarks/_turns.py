@@ -1,0 +1,126 @@
+"""Processes that take turns: each side trains for a window while the others sleep."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks import _sides
+from benchmarks._sides import Side
+from fdg_jax.errors import BadInput
+
+ROOT = Path(__file__).resolve().parent.parent
+CALIBRATION_BATCHES = 4  # warm ones, to find how many batches fill a window
+
+
+class WorkerDied(Exception):
+    """A side's process ended without an answer."""
+
+
+class Worker:
+    """A side at work: its process, and what it answered last."""
+
+    def __init__(self, side: Side, cores: Sequence[int]):
+        self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, float]]()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._worker", json.dumps(dataclasses.asdict(side))],
+            cwd=ROOT,
+            env=_sides.environment(side),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Before the interpreter starts, so that every thread pool is made for that many cores.
+            preexec_fn=lambda: os.sched_setaffinity(0, self.cores),
+        )
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            raise WorkerDied(f"side {self.side.name} ended with exit code {code}; what it said is above")
+        told = json.loads(line)
+        if "refused" in told:
+            raise BadInput(f"side {self.side.name}: {told['refused']}")
+        return told
+
+    def start(self, seconds: float) -> None:
+        """Waits until it is compiled and warm, then finds how many batches make a window."""
+        self.about = self.answer()
+        self.batches = CALIBRATION_BATCHES
+        took = self.run()["seconds"]
+        self.batches = max(2, math.ceil(seconds * self.batches / took))
+
+    def run(self) -> dict[str, float]:
+        assert self.process.stdin
+        try:
+            self.process.stdin.write(json.dumps({"batches": self.batches}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # answer() says what happened
+        return self.answer()
+
+    def window(self) -> None:
+        before, start = busy_seconds(self.cores), time.perf_counter()
+        told = self.run()
+        if not math.isfinite(told["loss"]):
+            raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
+        others = busy_seconds(self.cores) - before - told["busy_seconds"]
+        time_of_cores = len(self.cores) * (time.perf_counter() - start)
+        told["images_per_second"] = self.batches * self.side.batch_size / told["seconds"]
+        told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
+        told["others_percent"] = max(0.0, 100 * others / time_of_cores)
+        self.windows.append(told)
+
+    def column(self, name: str) -> list[float]:
+        return [window[name] for window in self.windows]
+
+
+def busy_seconds(cores: Sequence[int]) -> float:
+    """Time that these cores have not been idle, in seconds since the machine started; 0 where unknown."""
+    wanted, ticks = {f"cpu{core}" for core in cores}, 0
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return 0.0
+    for line in lines:
+        name, *fields = line.split()
+        if name in wanted:  # user nice system idle iowait irq softirq steal
+            ticks += sum(int(field) for i, field in enumerate(fields[:8]) if i not in (3, 4))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure(sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float) -> list[Worker]:
+    """The sides' workers, done, with their windows in them."""
+    with ExitStack() as stack:
+        workers = []
+        for side in sides:
+            say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
+            worker = stack.enter_context(Worker(side, cores))
+            worker.start(seconds)
+            workers.append(worker)
+        for turn in range(windows):
+            # Back and forth, so that a machine that slowly gets faster or slower favours no side.
+            for worker in workers if turn % 2 == 0 else reversed(workers):
+                worker.window()
+            speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
+            say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
+        return workers
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,143 @@
+"""One side of a comparison in a process of its own: it trains when told to and sleeps in between.
+
+Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
+answers every line {"batches": n} with what those batches took. It ends when its input does.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from contextlib import ExitStack
+from unittest import mock
+
+import jax
+import numpy as np
+
+from benchmarks._sides import Side
+from fdg_jax import engine, schedule
+from fdg_jax.errors import BadInput, ScheduleError
+from fdg_jax.experiments import setup
+from fdg_jax.experiments.options import Options
+from fdg_jax.stage import Stage
+
+
+class FusedStage(Stage):
+    """Backward pass and update as one program; the engine keeps them apart."""
+
+    def __init__(self, k, functions, state, device, stashed, delay=0):
+        super().__init__(k, functions, state, device, stashed, delay)
+
+        def backward_update(closure, old, x, dy, params, opt_state):
+            grads, dx = functions.backward(closure, old, x, dy)
+            return *functions.update(params, opt_state, grads), None if k == 1 else dx
+
+        self._fused = jax.jit(backward_update, donate_argnames="opt_state")
+
+    def backward(self, batch, dy):
+        memo, (params, _, opt_state) = self.memos.popleft(), self.state
+        assert memo.batch == batch
+        old = memo.params if self.stashed else params
+        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
+        self.state = self.state._replace(params=params, opt_state=opt_state)
+        self.staleness = max(self.staleness, self.updates - memo.version)
+        self.updates += 1
+        return dx
+
+
+def downwards(given: schedule.Schedule) -> schedule.Schedule:
+    """The same ticks with the stages dispatched from K to 1. BadInput where a stage waits for one below."""
+
+    def tick(t: int, last: int | None = None) -> schedule.Tick:
+        return tuple(sorted(given.tick(t, last), key=lambda op: -op.k))
+
+    turned = given._replace(tick=tick)
+    try:
+        schedule.validate(turned, 4 * given.K)
+    except ScheduleError as error:
+        raise BadInput(f"dispatch=down is impossible for {given.name}: {error}") from error
+    return turned
+
+
+class Trainer:
+    """The training command's own pipeline on made-up images, as the side wants it."""
+
+    def __init__(self, side: Side):
+        options = Options(
+            method=side.method,
+            K=side.K,
+            engine=side.engine,  # type: ignore[arg-type]
+            split=side.split,
+            order=side.order or "backward-first",  # type: ignore[arg-type]
+            model=side.model,
+            batch_size=side.batch_size,
+            dataset="synthetic",
+            learning_rate=0.01,  # the loss stays finite; speed does not depend on it
+            epochs=1,
+        )
+        with ExitStack() as stack:
+            if side.update == "fused":
+                stack.enter_context(mock.patch.object(engine, "Stage", FusedStage))
+            self.job = setup.prepare(options)
+        if side.dispatch == "down":
+            runner = self.job.pipeline.engine
+            assert isinstance(runner, engine.PipelineEngine)
+            runner.loop.schedule = downwards(runner.loop.schedule)
+        self.random = np.random.default_rng(0)
+
+    def run(self, batches: int) -> dict[str, float]:
+        """Trains on so many batches and waits until everything is computed."""
+        data, pipeline = self.job.dataset, self.job.pipeline
+        size = (batches, self.job.options.batch_size)
+        indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
+        faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
+        pipeline.train(data.train_images, data.train_labels, indices)
+        pipeline.wait()
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
+        faults, loss = page_faults() - faults, pipeline.losses(wait=True)[-1].loss
+        return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
+
+    def about(self) -> dict:
+        pipeline = self.job.pipeline
+        return {
+            "cuts": list(self.job.cuts),
+            "blocks": self.job.n_blocks,
+            "parameters": pipeline.parameter_count,
+            "staleness": pipeline.staleness,
+            "python": sys.version.split()[0],
+            "jax": jax.__version__,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
+        }
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def main() -> int:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+
+    def answer(what: dict) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    side = Side(**json.loads(sys.argv[1]))
+    try:
+        trainer = Trainer(side)
+    except BadInput as error:
+        answer({"refused": str(error)})
+        return 2
+    trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
+    told = dataclasses.asdict(side)
+    answer({"side": told.pop("name"), **told, **trainer.about()})
+    for line in sys.stdin:
+        answer(trainer.run(json.loads(line)["batches"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

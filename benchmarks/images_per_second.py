@@ -1,0 +1,119 @@
+"""Images per second of FDG with K workers on K cores, against BP on one core.
+
+    python -m benchmarks.images_per_second --model resnet20 --batch-size 128 --K 2 --split balanced
+    python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
+
+A CPU core stands in for a device: a worker is a core. Every side is a process of its own, pinned before it
+starts to as many cores as it has workers, with the same cures (huge pages, separate programs, the same
+layers), compiled and warm before the clock starts. Then the sides take turns, a window each, while the others
+sleep; the ratio is the median over the turns of a side's speed by the first side's in the same turn.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import _report, _sides
+from benchmarks._turns import Worker, WorkerDied, measure
+from fdg_jax.errors import BadInput
+
+DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on the result says so
+
+
+def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
+    speeds = worker.column("images_per_second")
+    ratios = [a / b for a, b in zip(speeds, first.column("images_per_second"), strict=True)]
+    return {
+        "benchmark": "images_per_second",
+        **worker.about,
+        "windows": given.windows,
+        "seconds": given.seconds,
+        "batches_per_window": worker.batches,
+        "images_per_second": round(statistics.median(speeds), 2),
+        "images_per_second_windows": [round(speed, 2) for speed in speeds],
+        "baseline": first.side.name,
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_windows": [round(ratio, 4) for ratio in ratios],
+        "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
+        "others_percent": round(statistics.median(worker.column("others_percent")), 1),
+        "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
+        "core_numbers": worker.cores,
+        **_report.machine(),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    one = rows[0]
+    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "cores busy"]
+    body = [
+        [
+            f"`{r['side']}`",
+            str(r["K"]),
+            str(r["cores"]),
+            ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
+            _report.spread(r["images_per_second_windows"], 1),
+            _report.spread(r["ratio_windows"], 3),
+            f"{r['busy_percent']:.0f}%",
+        ]
+        for r in rows
+    ]
+    others = max(r["others_percent"] for r in rows)
+    about = (
+        f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
+        f"side in turns: median (least to most). {one['cpu']}, {one['machine_cores']} cores, "
+        f"Python {one['python']}, JAX {one['jax']}, huge pages {'on' if one['huge_pages'] else 'off'}, "
+        f"commit {one['commit']}. "
+        f"Other processes took {others:.0f}% of the cores' time"
+        + (": the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else ".")
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.images_per_second",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A side is NAME[:option=value]...; NAME: "
+        + ", ".join(_sides.PRESETS)
+        + " or a method (K workers on K cores); options:\n"
+        + "\n".join(f"  {name:10} {meaning}" for name, meaning in _sides.OPTIONS.items()),
+    )
+    add = made.add_argument
+    add("--model", default="resnet20")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--K", type=_report.positive, default=2, help="stages, one worker each (default 2)")
+    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
+    add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
+    add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
+    add("--sides", nargs="+", default=["bp", "fdg"], metavar="SIDE", help="the first is the baseline")
+    add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
+    _report.add_json_flag(made)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        if not given.seconds > 0:
+            raise BadInput(f"--seconds {given.seconds}: use a positive number.")
+        _report.check_json(given.json)
+        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
+        sides = [_sides.parse(text, common, given.xla_flags, given.split) for text in given.sides]
+        cores = _sides.cores_available()
+        _sides.check(sides, len(cores))
+        workers = measure(sides, cores, given.windows, given.seconds)
+    except (BadInput, WorkerDied) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        return 130
+    rows = [row(worker, workers[0], given) for worker in workers]
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
