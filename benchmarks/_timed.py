@@ -1,0 +1,155 @@
+"""A pipeline with the model's own stages on tiny images, every dispatch of which can be put under a clock.
+
+What the host does is all there, what the devices do next to nothing.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import numpy as np
+
+import fdg_jax
+from fdg_jax import data, engine, models, split
+from fdg_jax.data.augment import train_transform
+from fdg_jax.experiments.setup import cross_entropy
+from fdg_jax.optimizer import paper_sgd
+from fdg_jax.stage import Stage
+
+Clock = Callable[[str, int, Callable[[], Any]], Any]
+
+
+class TimedStage(Stage):
+    """A stage that lets `clock(what, k, call)` make its dispatches."""
+
+    clock: Clock = staticmethod(lambda what, k, call: call())
+
+    def forward(self, batch, x, labels=None):
+        return self.clock("F", self.k, lambda: super(TimedStage, self).forward(batch, x, labels))
+
+    def backward(self, batch, dy):
+        return self.clock("B", self.k, lambda: super(TimedStage, self).backward(batch, dy))
+
+    def update(self):
+        self.clock("U", self.k, super().update)
+
+
+class Calls:
+    """A clock that times every call alone: what a call dispatched is waited for outside of it.
+
+    The update is dispatched inside `backward`: its time, and the waiting around it, are taken out of B's.
+    """
+
+    def __init__(self, wait: Callable[[], None]):
+        self.wait, self.inside = wait, 0.0
+        self.microseconds = defaultdict[tuple[str, int], list[float]](list)
+
+    def __call__(self, what: str, k: int, call: Callable[[], Any]) -> Any:
+        outer = time.perf_counter()
+        self.wait()
+        self.inside, start = 0.0, time.perf_counter()
+        result = call()
+        end = time.perf_counter()
+        self.microseconds[what, k].append(1e6 * (end - start - self.inside))
+        jax.block_until_ready(result)
+        self.wait()
+        self.inside = time.perf_counter() - outer  # for the call around this one
+        return result
+
+
+class Leaves(NamedTuple):
+    """Arrays that go in and out of a stage's programs."""
+
+    F: int
+    B: int
+    U: int
+
+
+def count_leaves(stage: Stage, K: int) -> Leaves:
+    """Counted on a stage that holds a memo or, on stage K, made one a moment ago."""
+    last, first = stage.k == K, stage.k == 1
+
+    def count(tree: Any) -> int:
+        return len(jax.tree.leaves(tree))
+
+    params, extra, optimizer = map(count, stage.state)
+    closure = count(stage.memos[0].closure)
+    return Leaves(
+        F=params + extra + 1 + last + 1 + extra + closure,
+        B=closure + params + 1 + (not last) + params + (not first),
+        U=params + optimizer + params + params + optimizer,
+    )
+
+
+class Small:
+    """The model's pipeline on tiny images, filled, with its stages under a clock."""
+
+    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int):
+        meta = data.load("synthetic")
+        self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
+        blocks = models.blocks(model, meta.classes)
+        cuts = split.parse(cut, model, K, len(blocks))
+        self.K, self.row, self.leaves = K, np.arange(batch_size)[None], dict[int, Leaves]()
+        stages, transform = split.stages(blocks, cuts), train_transform(meta, 0)
+        self.pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
+        example = (self.images[self.row[0]], self.labels[self.row[0]])
+        with mock.patch.object(engine, "Stage", TimedStage):
+            self.pipeline.init(jax.random.key(0), example)
+        assert isinstance(self.pipeline.engine, engine.PipelineEngine)
+        self.runner = self.pipeline.engine
+        self.send = self.runner.loop.send
+        self.set_clock(self.count)
+        for _ in range(2 * K):
+            self.tick()
+        self.wait()
+
+    def set_clock(self, clock: Clock) -> None:
+        for stage in self.runner.stages.values():
+            stage.clock = clock  # type: ignore[attr-defined]
+        self.runner.loop.send = lambda array, k: clock("send", 0, lambda: self.send(array, k))
+
+    def count(self, what: str, k: int, call: Callable[[], Any]) -> Any:
+        result = call()
+        if what == "F":
+            self.leaves[k] = count_leaves(self.runner.stages[k], self.K)
+        return result
+
+    def wait(self) -> None:
+        """Until all is computed, gradients that have not been used yet included."""
+        jax.block_until_ready([(stage.state, list(stage.line)) for stage in self.runner.stages.values()])
+
+    def tick(self) -> None:
+        self.runner.train(self.images, self.labels, self.row)
+
+    def calls(self, ticks: int) -> dict[tuple[str, int], float]:
+        """Median microseconds of each dispatch, by (what, k); ("send", 0) is a send to whomever."""
+        clock = Calls(self.wait)
+        self.set_clock(clock)
+        for _ in range(ticks):
+            self.tick()
+        return {key: statistics.median(values) for key, values in clock.microseconds.items()}
+
+    def ticks(self, ticks: int) -> tuple[float, float]:
+        """Median microseconds of (a whole tick, its part before the host loop: the entry of a batch)."""
+        self.set_clock(lambda what, k, call: call())
+        whole, entry, step = [], [], self.runner.loop.step
+        entered = 0.0
+
+        def timed_step(x, labels):
+            nonlocal entered
+            entered = time.perf_counter()
+            step(x, labels)
+
+        with mock.patch.object(self.runner.loop, "step", timed_step):
+            for _ in range(ticks):
+                start = time.perf_counter()
+                self.tick()
+                end = time.perf_counter()
+                self.wait()
+                whole.append(1e6 * (end - start))
+                entry.append(1e6 * (entered - start))
+        return statistics.median(whole), statistics.median(entry)

@@ -1,0 +1,167 @@
+"""Microseconds of Python that a stage call and a tick cost the host, and their share of a GPU's step.
+
+    python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4
+
+The stages are the model's own, with all their arrays, but batch and images are tiny (1 image of 8x8): what a
+dispatch costs depends on how many arrays go in and out of a program, not on how large they are, and the
+device has next to nothing to do. Two clocks, medians over many ticks in the steady state:
+
+- calls: around each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a
+  batch); what it started is waited for outside the clock, so that nothing competes with the next;
+- tick while computing: around a whole tick as it trains, waited for outside the clock, so that the CPU's
+  queue of 32 dispatches never fills. On a CPU the computing threads compete with the host for the cores.
+
+The loop's own part (schedule, mailboxes) is measured with stages that do nothing; `tick` is the sum of the
+parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
+is one.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import _report
+from benchmarks._timed import Small
+from fdg_jax import devices, schedule
+from fdg_jax.errors import BadInput
+from fdg_jax.pipeline import HostLoop
+
+GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U of one tick) in 1 ms
+
+
+class Nothing:
+    """A stage that does nothing, to see what the loop itself costs."""
+
+    def forward(self, batch, x, labels):
+        return x
+
+    def backward(self, batch, dy):
+        return dy
+
+
+def loop_microseconds(K: int, ticks: int) -> float:
+    """Median microseconds of a tick of the host loop without anything to dispatch."""
+    stages = {k: Nothing() for k in range(1, K + 1)}
+    taken, loop = [], HostLoop(schedule.fdg(K), stages, lambda array, k: array, lambda batch, loss: None)
+    for _ in range(ticks):
+        start = time.perf_counter()
+        loop.step(0, 0)
+        taken.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(taken)
+
+
+def measure(model: str, K: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a stage, then a row for the tick."""
+    small = Small(model, K, given.split, given.batch_size, given.image_size)
+    whole, entry = small.ticks(given.ticks)
+    calls = small.calls(given.ticks)
+    about = {"benchmark": "host_cost", "model": model, "K": K}
+    rows = []
+    for k in range(1, K + 1):
+        costs = {f"{what}_microseconds": round(calls[what, k], 1) for what in "FBU"}
+        leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
+        rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
+    stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
+    send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
+    alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
+    tick = {
+        "stage_calls_microseconds": stages / K,
+        "send_microseconds": send,
+        "entry_microseconds": entry,
+        "loop_microseconds": loop,
+        "tick_microseconds": alone,
+        "tick_while_computing_microseconds": whole,
+        "share_percent": 100 * alone / GPU_STAGE_MICROSECONDS,
+        "share_while_computing_percent": 100 * whole / GPU_STAGE_MICROSECONDS,
+    }
+    return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
+
+
+def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Least squares: microseconds of a call = fixed + each * leaves."""
+    stages = [row for row in rows if row["row"] == "stage"]
+    points = [(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages for what in "FBU"]
+    leaves, costs = np.array(points).T
+    each, fixed = np.polyfit(leaves, costs, 1)
+    return {
+        "benchmark": "host_cost",
+        "row": "fit",
+        "fixed_microseconds": round(float(fixed), 1),
+        "leaf_microseconds": round(float(each), 2),
+        "calls": len(points),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    stage_head = ["model", "K", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs"]
+    stages = [
+        [r["model"], f"{r['K']}", f"{r['k']}", ", ".join(str(r[f"{what}_leaves"]) for what in "FBU")]
+        + [f"{r[f'{what}_microseconds']:.0f}" for what in "FBU"]
+        for r in rows
+        if r["row"] == "stage"
+    ]
+    tick_head = ["model", "K", "a stage's F+B+U µs", "a send µs", "entry µs", "loop µs", "tick µs"]
+    tick_head += ["tick while computing µs", f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms"]
+    names = ("stage_calls", "send", "entry", "loop", "tick", "tick_while_computing")
+    ticks = [
+        [r["model"], f"{r['K']}"]
+        + [f"{r[f'{name}_microseconds']:.0f}" for name in names]
+        + [f"{r['share_percent']:.0f}%, {r['share_while_computing_percent']:.0f}%"]
+        for r in rows
+        if r["row"] == "tick"
+    ]
+    line, one = rows[-1], rows[0]
+    about = (
+        f"The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
+        f"A call costs about {line['fixed_microseconds']:.0f} µs and {line['leaf_microseconds']:.2f} µs for "
+        f"each array in and out. Medians over {given.ticks} ticks, batch {given.batch_size}, images "
+        f"{given.image_size}x{given.image_size}, split {given.split}. Devices {one['device']}; {one['cpu']}, "
+        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}."
+    )
+    return f"{_report.markdown(stage_head, stages)}\n\n{_report.markdown(tick_head, ticks)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m benchmarks.host_cost",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("--model", nargs="+", default=["resnet20"])
+    add("--K", type=_report.positive, nargs="+", default=[1, 2, 3, 4])
+    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
+    add("--ticks", type=_report.positive, default=300, help="(default 300)")
+    add("--batch-size", type=_report.positive, default=1)
+    add("--image-size", type=_report.positive, default=8, help="pixels a side, at most 32 (default 8)")
+    _report.add_json_flag(made)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        if not 8 <= given.image_size <= 32:
+            raise BadInput(f"--image-size {given.image_size}: images of 32 pixels are cut down. Use 8 to 32.")
+        _report.check_json(given.json)
+        devices.emulate_cpu(max(given.K))
+        rows = [row for model in given.model for K in given.K for row in measure(model, K, given)]
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    where = {"device": jax.devices()[0].device_kind, "python": sys.version.split()[0], "jax": jax.__version__}
+    where |= {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size}
+    where |= _report.machine()
+    rows = [{**row, **where} for row in [*rows, fit(rows)]]
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
