@@ -1,0 +1,252 @@
+"""The benchmarks start, refuse what would be no measurement, and measure what they say."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+import small
+
+from benchmarks import __main__ as overview
+from benchmarks import _sides, _worker, host_cost, images_per_second
+from fdg_jax import engine, schedule
+from fdg_jax.errors import BadInput
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMON = {"K": 2, "model": "resnet8", "batch_size": 4}
+TINY = ("--model", "resnet8", "--batch-size", "4")
+pins_cores = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def rows_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_list_names_every_benchmark_with_its_first_line():
+    done = run()
+    assert done.returncode == 0, done.stderr
+    files = {file.stem for file in (ROOT / "benchmarks").glob("*.py") if not file.name.startswith("_")}
+    listed = dict(line.split(None, 1) for line in done.stdout.partition("\n\n")[0].splitlines())
+    assert listed.keys() == files >= {"images_per_second", "host_cost", "block_cost"}
+    assert listed["host_cost"] == (host_cost.__doc__ or "").splitlines()[0]
+
+
+def test_a_benchmark_that_does_not_exist_is_refused_with_the_nearest_name(capsys):
+    assert overview.main(["image_per_second"]) == 2
+    assert "images_per_second" in capsys.readouterr().err
+
+
+def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
+    def parse(text):
+        return _sides.parse(text, COMMON, "--a", "balanced")
+
+    bp, fdg, two = parse("bp"), parse("fdg"), parse("bp-two-cores")
+    assert (bp.method, bp.K, bp.cores, bp.split) == ("bp", 1, 1, None)
+    assert (fdg.method, fdg.K, fdg.cores, fdg.split, fdg.xla) == ("fdg", 2, 2, "balanced", "--a")
+    assert (two.K, two.cores) == (1, 2)
+    line, turned = parse("delay-line:K=4"), parse("fdg:K=3:split=3,7:dispatch=down:xla=--b=false")
+    assert (line.engine, line.K, line.cores) == ("delay-line", 4, 1)
+    assert (turned.K, turned.cores, turned.split, turned.xla) == (3, 3, "3,7", "--b=false")
+
+
+@pytest.mark.parametrize(
+    ("side", "word"),
+    [
+        ("fgd", "fdg"),
+        ("fdg:dispatch=left", "up or down"),
+        ("fdg:speed=9", "split"),
+        ("fdg:K=0", "from 1 on"),
+        ("bp:dispatch=down", "order of dispatch"),
+        ("delay-line:update=fused", "engine=pipeline"),
+    ],
+)
+def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
+    with pytest.raises(BadInput, match=word):
+        _sides.parse(side, COMMON, "", "balanced")
+
+
+@pins_cores
+@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--sides", "bp", "bp"], ["--seconds", "0"]])
+def test_what_would_be_no_measurement_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
+    with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
+        assert images_per_second.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+@pins_cores
+def test_what_a_side_refuses_is_one_message_and_exit_code_2(capfd):
+    assert images_per_second.main(["--model", "resnet21", "--sides", "bp"]) == 2
+    err = capfd.readouterr().err
+    assert "error: side bp: " in err
+    assert "resnet21" in err
+    assert "Traceback" not in err
+
+
+def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
+    fdg = _sides.parse("fdg:hugepages=off:xla=--b", COMMON, "", "balanced")
+    with mock.patch.dict(os.environ, {"XLA_FLAGS": "--a", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}):
+        started = _sides.environment(fdg)
+    assert (started["XLA_FLAGS"], started["JAX_PLATFORMS"]) == ("--a --b", "cpu")
+    assert "GLIBC_TUNABLES" not in started
+    wanted = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    with mock.patch("fdg_jax.experiments.huge_pages.wanted_environment", lambda given: given | wanted):
+        assert _sides.environment(_sides.parse("fdg", COMMON, "", "balanced")).items() >= wanted.items()
+
+
+def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
+    def worker(name, speeds):
+        columns = {"images_per_second": speeds}
+        return SimpleNamespace(
+            about={}, batches=2, cores=[0], side=SimpleNamespace(name=name),
+            column=lambda what: columns.get(what, [1.0] * len(speeds)),
+        )  # fmt: skip
+
+    bp, fdg = worker("bp", [100.0, 50.0, 200.0]), worker("fdg", [180.0, 100.0, 200.0])
+    row = images_per_second.row(fdg, bp, SimpleNamespace(windows=3, seconds=1.0))  # type: ignore[arg-type]
+    assert row["ratio_windows"] == [1.8, 2.0, 1.0]
+    assert row["ratio"] == 1.8
+    assert row["images_per_second"] == 180.0
+
+
+def trained(stage=None, turned=False):
+    """Parameters after 6 batches of K = 3."""
+    data = small.batches(6)
+    with mock.patch.object(engine, "Stage", stage or engine.Stage):
+        made = small.pipeline(3, data[0])
+    if turned:
+        made.engine.loop.schedule = _worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
+    for batch in data:
+        made.step(batch)
+    made.drain()
+    return small.leaves(made.params), made.staleness, made.updates
+
+
+def test_dispatching_a_ticks_stages_from_K_down_to_1_changes_no_bit():
+    (up, *counts), (down, *same) = trained(), trained(turned=True)
+    assert counts == same
+    assert all(np.array_equal(a, b) for a, b in zip(up, down, strict=True))
+
+
+def test_an_update_fused_with_the_backward_pass_trains_the_same():
+    (apart, *counts), (fused, *same) = trained(), trained(_worker.FusedStage)
+    assert counts == same
+    for a, b in zip(apart, fused, strict=True):
+        # XLA contracts other products into fused multiply-adds there: a few last bits of float32, six times.
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_bp_cannot_be_dispatched_downwards():
+    with pytest.raises(BadInput, match="impossible"):
+        _worker.downwards(schedule.bp(2))
+
+
+class Flat(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(12)(x.reshape(len(x), -1))
+
+
+def check_host_cost(model, capsys, file):
+    arguments = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--json", str(file)]
+    assert host_cost.main(arguments) == 0
+    rows = rows_of(file.read_text())
+    assert [row["row"] for row in rows] == ["stage", "stage", "tick", "fit"]
+    stage, tick = rows[1], rows[2]
+    assert stage["k"] == 2
+    assert all(stage[f"{what}_microseconds"] > 0 for what in "FBU")
+    parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
+    # The printed parts are rounded to a tenth of a microsecond.
+    assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5)
+    assert f"| {model} | 2 |" in capsys.readouterr().out
+
+
+def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("fdg_jax.models.blocks", lambda name, classes: [Flat(), small.Part(classes)])
+    check_host_cost("dense", capsys, tmp_path / "rows.jsonl")
+
+
+@pytest.mark.slow
+def test_host_cost_measures_a_residual_network(capsys, tmp_path):
+    check_host_cost("resnet8", capsys, tmp_path / "rows.jsonl")
+
+
+def test_the_clock_takes_the_update_and_the_waiting_out_of_the_backward_pass():
+    from benchmarks._timed import Calls
+
+    now = [0.0]
+
+    def spend(seconds):
+        now[0] += seconds
+
+    clock = Calls(wait=lambda: spend(1000.0))
+
+    def backward():
+        spend(3.0)
+        clock("U", 1, lambda: spend(5.0))
+        spend(4.0)
+
+    with mock.patch("time.perf_counter", lambda: now[0]):  # noqa: PT008 - the value changes
+        clock("B", 1, backward)
+        clock("F", 1, lambda: spend(2.0))
+    assert dict(clock.microseconds) == {("U", 1): [5e6], ("B", 1): [7e6], ("F", 1): [2e6]}
+
+
+def test_the_arrays_counted_are_those_the_programs_take_and_give():
+    from benchmarks._timed import count_leaves
+
+    data = small.batches(1)[0]
+    stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
+    x, labels = jax.device_put(data)
+    params, extra, optimizer = map(len, map(jax.tree.leaves, stage.state))
+    assert (params, extra) == (4, 2)  # Dense: kernel, bias; BatchNorm: scale, bias; mean, var
+    loss = stage.forward(1, x, labels)
+    counted, memo = count_leaves(stage, 1), stage.memos[0]
+    kept = len(jax.tree.leaves((memo.closure, loss, stage.state.extra)))
+    assert params + extra + 2 + kept == counted.F
+    grads, dx = jax.eval_shape(stage._backward, memo.closure, stage.state.params, memo.x, None)
+    taken = jax.tree.leaves((memo.closure, stage.state.params, memo.x))
+    assert len(taken) + len(jax.tree.leaves((grads, dx))) == counted.B
+    assert 3 * params + 2 * optimizer == counted.U
+
+
+@pytest.mark.slow
+@pins_cores
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
+def test_images_per_second_compares_every_kind_of_side():
+    sides = ["bp", "fdg", "delay-line", "bp-two-cores"]
+    everything = "split=1:dispatch=down:update=fused:hugepages=off:xla=--xla_cpu_multi_thread_eigen=false"
+    sides.append(f"fdg:{everything}")
+    short = ("--windows", "2", "--seconds", "0.1")
+    done = run("images_per_second", *TINY, *short, "--json", "--sides", *sides)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(done.stdout)
+    assert [row["side"] for row in rows] == sides
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)
+    assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2]
+    assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [1, 0]]
+    assert rows[4]["cuts"] == [1]
+    assert "multi_thread_eigen=false" in rows[4]["xla_flags"]
+
+
+@pytest.mark.slow
+def test_block_cost_gives_a_json_object_a_row():
+    done = run("block_cost", *TINY, "--rounds", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert all(row["images_per_second"] > 0 for row in rows_of(done.stdout))
