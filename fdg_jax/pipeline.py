@@ -48,7 +48,7 @@ class HostLoop:
         K = self.schedule.K
         for kind, k, batch in self.schedule.tick(t, last):
             stage = self.stages.get(k)
-            if stage is None:
+            if stage is None:  # another process has it
                 continue
             if kind == "F":
                 labels = self.take("labels", k, batch, t) if k == K else None

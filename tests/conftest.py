@@ -10,6 +10,9 @@ from fdg_jax.devices import emulate_cpu
 
 def pytest_configure(config):
     emulate_cpu(8)
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("xla")))
+    cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
+    if cache is None:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,48 @@
+"""What the README shows is what there is."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import textwrap
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_host_loop_shown_is_the_host_loop():
+    shown = next(block for block in blocks("python") if block.startswith("for kind"))
+    assert textwrap.indent(shown, " " * 8) in (ROOT / "fdg_jax/pipeline.py").read_text()
+
+
+def test_the_method_shown_is_a_method():
+    shown = next(block for block in blocks("python") if "METHOD = " in block)
+    assert run(shown + "print(METHOD.schedule(3).K)").strip() == "3"
+
+
+def test_the_program_shown_runs_and_learns():
+    shown = next(block for block in blocks("python") if "fdg_jax.Pipeline(" in block)
+    error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", run(shown)).groups()
+    assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
+
+
+def test_the_schedule_shown_is_what_the_command_draws():
+    from fdg_jax.schedule import fdg, render
+
+    for line in render(fdg(3), 7).splitlines():
+        assert line in README
+
+
+def test_every_file_the_readme_links_to_exists():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
