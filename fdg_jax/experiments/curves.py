@@ -1,0 +1,98 @@
+"""The curves of a run: training loss and test error over epochs, with the learning rates marked."""
+
+import io
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
+
+
+def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
+    """Training loss and test error over epochs, learning rates marked: a PNG file, and SVG text."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fdg_jax",
+        "font.family": "sans-serif",
+        "font.size": 10,
+    }
+    with rc_context(style):
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        train = [event for event in events if event.get("train_loss") is not None]
+        test = [event for event in events if event.get("test_error_percent") is not None]
+        line(above, train, "train_loss", TRAIN, "training loss")
+        line(below, test, "test_error_percent", TEST, "test error (%)", marker="o" if len(test) <= 60 else "")
+        if test:
+            last = test[-1]
+            below.annotate(
+                f"{last['test_error_percent']:.2f}%", (last["epoch"], last["test_error_percent"]),
+                xytext=(-4, 8), textcoords="offset points", ha="right", color=TEST, weight="bold",
+            )  # fmt: skip
+        mark_learning_rates((above, below), train)
+        below.set_xlabel("epoch")
+        below.set_xlim(left=0)
+        above.set_title(title(config), loc="left", color=INK, pad=32)
+        figure.savefig(png, dpi=130, metadata={"Software": None})
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:
+    """One curve. Many training losses are drawn faintly under their running means."""
+    x, y = [event["epoch"] for event in events], [event[name] for event in events]
+    width = len(y) // 50 if events and "learning_rate" in events[0] else 0
+    axes.plot(x, y, color=colour, marker=marker, markersize=3.5, lw=1.6, alpha=0.3 if width > 1 else 1)
+    if width > 1:
+        axes.plot(x, running_means(events, name, width), color=colour, lw=1.8)
+    axes.set_ylabel(label, color=colour)
+    axes.grid(color=FAINT, lw=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if y:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.text(0.5, 0.5, "nothing yet", transform=axes.transAxes, ha="center", color="#7b8794")
+
+
+def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[float]:
+    """Of up to `width` values, begun anew where the learning rate changes: a drop is no slope."""
+    means: list[float] = []
+    window: deque[float] = deque(maxlen=width)
+    for before, event in zip([None, *events], events, strict=False):
+        if before and before["learning_rate"] != event["learning_rate"]:
+            window.clear()
+        window.append(event[name])
+        means.append(sum(window) / len(window))
+    return means
+
+
+def mark_learning_rates(both, train: list[dict[str, Any]]) -> None:
+    """A dashed line and the new value where the learning rate changes; crowded labels go one higher."""
+    before, last, level = None, 0.0, 0
+    span = train[-1]["epoch"] if train else 1.0
+    for event in train:
+        rate, x = event["learning_rate"], 0.0 if before is None else event["epoch"]
+        if rate == before:
+            continue
+        for axes in both:
+            if x:
+                axes.axvline(x, color="#9aa5b1", lw=0.9, ls="--", zorder=0)
+        level = 1 - level if before is not None and x - last < 0.15 * span else 0
+        both[0].annotate(
+            ("learning rate " if before is None else "") + f"{rate:g}", (x, 1), xytext=(0, 4 + 11 * level),
+            xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, color="#52606d",
+        )  # fmt: skip
+        before, last = rate, x
+
+
+def title(config: dict[str, Any]) -> str:
+    beta = f", β={config['beta']:g}" if config["method"] != "bp" and config["K"] > 1 else ""
+    return f"{config['model']} on {config['dataset']}: {config['method'].upper()} with K={config['K']}{beta}"
