@@ -36,6 +36,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
             # Before the interpreter starts, so that every thread pool is made for that many cores.
             preexec_fn=lambda: os.sched_setaffinity(0, self.cores),
         )
