@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import command_line, huge_pages
+from fdg_jax.experiments import checks, command_line, huge_pages
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
 from fdg_jax.experiments.run_directory import read_metrics
 
@@ -48,14 +48,13 @@ SUMMARY = """
 """
 ROOT = Path(__file__).parents[1]
 SHORT = (
-    "--model resnet8 --dataset digits --train-size 112 --batch-size 32 --epochs 2 --learning-rate 0.05 "
-    "--log-every 2"
+    "--model resnet8 --dataset digits --train-size 112 --batch-size 32 --epochs 2 --learning-rate 0.05 --log-every 2"
 )
 
 
-def command(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.Popen:
+def command(*words: str, cwd: Path | None = None, environment: dict[str, str] | None = None) -> subprocess.Popen:
     """The command in a process of its own. PYTHONPATH, because a test may run in another directory."""
-    settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **(environment or {})}
     return subprocess.Popen(
         [sys.executable, "-m", "fdg_jax.experiments.cifar", *words],
         stdout=subprocess.PIPE,
@@ -164,9 +163,7 @@ def test_a_process_says_it_on_stderr_without_a_traceback(words, place):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    "words", ["--K 0", "--beta 1.5", "--bta 0.5", "--method fgd", "--run-dir run", "--help"]
-)
+@pytest.mark.parametrize("words", ["--K 0", "--beta 1.5", "--bta 0.5", "--method fgd", "--run-dir run", "--help"])
 def test_what_can_be_judged_alone_is_judged_before_jax_is_imported(words, place):
     code = (
         "import sys; from fdg_jax.experiments.cifar import main\n"
@@ -193,10 +190,8 @@ def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):
     def broken(*_):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(command_line, "check_names", broken)
-    with pytest.raises(
-        RuntimeError, match="a defect"
-    ):  # which ends a process with a traceback and exit code 1
+    monkeypatch.setattr(checks, "check_names", broken)
+    with pytest.raises(RuntimeError, match="a defect"):  # which ends a process with a traceback and exit code 1
         cifar.main(["--run-dir", str(tmp_path / "x")])
     assert not (tmp_path / "x").exists()
 
@@ -280,9 +275,8 @@ def test_auto_without_cifar_is_digits_and_says_so_three_times(tmp_path):
     words = SHORT.replace("digits", "auto").split()
     offline = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
     offline |= {"no_proxy": "", "NO_PROXY": ""}
-    process = command(
-        *words, "--steps", "2", "--run-dir", str(tmp_path / "run"), TFDS_DATA_DIR=str(nothing), **offline
-    )
+    offline["TFDS_DATA_DIR"] = str(nothing)
+    process = command(*words, "--steps", "2", "--run-dir", str(tmp_path / "run"), environment=offline)
     code, out, err = finish(process)
     assert code == 0, err
     assert out.count("!!! ") == 2
@@ -407,6 +401,6 @@ def test_bad_input_from_deep_inside_is_one_message_too(monkeypatch, capsys, tmp_
     def refuse(*_):
         raise BadInput("stage k=2 cannot take that.")
 
-    monkeypatch.setattr(command_line, "check_names", refuse)
+    monkeypatch.setattr(checks, "check_names", refuse)
     assert cifar.main(["--run-dir", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err == "error: stage k=2 cannot take that.\n"

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     restart_once()  # before the slow imports, which would be done twice
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import claim, command_line, run_directory
+from fdg_jax.experiments import checks, claim, command_line, run_directory
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.signals import Signals, Stopped
 
@@ -47,13 +47,13 @@ def start(asked: Options, given: frozenset[str], signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
-    command_line.check(asked, given if not asked.resume else frozenset())
+    checks.check(asked, given if not asked.resume else frozenset())
     path = Path(asked.run_dir) if asked.run_dir else claim.default_path(asked)
     with claim.claim(path, asked.resume):
         options, stored = asked, None
         if asked.resume:
             options, stored = run_directory.resumed_options(path, asked, given)
-            command_line.check(options, frozenset())
+            checks.check(options, frozenset())
             if finished(path, options):
                 return 0
         return prepare_and_run(options, stored, path, signals)
@@ -72,7 +72,7 @@ def finished(path: Path, options: Options) -> bool:
 
 
 def prepare_and_run(options: Options, stored: dict[str, Any] | None, path: Path, signals: Signals) -> int:
-    command_line.check_names(options)
+    checks.check_names(options)
     signals.check()
     from fdg_jax.experiments import compile_cache, setup
 

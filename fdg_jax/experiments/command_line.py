@@ -1,4 +1,4 @@
-"""From the words of a command line to checked `Options`, before JAX is imported.
+"""From the words of a command line to `Options`, without JAX.
 
 tyro converts the values and prints --help. What a person gets wrong is answered here, in one message that
 states the fact and the way out, because a typo deserves an answer within a second and not a page.
@@ -8,12 +8,10 @@ import contextlib
 import dataclasses
 import difflib
 import io
-import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
 
@@ -139,73 +137,3 @@ def one_line(box: str) -> str:
     for pattern, words in PLAIN:
         text = re.sub(pattern, words, text)
     return text.rstrip(".") + ". --help explains the flags."
-
-
-def check(options: Options, given: frozenset[str]) -> None:
-    """Refuses values that can be judged alone. Raises BadInput; imports no JAX."""
-    o = options
-    if o.K < 1:
-        raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
-    if not 0 < o.beta <= 1:
-        raise BadInput(f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking.")
-    for name in ("epochs", "batch_size", "log_every"):
-        if getattr(o, name) < 1:
-            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
-    for name in ("train_size", "steps", "window"):
-        if getattr(o, name) is not None and getattr(o, name) < 1:
-            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or leave it out.")
-    for name in ("checkpoint_every", "evaluate_every"):
-        if getattr(o, name) is not None and getattr(o, name) < 0:
-            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or 0 for only at the end.")
-    if not (o.learning_rate > 0 and math.isfinite(o.learning_rate)):
-        raise BadInput(f"--learning-rate {o.learning_rate}: use a positive number; the paper's is 0.1.")
-    if not (o.weight_decay >= 0 and math.isfinite(o.weight_decay)):
-        raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
-    if not 0 <= o.momentum < 1:
-        raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
-    if not 0 <= o.seed < 2**31:
-        raise BadInput(f"--seed {o.seed}: use a whole number from 0 to {2**31 - 1}.")
-    if o.train_size is not None and o.batch_size > o.train_size:
-        raise BadInput(
-            f"--batch-size {o.batch_size} is more than the {o.train_size} training images of --train-size. "
-            "Use a smaller batch or more images."
-        )
-    if o.run_dir == "":
-        raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
-    check_method(options, given)
-
-
-def check_method(options: Options, given: frozenset[str]) -> None:
-    """The method exists, has the options given for it, and can run on the engine asked for."""
-    method = methods.find(options.method)
-    about_methods = ("beta", "order", "weights")
-    method.accepted({name: getattr(options, name) for name in about_methods if name in given})
-    if options.engine == "delay-line" and not method.delay_line:
-        raise BadInput(f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline.")
-    if options.engine == "delay-line" and options.weights == "current":
-        raise BadInput(
-            "--engine delay-line takes gradients at the weights of the forward pass, so --weights current "
-            "cannot run on it. Use --engine pipeline, or --weights stashed."
-        )
-
-
-def check_names(options: Options) -> None:
-    """The data set and the model exist, and the model has at least K blocks. Imports Flax, computes
-    nothing."""
-    from fdg_jax import data
-
-    known = data.names()
-    if options.dataset not in known:
-        near = difflib.get_close_matches(options.dataset, known, n=3, cutoff=0.5)
-        asked = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise BadInput(f"data set {options.dataset!r} is not known.{asked} There are {', '.join(known)}.")
-    from fdg_jax import models
-
-    n = len(models.blocks(options.model, classes=10))
-    if n < options.K:
-        raise BadInput(
-            f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
-            f"Use --K 1 to {n}, or a deeper model."
-        )
-    if options.dtype != "float32":
-        raise BadInput(f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out.")
