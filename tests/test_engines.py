@@ -257,6 +257,7 @@ def test_dropout_draws_anew_for_every_batch_and_alike_in_both_engines():
     frozen = pipeline(3, data[0], stages=stages, optimizer=optax.sgd(0.0))
     for _ in range(5):
         frozen.step(data[0])
+    frozen.drain()
     assert len({m.loss for m in frozen.losses(wait=True)}) == 5  # same batch, same weights, other masks
 
 
