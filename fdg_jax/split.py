@@ -100,8 +100,7 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         raise BadInput(f"K={K}: {name} ({n_blocks} blocks) makes at least 1 stage. Use --K 1..{n_blocks}.")
     if n_blocks < K:
         raise BadInput(
-            f"K={K} stages are more than the {n_blocks} blocks of {name}. "
-            f"Use --K 1..{n_blocks} or a deeper model."
+            f"K={K} stages are more than the {n_blocks} blocks of {name}. Use --K 1..{n_blocks} or a deeper model."
         )
     if text == "paper":
         return _paper(name, K, n_blocks)

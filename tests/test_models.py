@@ -29,9 +29,7 @@ def parameters(name: str) -> int:
     known, total, x = {}, 0, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     for block in models.blocks(name, 10):
         if (block, x.shape) not in known:
-            made = jax.eval_shape(
-                lambda key, x, b=block: b.init_with_output(key, x, True), jax.random.key(0), x
-            )
+            made = jax.eval_shape(lambda key, x, b=block: b.init_with_output(key, x, True), jax.random.key(0), x)
             known[block, x.shape] = sum(leaf.size for leaf in jax.tree.leaves(made[1]["params"])), made[0]
         size, x = known[block, x.shape]
         total += size
@@ -78,9 +76,7 @@ def test_blocks_are_stem_then_residual_blocks_then_head():
 
 
 def test_names_lists_the_families_and_not_the_layers_they_share():
-    assert {"resnet8", "resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "wrn16_4"} <= set(
-        models.names()
-    )
+    assert {"resnet8", "resnet20", "resnet56", "resnet110", "resnet1202", "wrn28_10", "wrn16_4"} <= set(models.names())
     assert not {"layers", "resnet_cifar", "wrn"} & set(models.names())
 
 
@@ -145,9 +141,7 @@ def test_an_odd_width_takes_the_plain_convolution():
     assert logits.shape == (1, 10)
 
 
-@pytest.mark.parametrize(
-    ("offset", "size"), [(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))]
-)
+@pytest.mark.parametrize(("offset", "size"), [(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))])
 def test_batch_norm_is_flax_batch_norm(offset, size):
     x = offset + normal(0, *size)
     ours, theirs = layers.BatchNorm(), nn.BatchNorm(momentum=0.9, epsilon=1e-5)

@@ -29,9 +29,7 @@ def run(stages, variables, x, train):
     """The stages one after the other, each its own program: (output, all changed statistics)."""
     changed = {}
     for stage, own in zip(stages, variables, strict=True):
-        x, new = jax.jit(lambda own, x, stage=stage: stage.apply(own, x, train, mutable=["batch_stats"]))(
-            own, x
-        )
+        x, new = jax.jit(lambda own, x, stage=stage: stage.apply(own, x, train, mutable=["batch_stats"]))(own, x)
         changed |= new.get("batch_stats", {})
     return x, changed
 
@@ -41,9 +39,7 @@ def run(stages, variables, x, train):
 def test_composed_stages_are_the_uncut_network_bit_for_bit(small, cuts, train):
     blocks, images, variables = small
     whole, whole_statistics = run(split.stages(blocks, ()), [variables], images, train)
-    output, statistics = run(
-        split.stages(blocks, cuts), split.split_variables(variables, cuts), images, train
-    )
+    output, statistics = run(split.stages(blocks, cuts), split.split_variables(variables, cuts), images, train)
     np.testing.assert_array_equal(output, whole)
     assert statistics.keys() == whole_statistics.keys()
     jax.tree.map(np.testing.assert_array_equal, statistics, whole_statistics)
