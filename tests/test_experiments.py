@@ -21,7 +21,7 @@ import experiments
 from experiments import _command, _curves, _markdown, _results, _running, _runs, cifar10_short
 from experiments._runs import Run
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import command_line
+from fdg_jax.experiments import checks, command_line
 from fdg_jax.experiments.options import FIELDS
 
 TABLE, ROOT = cifar10_short.TABLE, _runs.ROOT
@@ -107,7 +107,7 @@ def test_every_table_is_found_by_its_file_name_and_its_runs_have_different_names
 def test_every_command_line_is_one_the_training_command_accepts(run):
     words = _runs.command(run, "data", "somewhere")
     options, given = command_line.parse(words[3:], words[2])
-    command_line.check(options, given)
+    checks.check(options, given)
     assert {name: getattr(options, name) for name in run.flags} == run.flags
 
 
