@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fdg_jax
-from fdg_jax import data, engine, models, split
+from fdg_jax import data, host_engine, models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
@@ -97,9 +97,9 @@ class Small:
         stages, transform = split.stages(blocks, cuts), train_transform(meta, 0)
         self.pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         example = (self.images[self.row[0]], self.labels[self.row[0]])
-        with mock.patch.object(engine, "Stage", TimedStage):
+        with mock.patch.object(host_engine, "Stage", TimedStage):
             self.pipeline.init(jax.random.key(0), example)
-        assert isinstance(self.pipeline.engine, engine.PipelineEngine)
+        assert isinstance(self.pipeline.engine, host_engine.HostEngine)
         self.runner = self.pipeline.engine
         self.send = self.runner.loop.send
         self.set_clock(self.count)

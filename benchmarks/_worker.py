@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from benchmarks._sides import Side
-from fdg_jax import engine, schedule
+from fdg_jax import host_engine, schedule
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import setup
 from fdg_jax.experiments.options import Options
@@ -79,11 +79,11 @@ class Trainer:
         )
         with ExitStack() as stack:
             if side.update == "fused":
-                stack.enter_context(mock.patch.object(engine, "Stage", FusedStage))
+                stack.enter_context(mock.patch.object(host_engine, "Stage", FusedStage))
             self.job = setup.prepare(options)
         if side.dispatch == "down":
             runner = self.job.pipeline.engine
-            assert isinstance(runner, engine.PipelineEngine)
+            assert isinstance(runner, host_engine.HostEngine)
             runner.loop.schedule = downwards(runner.loop.schedule)
         self.random = np.random.default_rng(0)
 

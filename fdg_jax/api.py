@@ -4,25 +4,33 @@ Everything that can be wrong is checked by `jax.eval_shape` before anything comp
 """
 
 import hashlib
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fdg_jax import checkpoint, compat, methods
 from fdg_jax.devices import stage_devices
-from fdg_jax.engine import Metrics, Parts, PipelineEngine, ScanEngine, delay_line_engine
+from fdg_jax.engine import Metrics, Parts
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
+from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
-from fdg_jax.stage import StageState, draws_random_numbers, functions, init_variables
+from fdg_jax.scan_engine import ScanEngine
+from fdg_jax.shapes import check_batch, check_shapes, zeros
+from fdg_jax.stage import StageState, functions, init_variables
 
 Tree = Any
-ENGINES = {"pipeline": PipelineEngine, "delay-line": delay_line_engine}
+ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
+    "pipeline": HostEngine,
+    "delay-line": delay_line_engine,
+}
+UNREAD = 100_000  # losses kept for a caller who never asks for them
 WEIGHTS = ("stashed", "current")
 
 
@@ -37,7 +45,7 @@ class Pipeline:
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
-    read_behind: dispatched batches whose losses may be unread (bounds how far the host runs ahead).
+    read_behind: dispatches whose losses may be unread (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out.
     """
@@ -68,7 +76,7 @@ class Pipeline:
         self.engine_name = engine
         self._stages, self._loss, self._optimizer = list(stages), loss, optimizer
         self._preprocess, self._read_behind = preprocess, read_behind
-        self._engine: PipelineEngine | ScanEngine | None = None
+        self._engine: HostEngine | ScanEngine | None = None
 
     def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
@@ -76,7 +84,9 @@ class Pipeline:
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct. variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
         """
-        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables)
+        current = [self.weights == "current" and staleness > 0 for staleness in self.schedule.staleness]
+        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables, current)
+        self._example = shapes.example
         states, parts = [], []
         for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
             chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
@@ -85,7 +95,7 @@ class Pipeline:
             init = jax.jit(lambda key, module=module, x=x: init_variables(module, key, zeros(x)))
             made = dict(variables[k - 1] if variables is not None else init(stage_key))
             params = made.pop("params", {})
-            if draws_random_numbers(module, {"params": params, **made}, x):
+            if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
             states.append(StageState(params, made, chain.init(params)))
             parts.append(functions(module, chain, *((self._loss, shapes.loss.dtype) if k == self.K else ())))
@@ -104,19 +114,24 @@ class Pipeline:
                 self._read_behind,
             )
         )
-        self._seen: Metrics | None = None
-        self._unread: list[Metrics] = []
+        self._forget()
         return self
 
+    def _forget(self) -> None:
+        self._seen: Metrics | None = None
+        self._unread: deque[Metrics] = deque(maxlen=UNREAD)
+
     @property
-    def engine(self) -> PipelineEngine | ScanEngine:
+    def engine(self) -> HostEngine | ScanEngine:
         if self._engine is None:
             raise BadInput("the pipeline has no variables yet. Call init(key, example_batch) first.")
         return self._engine
 
     def step(self, batch: tuple[Tree, Tree]) -> Metrics | None:
         """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any."""
-        self.engine.step(*batch)
+        engine = self.engine
+        check_batch(self._example, batch)
+        engine.step(*own(tuple(batch)))
         return self._newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
@@ -124,6 +139,11 @@ class Pipeline:
 
         The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
         """
+        if len(indices) and not (indices.min() >= 0 and indices.max() < len(images) == len(labels)):
+            raise BadInput(
+                f"indices {indices.min()} to {indices.max()} into {len(images)} images and {len(labels)} labels: "
+                "they must lie in both."
+            )
         self.engine.train(images, labels, indices)
         return self._newest()
 
@@ -133,11 +153,15 @@ class Pipeline:
         return self._seen
 
     def losses(self, wait: bool = False) -> list[Metrics]:
-        """Metrics finished since the last call, in order; `wait` reads those still under way too."""
+        """Metrics finished since the last call, in order; `wait` reads those still under way too.
+
+        Of a caller who does not ask, the newest 100,000 are kept.
+        """
         if wait:
             self.engine.losses.read_all()
         self._newest()
-        taken, self._unread = self._unread, []
+        taken = list(self._unread)
+        self._unread.clear()
         return taken
 
     def drain(self) -> None:
@@ -153,7 +177,7 @@ class Pipeline:
 
         batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes.
         """
-        return self.engine.evaluate(batches, transform)
+        return self.engine.evaluate(map(own, batches), transform)
 
     @property
     def params(self) -> list[dict[str, Tree]]:
@@ -199,27 +223,13 @@ class Pipeline:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on exactly where `state()` was taken. Call init first, with the same stages and method."""
         self.engine.restore(dict(state))
+        self._forget()
 
 
-class Shapes:
-    """What flows where, as jax.ShapeDtypeStruct: inputs of each stage, labels, the loss."""
-
-    def __init__(self, inputs: list[Tree], labels: Tree, loss: jax.ShapeDtypeStruct):
-        self.inputs, self.labels, self.loss = inputs, labels, loss
-
-
-def zeros(shapes: Tree) -> Tree:
-    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-
-
-def shape_of(tree: Tree) -> Tree:
-    """A tree of ShapeDtypeStructs (arrays, numpy arrays or structs in)."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.canonicalize_dtype(a.dtype)), tree)
-
-
-def text(tree: Tree) -> str:
-    """`float32[8, 32, 32, 3]`, or several of them."""
-    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
+def own(tree: Tree) -> Tree:
+    """Copies NumPy arrays: a CPU device would use the caller's memory for as long as a batch is under way, and he may
+    refill it at once."""
+    return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, tree)
 
 
 def check_options(beta: float, weights: str, engine: str, method: methods.Method) -> None:
@@ -243,60 +253,10 @@ def check_devices(devices: Sequence[Any] | None, K: int) -> list[Any]:
     if K < 1:
         raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
     if devices is None:
-        return stage_devices(K)[0]
+        found, remark = stage_devices(K)
+        if remark:
+            warnings.warn(remark, stacklevel=3)
+        return found
     if len(devices) != K:
         raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. Name a device per stage, or none.")
     return list(devices)
-
-
-def check_shapes(stages, loss, preprocess, example_batch, variables) -> Shapes:
-    """Follows an example batch through all stages without computing anything."""
-    if variables is not None and len(variables) != len(stages):
-        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
-    x, labels = shape_of(example_batch[0]), shape_of(example_batch[1])
-    if preprocess is not None:
-        x = jax.eval_shape(preprocess, x, jax.ShapeDtypeStruct((), jnp.int32))
-    inputs, before = [], f"the input is {text(x)}"
-    for k, module in enumerate(stages, 1):
-        inputs.append(x)
-        try:
-            y, made = jax.eval_shape(lambda x, m=module: once(m, x), x)
-        except Exception as error:  # whatever a user's module raises when shapes do not fit
-            raise BadInput(
-                f"stage k={k} ({type(module).__name__}) cannot take {text(x)}; {before}. {first_line(error)} "
-                "Cut the network elsewhere, or change one of the two stages."
-            ) from error
-        if variables is not None:
-            check_variables(k, made, variables[k - 1], x)
-        before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
-    try:
-        value = jax.eval_shape(loss, x, labels)
-    except Exception as error:
-        raise BadInput(
-            f"the loss cannot take outputs {text(x)} with labels {text(labels)}: {first_line(error)}"
-        ) from error
-    if getattr(value, "shape", None) != ():
-        raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
-    return Shapes(inputs, labels, value)
-
-
-def once(module: nn.Module, x: Tree) -> tuple[Tree, dict[str, Tree]]:
-    """(output in evaluation mode, variables) of a module for an input like x; for eval_shape only."""
-    variables = init_variables(module, jax.random.PRNGKey(0), x)
-    state = StageState(variables.pop("params", {}), variables, None)
-    y = functions(module, optax.identity()).outputs(state.params, state.extra, x)
-    return y, {"params": state.params, **state.extra}
-
-
-def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
-    want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
-    for path in sorted(want.keys() | have.keys()):
-        a, b = want.get(path), have.get(path)
-        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-            raise BadInput(
-                f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}."
-            )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,7 @@
 """The exact state of a run as a flat {path: array}, its hash, and its way to disk and back through Orbax.
 
 A path is the JAX key path of a leaf. Nothing private to JAX is in it: a memo is stored as what it was made of and
-made again by replaying the forward pass (see fdg_jax.engine).
+made again by replaying the forward pass (see fdg_jax.host_engine).
 """
 
 import hashlib
@@ -91,5 +91,6 @@ def load(path: Path) -> Flat:
                 raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
             flat[name] = value
     except Exception as error:  # Orbax raises many kinds for a damaged folder
-        raise BadInput(f"the checkpoint at {path} cannot be read: {str(error).splitlines()[0]}") from error
+        fact = (str(error).splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"the checkpoint at {path} cannot be read: {fact}") from error
     return flat

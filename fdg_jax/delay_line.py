@@ -6,7 +6,7 @@ each batch with a delay line of length D on each stage's gradient before its opt
 every method whose gradients are taken at the weights of the forward pass; not for `current` weights.
 
 This is that identity as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU the
-delay-line engine is the host loop with the schedule of BP and delayed stages (fdg_jax.engine says why).
+delay-line engine is the host loop with the schedule of BP and delayed stages (fdg_jax.host_engine says why).
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,11 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
     if K < 1:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
     emulate_cpu(K)
-    found = jax.local_devices()
+    try:
+        found = jax.local_devices()
+    except Exception as error:  # JAX raises several kinds when a platform asked for is not there
+        fact = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise BadInput(f"JAX finds no device: {fact} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
     if len(found) >= K:
         return list(found[:K]), ""
     n, kind = len(found), found[0].platform.upper()

@@ -10,7 +10,8 @@ from fdg_jax.errors import BadInput
 
 
 class Evaluation(NamedTuple):
-    """loss: mean over images; error_percent: top-1, None where outputs are not class scores; images: how many."""
+    """loss: mean over images; error_percent: top-1 over all labels, None where outputs are not class scores; images:
+    how many (the length of the labels)."""
 
     loss: float
     error_percent: float | None
@@ -19,19 +20,22 @@ class Evaluation(NamedTuple):
 
 def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> tuple[jax.Array, jax.Array | None]:
     """(loss of the batch, number of wrong top-1 predictions or None), traceable."""
-    classes = isinstance(outputs, jax.Array) and outputs.ndim == labels.ndim + 1
-    integers = hasattr(labels, "dtype") and jnp.issubdtype(labels.dtype, jnp.integer)
-    wrong = jnp.sum(jnp.argmax(outputs, -1) != labels) if classes and integers else None
-    return loss(outputs, labels), wrong
+    arrays = isinstance(outputs, jax.Array) and isinstance(labels, jax.Array)
+    scores = arrays and outputs.ndim == labels.ndim + 1 and jnp.issubdtype(labels.dtype, jnp.integer)
+    return loss(outputs, labels), jnp.sum(jnp.argmax(outputs, -1) != labels) if scores else None
 
 
 def evaluate(run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]], batches: Iterable) -> Evaluation:
     """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end."""
-    results = [(len(labels), *run(inputs, labels)) for inputs, labels in batches]
+    results, predictions = [], 0
+    for inputs, labels in batches:
+        leaves = jax.tree.leaves(labels)
+        results.append((len(leaves[0]), *run(inputs, labels)))
+        predictions += leaves[0].size
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
     images = sum(n for n, _, _ in results)
     losses, wrongs = jax.device_get(([loss for _, loss, _ in results], [wrong for _, _, wrong in results]))
     loss = sum(n * float(value) for (n, _, _), value in zip(results, losses, strict=True)) / images
-    error = None if None in wrongs else 100.0 * sum(int(wrong) for wrong in wrongs) / images
+    error = None if None in wrongs else 100.0 * sum(int(wrong) for wrong in wrongs) / predictions
     return Evaluation(loss, error, images)

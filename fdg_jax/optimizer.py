@@ -3,8 +3,7 @@
 The shrink beta**(K-k) (Eq. 17) stands first in every stage's chain, before weight decay and momentum, so it is
 not a learning-rate scale. The paper multiplies the cotangent that enters each stage by beta, which shrinks the
 gradient passed down as well; here the cotangent travels unshrunk and each stage scales by the whole power. The
-two are the same in exact arithmetic (tested); this one keeps small cotangents out of bfloat16's denormals and
-leaves any user's optax chain as it is.
+two are the same in exact arithmetic (tested); this one leaves any user's optax chain as it is.
 """
 
 import optax

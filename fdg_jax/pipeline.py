@@ -18,10 +18,11 @@ class Box(NamedTuple):
 
 
 class HostLoop:
-    """Runs the *local* stages of a schedule; several processes can share one pipeline.
+    """Runs the *local* stages of a schedule; several loops can share one pipeline.
 
-    schedule: a fdg_jax.schedule.Schedule. stages: {k: stage} with forward(batch, x, labels) and
-    backward(batch, dy). send(array, k): starts an asynchronous copy to stage k and returns at once.
+    schedule: a fdg_jax.schedule.Schedule. stages: {k: stage} with forward(batch, x, labels) and backward(batch, dy).
+    send(box, array): starts an asynchronous copy to stage box.k and returns the array there, at once. For a stage of
+    another loop it delivers into that loop's mail instead, and what it returns is not used.
     on_loss(batch, loss): is handed every loss, an array that may not have been computed yet.
     """
 
@@ -32,9 +33,9 @@ class HostLoop:
 
     def step(self, x, labels) -> None:
         """One tick, in which a new batch enters: x lies on stage 1, labels on stage K."""
-        batch = self.t + 1
-        self.mail[Box("x", 1, batch)] = x
-        self.mail[Box("labels", self.schedule.K, batch)] = labels
+        for box, message in ((Box("x", 1, self.t + 1), x), (Box("labels", self.schedule.K, self.t + 1), labels)):
+            if box.k in self.stages:
+                self.mail[box] = message
         self.tick(self.t + 1, None)
 
     def drain(self) -> None:
@@ -48,21 +49,26 @@ class HostLoop:
         K = self.schedule.K
         for kind, k, batch in self.schedule.tick(t, last):
             stage = self.stages.get(k)
-            if stage is None:  # another process has it
+            if stage is None:  # another loop has it
                 continue
             if kind == "F":
                 labels = self.take("labels", k, batch, t) if k == K else None
                 y = stage.forward(batch, self.take("x", k, batch, t), labels)
                 if k < K:
-                    self.mail[Box("x", k + 1, batch)] = self.send(y, k + 1)
+                    self.post(Box("x", k + 1, batch), y)
                 else:
                     self.on_loss(batch, y)
             else:
                 dy = self.take("dy", k, batch, t) if k < K else None  # the loss's own cotangent is 1
                 dx = stage.backward(batch, dy)
                 if k > 1:
-                    self.mail[Box("dy", k - 1, batch)] = self.send(dx, k - 1)
+                    self.post(Box("dy", k - 1, batch), dx)
         self.t = t
+
+    def post(self, box: Box, message) -> None:
+        message = self.send(box, message)
+        if box.k in self.stages:
+            self.mail[box] = message
 
     def take(self, what: str, k: int, batch: int, t: int):
         try:

@@ -162,6 +162,11 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     missing, extra = wanted - set(trace.version), set(trace.version) - wanted
     if missing or extra:
         raise ScheduleError(f"{schedule.name}: never done {sorted(missing)[:5]}, too much {sorted(extra)[:5]}")
+    for kind in "FB":
+        for k in range(1, schedule.K + 1):
+            order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
+            if order != sorted(order):
+                raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches in the order {order}")
     for k, derived in enumerate(schedule.staleness, 1):
         expected = [min(b, derived) for b in range(batches)]
         if trace.staleness[k - 1] != expected:

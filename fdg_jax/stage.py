@@ -130,6 +130,7 @@ class Stage:
 
     stashed: differentiate at the weights of the forward pass (Eq. 10). Otherwise at today's weights and the old
     activations, as the authors' code does; where the staleness is 0 the two are the same and nothing is stashed.
+    A memo refers to its old weights in both cases, for an exact checkpoint, so `current` saves no memory here.
     delay: updates by which a gradient waits between its backward pass and its use; 0 in a pipeline, where the
     schedule is the delay, and the staleness where one device stands in for K (the delay line).
     Weights are never donated, since memos refer to them.
@@ -148,10 +149,10 @@ class Stage:
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if first else dx
 
-        # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations
-        # inside the transposed convolutions (measured: 154 -> 238 images/s on ResNet-20, one core). So is the
-        # update: compiled by itself it rounds the same way wherever it is used, so that both engines agree bit
-        # for bit (inside a larger program XLA contracts beta*g + decay*p into one or the other fused multiply-add).
+        # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations inside
+        # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
+        # way wherever it is used, so that both engines agree bit for bit (inside a larger program XLA contracts
+        # beta*g + decay*p into one or the other fused multiply-add).
         self._forward = jax.jit(functions.forward)
         self._backward = jax.jit(backward)
         self._update = jax.jit(functions.update, donate_argnames="opt_state")

@@ -3,12 +3,16 @@
 The tests make the same small pipelines again and again; JAX's persistent cache compiles each program once.
 """
 
+import os
+
 import jax
 
 from fdg_jax.devices import emulate_cpu
 
 
 def pytest_configure(config):
+    # On a machine with accelerators too: the tests are about emulated CPU devices, bit for bit.
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
     emulate_cpu(8)
     cache = getattr(config, "cache", None)  # absent under -p no:cacheprovider
     if cache is None:

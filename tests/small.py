@@ -7,8 +7,11 @@ import numpy as np
 import optax
 
 import fdg_jax
+from fdg_jax.api import ENGINES
+from fdg_jax.scan_engine import ScanEngine
 
 CLASSES = 5
+ENGINES["scan"] = ScanEngine  # what delay-line is on an accelerator; it runs on a CPU too, only slowly
 
 
 def cross_entropy(outputs, labels):

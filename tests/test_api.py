@@ -96,6 +96,114 @@ def test_nothing_compiles_before_the_shapes_are_checked(monkeypatch):
     refused("cannot take", stages=[nn.Dense(7), Image()])
 
 
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
+def test_the_caller_may_refill_his_buffers_at_once(engine):
+    """A CPU device would otherwise compute on what the buffer holds by then; 64-byte aligned memory is aliased."""
+    ours, other = pipeline(3, DATA[0], engine=engine), pipeline(3, DATA[0], engine=engine)
+    raw = np.zeros(16 * 8 * 4 + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    x, y = raw[start : start + 16 * 8 * 4].view(np.float32).reshape(16, 8), np.zeros(16, np.int32)
+    for batch in batches(9):
+        ours.step(batch)
+        x[:], y[:] = batch
+        other.step((x, y))
+        x[:], y[:] = 7, 0
+    ours.drain()
+    other.drain()
+    assert ours.parameters_sha256() == other.parameters_sha256()
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
+def test_parameters_once_taken_stay(engine):
+    ours = pipeline(2, DATA[0], engine=engine)
+    taken = ours.params
+    ours.step(DATA[0])
+    ours.drain()
+    assert all(np.isfinite(leaf).all() for leaf in map(np.asarray, jax.tree.leaves(taken)))
+
+
+@pytest.mark.parametrize(("batch", "match"), [
+    ((np.zeros((16, 7), np.float32), DATA[0][1]), r"the inputs are float32\[16, 7\], at init float32\[16, 8\]"),
+    ((DATA[0][0], DATA[0][1][:9]), r"differ in length: \[9, 16\]"),
+    ((DATA[0][0], DATA[0][1].astype(np.float32)), "the labels are float32"),
+    (DATA[0][0], r"step\(\(inputs, labels\)\)"),
+    (((DATA[0][0], DATA[0][0]), DATA[0][1]), "other arrays"),
+])  # fmt: skip
+def test_a_batch_unlike_the_example_is_refused_before_anything_is_dispatched(batch, match):
+    ours = pipeline(2, DATA[0])
+    with pytest.raises(BadInput, match=match):
+        ours.step(batch)
+    assert ours.engine.loop.t == 0
+
+
+def test_indices_outside_the_images_are_refused():
+    x, y = np.concatenate([a for a, _ in DATA]), np.concatenate([b for _, b in DATA])
+    for engine in ("pipeline", "scan"):
+        with pytest.raises(BadInput, match="0 to 48 into 48 images"):
+            pipeline(2, DATA[0], engine=engine).train(x, y, np.array([[0, 48]], np.int32))
+
+
+class Cast(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tanh(nn.Dense(12, dtype=jnp.bfloat16)(x)).astype(jnp.float32)
+
+
+def test_current_weights_are_refused_where_a_module_keeps_cast_ones():
+    stages = [nn.Sequential([Cast(), Cast()]), nn.Dense(5)]
+    refused(r"stage k=1 \(Sequential\) keeps bfloat16\[8, 12\], made of its weights", stages=stages, weights="current")
+    fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.PRNGKey(0), DATA[0])
+
+
+class OnlyEvaluates(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(5)(x if not train else x.reshape(3, -1))
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x) + jax.random.normal(self.make_rng("noise"), (5,))
+
+
+@pytest.mark.parametrize("stage", [OnlyEvaluates(), Noisy()])
+def test_what_cannot_be_traced_in_training_mode_is_refused(stage):
+    refused(r"stage k=1 \(\w+\) cannot take float32\[16, 8\]", stages=[stage])
+
+
+def test_a_preprocess_that_does_not_fit_is_refused():
+    refused(r"preprocess cannot take float32\[16, 8\]", preprocess=lambda x, step: x @ np.zeros((9, 2)))
+
+
+def test_sharing_devices_is_said(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+    with pytest.warns(UserWarning, match="K=2 stages share 1 CPU device"):
+        fdg_jax.Pipeline(parts(2), cross_entropy, recipe())
+
+
+def test_sequences_are_scored_by_label_and_labels_may_be_any_tree():
+    x, y = np.zeros((16, 7, 8), np.float32), np.zeros((16, 7), np.int32)
+    ours = pipeline(1, (x, y), stages=[nn.Dense(5)])
+    assert 0 <= ours.evaluate([(x, y + 4)]).error_percent <= 100
+    tree = pipeline_with_tree_labels(x[:, 0], {"class": y[:, 0]})
+    found = tree.evaluate([(x[:, 0], {"class": y[:, 0]})])
+    assert found.error_percent is None and found.images == 16
+
+
+def pipeline_with_tree_labels(x, labels):
+    made = fdg_jax.Pipeline([nn.Dense(5)], lambda out, tree: cross_entropy(out, tree["class"]), recipe())
+    return made.init(jax.random.PRNGKey(0), (x, labels))
+
+
+def test_a_caller_who_never_asks_for_losses_does_not_collect_them_for_ever(monkeypatch):
+    monkeypatch.setattr("fdg_jax.api.UNREAD", 4)
+    ours = pipeline(1, DATA[0])
+    for batch in batches(9):
+        ours.step(batch)
+    assert [m.step for m in ours.losses(wait=True)] == [6, 7, 8, 9]
+
+
 def test_step_returns_the_newest_finished_metrics():
     ours = pipeline(3, DATA[0])
     seen = []

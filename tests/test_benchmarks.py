@@ -17,7 +17,7 @@ import small
 
 from benchmarks import __main__ as overview
 from benchmarks import _sides, _worker, host_cost, images_per_second
-from fdg_jax import engine, schedule
+from fdg_jax import host_engine, schedule
 from fdg_jax.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +127,7 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
 def trained(stage=None, turned=False):
     """Parameters after 6 batches of K = 3."""
     data = small.batches(6)
-    with mock.patch.object(engine, "Stage", stage or engine.Stage):
+    with mock.patch.object(host_engine, "Stage", stage or host_engine.Stage):
         made = small.pipeline(3, data[0])
     if turned:
         made.engine.loop.schedule = _worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]

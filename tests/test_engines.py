@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
 
-import fdg_jax
-from fdg_jax import engine
+from fdg_jax.models import layers
 from fdg_jax.schedule import fdg
 
 ORDERS = ("backward-first", "forward-first")
@@ -116,11 +115,10 @@ def test_the_two_engines_agree_bit_for_bit(K, order):
 
 @pytest.mark.parametrize("K", [1, 2, 4])
 @pytest.mark.parametrize("n", [1, 3, 12])
-def test_a_scan_over_a_window_is_the_same_training(K, n, monkeypatch):
+def test_a_scan_over_a_window_is_the_same_training(K, n):
     data = batches(n)
     one, _ = run(K, data, beta=0.5)
-    monkeypatch.setitem(fdg_jax.api.ENGINES, "delay-line", engine.ScanEngine)
-    two = pipeline(K, data[0], engine="delay-line", beta=0.5)
+    two = pipeline(K, data[0], engine="scan", beta=0.5)
     x, y = (np.concatenate(arrays) for arrays in zip(*data, strict=True))
     two.train(x, y, np.arange(16 * n).reshape(n, 16))
     two.drain()
@@ -235,6 +233,42 @@ def test_shrinking_the_cotangent_at_every_boundary_is_the_same_as_the_power_in_t
         np.testing.assert_allclose(a, b, **ROUNDING)
 
 
+class Normed(nn.Module):
+    """Affine, then the BatchNorm of our networks, whose scale is an argument of its backward pass."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = Affine(self.width, name="affine")(x)[:, None, None, :]
+        return layers.BatchNorm(name="norm")(x, train)[:, 0, 0, :]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_current_weights_with_batch_norm_are_their_own_oracle(order):
+    data, K = batches(12), 3
+    stages = [Normed(CLASSES if k == K else 12) for k in range(1, K + 1)]
+    ours = pipeline(K, data[0], stages=stages, weights="current", order=order, beta=0.7)
+
+    def split(params):
+        return [params["affine"]["Dense_0"], params["norm"]]
+
+    start = [split(v["params"]) for v in jax.device_get(ours.params)]
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+
+    def affine(p, x):
+        return x @ p["kernel"] + p["bias"]
+
+    def norm(p, x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + layers.EPSILON) * p["scale"] + p["bias"]
+
+    truth, _ = oracle.current([[affine, norm]] * K, cross_entropy, recipe(), start, data, order, beta=0.7)
+    for a, b in zip(leaves([split(v["params"]) for v in ours.params]), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)  # the batch norm's own backward pass sums in another order
+
+
 class Dropped(nn.Module):
     width: int
 
@@ -261,7 +295,7 @@ def test_dropout_draws_anew_for_every_batch_and_alike_in_both_engines():
     assert len({m.loss for m in frozen.losses(wait=True)}) == 5  # same batch, same weights, other masks
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
 @pytest.mark.parametrize("K", [1, 3])
 def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
     data = batches(9)
@@ -277,7 +311,7 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
 
 @pytest.mark.parametrize(("name", "options"), [
     ("pipeline", {}), ("pipeline", {"weights": "current"}), ("pipeline", {"order": "forward-first"}),
-    ("pipeline", {"method": "bp"}), ("delay-line", {}),
+    ("pipeline", {"method": "bp"}), ("delay-line", {}), ("scan", {}),
 ])  # fmt: skip
 @pytest.mark.parametrize("at", [1, 2, 5, 8])
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):

@@ -96,7 +96,7 @@ def test_weights_are_not_copied_into_closures():
     assert all(map(operator.is_, jax.tree.leaves(newest.params), jax.tree.leaves(stage.state.params)))
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
 def test_the_loop_makes_no_implicit_transfer(engine):
     data = batches(12)
     ours = pipeline(3, data[0], engine=engine, preprocess=lambda x, step: x + 0 * step)
@@ -131,6 +131,16 @@ def test_the_loop_never_waits_for_a_device():
     ours.wait()
     executed = time.perf_counter() - start
     assert dispatched < executed / 10, f"{dispatched * 1e3:.0f} ms of {executed * 1e3:.0f} ms"
+
+
+@pytest.mark.parametrize("limit", [1, 5])
+def test_no_more_than_read_behind_losses_are_unread(limit, monkeypatch):
+    monkeypatch.setattr("fdg_jax.compat.is_ready", lambda array: False)
+    data = batches(12)
+    ours = pipeline(2, data[0], read_behind=limit)
+    for t, batch in enumerate(data, 1):
+        ours.step(batch)
+        assert len(ours.engine.losses.pending) == min(t - 1, limit)  # batch t meets stage 2 a tick later
 
 
 def test_losses_are_read_behind_a_bounded_window():
@@ -187,6 +197,37 @@ def test_an_optimizer_that_keeps_the_weights_themselves_survives_donation():
         ours.step(batch)
     ours.drain()
     assert np.isfinite([m.loss for m in ours.losses(wait=True)]).all()
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_two_loops_share_a_pipeline(cut):
+    """Each runs its own stages and delivers into the other's mail, as two processes would."""
+    data, K = batches(8), 3
+    whole, donor = pipeline(K, data[0]), pipeline(K, data[0])
+    stages, losses = donor.engine.stages, []
+    loops = []
+
+    def send(box, array):
+        array = jax.device_put(array, stages[box.k].device)
+        owner = loops[0] if box.k <= cut else loops[1]
+        owner.mail[box] = array
+        return array
+
+    for mine in (range(1, cut + 1), range(cut + 1, K + 1)):
+        local = {k: stages[k] for k in mine}
+        loops.append(host_loop.HostLoop(fdg(K), local, send, lambda batch, loss: losses.append(float(loss))))
+    for x, y in data:
+        whole.step((x, y))
+        for loop in loops:
+            loop.step(jax.device_put(x, stages[1].device), jax.device_put(y, stages[K].device))
+    whole.drain()
+    last = loops[0].t
+    for t in range(last + 1, fdg(K).ticks(last) + 1):
+        for loop in loops:
+            loop.tick(t, last)
+    assert not loops[0].mail and not loops[1].mail
+    assert losses == [m.loss for m in whole.losses(wait=True)]
+    assert donor.parameters_sha256() == whole.parameters_sha256()
 
 
 def test_evaluation_in_flight_changes_nothing():

@@ -89,6 +89,14 @@ def test_an_operation_done_twice_is_an_error():
         validate(spoiled(lambda t, tick: (*tick, tick[0]) if t == 6 else tick), 8)
 
 
+def test_batches_out_of_order_are_an_error():
+    """Batches 1 and 2 change places everywhere: everything exists in time, but not in order."""
+    swap = {1: 2, 2: 1}
+    changed = spoiled(lambda t, tick: tuple(op._replace(batch=swap.get(op.batch, op.batch)) for op in tick))
+    with pytest.raises(ScheduleError, match="order"):
+        validate(changed, 8)
+
+
 def test_a_false_claim_of_staleness_is_an_error():
     with pytest.raises(ScheduleError, match="staleness"):
         validate(fdg(3)._replace(staleness=(4, 2, 0)), 8)

@@ -1,0 +1,97 @@
+"""Delay lines on one accelerator: data resident on the device, a window of batches a dispatch."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg_jax import checkpoint, delay_line
+from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, check_signature, signed
+from fdg_jax.evaluate import Evaluation, evaluate, tally
+from fdg_jax.stage import StageState
+
+Tree = Any
+
+
+class ScanEngine:
+    """BP with a delay line on each stage's gradient (fdg_jax.delay_line) under `lax.scan`."""
+
+    def __init__(self, parts: Parts):
+        self.parts, self.device = parts, parts.devices[0]
+        functions, delays = parts.functions, parts.schedule.staleness
+        self.run = jax.device_put(delay_line.start(parts.states, delays), self.device)
+        self.run = jax.tree.map(jnp.copy, self.run)  # donated below: never the caller's arrays
+        self.losses = LossWindow(parts.read_behind)
+        self.entered = 0
+        self._resident: tuple[Any, Any, Tree] | None = None
+        self._evaluated = Compiled(self.evaluated)
+
+        def one(run, inputs, labels):
+            x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
+            loss, held = delay_line.forward(functions, run.stages, x, labels)
+            return delay_line.backward(functions, delays, run, held), loss
+
+        def window(run, images, labels, indices):
+            return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
+
+        self._step = jax.jit(one, donate_argnums=0)
+        self._window = jax.jit(window, donate_argnums=0)
+        self._drain = jax.jit(partial(delay_line.drain, functions, delays), donate_argnums=0)
+
+    def step(self, inputs: Tree, labels: Tree) -> None:
+        self.run, loss = self._step(self.run, *jax.device_put((inputs, labels), self.device))
+        self.advance(1, loss)
+
+    def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
+        """One dispatch for all W batches. images and labels stay on the device between calls, so they must not be
+        changed in place; other arrays are put there anew."""
+        if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
+            self._resident = (images, labels, jax.device_put((images, labels), self.device))
+        self.run, losses = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
+        self.advance(len(indices), losses)
+
+    def advance(self, batches: int, losses: jax.Array) -> None:
+        self.losses.add(self.entered + 1, losses)
+        self.entered += batches
+
+    def drain(self) -> None:
+        self.run = self._drain(self.run)
+
+    def wait(self) -> None:
+        jax.block_until_ready(self.run)
+
+    def stage_states(self) -> list[StageState]:
+        return [jax.tree.map(jnp.copy, stage) for stage in self.run.stages]  # the next window donates the originals
+
+    def staleness(self) -> list[int]:
+        return [int(value) for value in jax.device_get(self.run.staleness)]
+
+    def updates(self) -> list[int]:
+        return [int(value) for value in jax.device_get(self.run.updates)]
+
+    def evaluated(self, transform: Callable[[Tree], Tree] | None) -> Callable:
+        def run(stages, inputs, labels):
+            x = transform(inputs) if transform else inputs
+            for f, s in zip(self.parts.functions, stages, strict=True):
+                x = f.outputs(s.params, s.extra, x)
+            return tally(self.parts.loss, x, labels)
+
+        return run
+
+    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
+        run = self._evaluated(transform)
+        return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches)
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs; the gradients in the delay lines included."""
+        return signed(self.parts, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
+
+    def restore(self, flat: checkpoint.Flat) -> None:
+        """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
+        check_signature(self.parts, SCAN, flat)
+        self.run = jax.device_put(checkpoint.unflatten(self.run, flat, "run/"), self.device)
+        self.entered = int(flat["run/.entered"])
+        self.losses = LossWindow(self.parts.read_behind)

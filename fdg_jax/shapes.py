@@ -1,0 +1,146 @@
+"""Checks that stages, loss and data fit together, by `jax.eval_shape`: nothing is computed, nothing compiles."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from fdg_jax import checkpoint
+from fdg_jax.errors import BadInput
+from fdg_jax.stage import draws_random_numbers, functions, init_variables
+
+Tree = Any
+
+
+class Shapes(NamedTuple):
+    """What flows where, as jax.ShapeDtypeStruct, and which stages draw random numbers."""
+
+    example: tuple[Tree, Tree]  # (inputs, labels) as they enter
+    inputs: list[Tree]  # of each stage
+    labels: Tree
+    loss: jax.ShapeDtypeStruct
+    draws: list[bool]
+
+
+def zeros(shapes: Tree) -> Tree:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+
+
+def shape_of(tree: Tree) -> Tree:
+    """A tree of ShapeDtypeStructs (arrays, numpy arrays or structs in)."""
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.canonicalize_dtype(a.dtype)), tree)
+
+
+def text(tree: Tree) -> str:
+    """`float32[8, 32, 32, 3]`, or several of them."""
+    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
+
+
+def check_shapes(stages, loss, preprocess, example_batch, variables, current: Sequence[bool]) -> Shapes:
+    """Follows an example batch through all stages in training mode, without computing anything.
+
+    current: per stage, whether its backward pass takes place at other weights than its forward pass did.
+    """
+    if variables is not None and len(variables) != len(stages):
+        raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
+    example = shape_of(example_batch[0]), shape_of(example_batch[1])
+    x, labels = example
+    if preprocess is not None:
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        x = traced(f"preprocess cannot take {text(x)}.", lambda *a: jax.eval_shape(preprocess, *a), x, step)
+    inputs, draws, before = [], [], f"the input is {text(x)}"
+    for k, module in enumerate(stages, 1):
+        inputs.append(x)
+        fact = f"stage k={k} ({type(module).__name__}) cannot take {text(x)}; {before}."
+        y, made, drew = traced(fact, lambda x, m=module: follow(m, x), x)
+        if variables is not None:
+            check_variables(k, made, variables[k - 1], x)
+        if current[k - 1]:
+            check_closure(k, module, x)
+        draws.append(drew)
+        before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
+    fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
+    value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
+    if getattr(value, "shape", None) != ():
+        raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
+    return Shapes(example, inputs, labels, value, draws)
+
+
+def traced(fact: str, run: Callable, *arguments):
+    """The result of tracing something of the user's, or BadInput with the fact and the first line of what it raised."""
+    try:
+        return run(*arguments)
+    except Exception as error:  # whatever a user's module raises when shapes do not fit
+        raise BadInput(f"{fact} {first_line(error)} Change one of the two, or cut the network elsewhere.") from error
+
+
+def follow(module: nn.Module, x: Tree) -> tuple[Tree, Tree, bool]:
+    """(output in training mode, variables, whether it draws random numbers) of a module for an input like x."""
+    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), x)
+    drew = draws_random_numbers(module, variables, x)
+    return forward_shapes(module, variables, x, drew)[0], variables, drew
+
+
+def forward_shapes(module: nn.Module, variables: Tree, x: Tree, drew: bool) -> tuple[Tree, Any]:
+    """(output, stripped closure) of a training forward pass, as shapes."""
+    extra = {name: value for name, value in variables.items() if name != "params"}
+    if drew:
+        extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    forward = functions(module, optax.identity()).forward
+    y, _, closure = jax.eval_shape(forward, variables.get("params", {}), extra, x)
+    return y, closure
+
+
+def check_closure(k: int, module: nn.Module, x: Tree) -> None:
+    """Refuses `current` weights for a module that keeps weights among its activations (cast to another dtype, say):
+    its backward pass would go through yesterday's. They are the matrices that do not grow with the batch.
+
+    Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
+    """
+    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), x)
+    drew = draws_random_numbers(module, variables, x)
+    larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
+    closures = [jax.tree.leaves(forward_shapes(module, variables, each, drew)[1]) for each in (x, larger)]
+    kernels = {leaf.size for leaf in jax.tree.leaves(variables.get("params", {})) if leaf.ndim > 1}
+    for small, large in zip(*closures, strict=True):
+        if small.shape == large.shape and small.ndim > 1 and small.size in kernels:
+            raise BadInput(
+                f"stage k={k} ({type(module).__name__}) keeps {text(small)}, made of its weights, for the backward "
+                "pass, so weights=current would go back through old ones. Cast weights outside the module, or use "
+                "weights=stashed."
+            )
+
+
+def check_batch(example: tuple[Tree, Tree], batch: Any) -> None:
+    """Refuses a batch that is not like the example the pipeline was initialised with (other lengths are fine)."""
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise BadInput(f"a batch is (inputs, labels), not {type(batch).__name__}. Use step((inputs, labels)).")
+    lengths = set()
+    for name, like, given in zip(("inputs", "labels"), example, batch, strict=True):
+        found = shape_of(given)
+        if jax.tree.structure(found) != jax.tree.structure(like):
+            raise BadInput(f"the {name} are {text(found)}, at init they were {text(like)}: other arrays.")
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise BadInput(f"the {name} are {text(a)}, at init {text(b)}. Only the batch size may differ.")
+            lengths |= set(a.shape[:1])
+    if len(lengths) > 1:
+        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}.")
+
+
+def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
+    want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
+    for path in sorted(want.keys() | have.keys()):
+        a, b = want.get(path), have.get(path)
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            raise BadInput(
+                f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}."
+            )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
