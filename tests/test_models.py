@@ -111,6 +111,22 @@ def test_convolutions_start_from_he_normal_over_the_fan_out():
     np.testing.assert_allclose(np.std(np.asarray(kernel)), np.sqrt(2 / (9 * 64)), rtol=0.03)
 
 
+def test_the_head_starts_with_the_weights_of_a_pytorch_linear_layer_and_no_bias():
+    variables = layers.Head(100).lazy_init(jax.random.key(0), jnp.ones((1, 8, 8, 64)), False)
+    kernel, bias = (np.asarray(variables["params"]["dense"][name]) for name in ("kernel", "bias"))
+    # 6400 draws, uniform in +-1/8: none beyond it, and the largest is nearer to it than 0.1% (1 in e^6 not to be).
+    assert 0.999 / 8 < np.abs(kernel).max() <= 1 / 8
+    np.testing.assert_allclose(kernel.std(), 1 / 8 / np.sqrt(3), rtol=0.03)  # standard error 0.6%
+    assert not bias.any()
+
+
+@pytest.mark.parametrize(("name", "widths"), [("resnet20", (16, 32, 64)), ("wrn22_2", (32, 64, 128))])
+def test_a_network_has_three_layers_of_n_blocks_and_the_second_and_third_begin_with_stride_2(name, widths):
+    found = [(block.channels, block.stride) for block in models.blocks(name, 10)[1:-1]]  # type: ignore[attr-defined]
+    a, b, c = widths
+    assert found == [(a, 1)] * 3 + [(b, 2), (b, 1), (b, 1), (c, 2), (c, 1), (c, 1)]
+
+
 def both_gradients(f, g, *arguments):
     """Values of f and g and their gradients by every argument, for one random cotangent."""
     y, pull = jax.vjp(f, *arguments)

@@ -8,17 +8,20 @@ Two functions have a hand-written backward pass (so reverse mode only); `benchma
 plain forms, measures what each cure is worth and says what was tried and dropped. ResNet-20, batch 128, images/s of
 forward and backward on one core that others were using too (noise 3% and, on JAX 0.12, 8%):
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 python -m benchmarks.block_cost
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost
 
                   JAX 0.10.2     JAX 0.12.0     kept between forward and backward
     batch_norm    +3 to +4%      (in noise)     408 -> 312 MB
     narrow_conv   +9%            +2%            same
     both          +9 to +14%     -2 to +9%      408 -> 312 MB
 
-WRN-16-4 (batch 64) has one narrow convolution: its time is the same within 5%, its closure goes from 513 to 391 MB.
+WRN-16-4 (the same with `--model wrn16_4 --batch-size 64`) has one narrow convolution: its time is the same within
+5%, its closure goes from 513 to 391 MB.
 Both functions keep their weights as residuals that are the very arguments, so that an engine may put other
 weights into a stashed VJP closure.
 """
+
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -26,7 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# PyTorch's default for a linear layer, which the authors' code leaves as it is: uniform in +-1/sqrt(fan_in).
+# PyTorch's default for a linear layer's weights, which the authors' code leaves as it is: uniform in +-1/sqrt(fan_in).
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
@@ -60,9 +63,9 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 def narrow_conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """`conv` of stride 1 for a 3 x 3 kernel of few features and even width; on a CPU two pixels at a time.
 
-    XLA's CPU convolution does not fill its vectors with 16 features (50 against 100 GFLOP/s at 64). A kernel
-    of 3 x 4 and stride 2 along the width makes two neighbouring pixels, 32 features, at once: a third more
-    arithmetic at nearly twice the rate. Elsewhere it is the plain convolution.
+    XLA's CPU convolution does not fill its vectors with 16 features. A kernel of 3 x 4 and stride 2 along the
+    width makes two neighbouring pixels, 32 features, at once: a third more arithmetic, but full vectors.
+    Elsewhere it is the plain convolution.
     """
     return _narrow_conv(x, kernel)
 
@@ -158,7 +161,10 @@ batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 
 class Head(nn.Module):
-    """Global average pooling and a linear layer: [b, h, w, c] -> logits [b, classes]."""
+    """Global average pooling and a linear layer: [b, h, w, c] -> logits [b, classes].
+
+    Deviation: the weights start as PyTorch's do, but the bias at zero, where PyTorch draws it from the same range.
+    """
 
     classes: int
 
@@ -166,3 +172,13 @@ class Head(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         del train
         return nn.Dense(self.classes, kernel_init=torch_linear, name="dense")(jnp.mean(x, axis=(1, 2)))
+
+
+def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[int], n: int) -> list[nn.Module]:
+    """The residual blocks of both families: a layer of n for each of the three `channels`, made by
+    residual(channels, stride). The first block of the second and of the third layer halves the map."""
+    return [
+        residual(width, 2 if layer > 0 and block == 0 else 1)
+        for layer, width in enumerate(channels)
+        for block in range(n)
+    ]

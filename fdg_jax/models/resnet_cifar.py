@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.models.layers import BatchNorm, Conv, Head
+from fdg_jax.models.layers import BatchNorm, Conv, Head, three_layers
 
 NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
 
@@ -60,10 +60,4 @@ class Residual(nn.Module):
 
 def blocks(classes: int, *, n: int) -> list[nn.Module]:
     """3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202."""
-    layers = [(16, 1), (32, 2), (64, 2)]
-    residual = [
-        Residual(channels, stride if first else 1)
-        for channels, stride in layers
-        for first in [True] + [False] * (n - 1)
-    ]
-    return [Stem(), *residual, Head(classes)]
+    return [Stem(), *three_layers(Residual, (16, 32, 64), n), Head(classes)]

@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from fdg_jax.models.layers import BatchNorm, Conv, Head
+from fdg_jax.models.layers import BatchNorm, Conv, Head, three_layers
 
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
 
@@ -71,10 +71,4 @@ class NormHead(nn.Module):
 
 def blocks(classes: int, *, n: int, k: int) -> list[nn.Module]:
     """3n + 2 blocks. n = 4, k = 10 give WRN-28-10."""
-    layers = [(16 * k, 1), (32 * k, 2), (64 * k, 2)]
-    residual = [
-        Residual(channels, stride if first else 1)
-        for channels, stride in layers
-        for first in [True] + [False] * (n - 1)
-    ]
-    return [Stem(), *residual, NormHead(classes)]
+    return [Stem(), *three_layers(Residual, (16 * k, 32 * k, 64 * k), n), NormHead(classes)]
