@@ -2,8 +2,8 @@
 
 The public way, `tfds.data_source(name)`, first asks a Google bucket about the data set and, offline, retries
 for minutes; a builder made from the directory reads the same files and asks nobody. Everything is checked
-before it is used, cheapest first: the directory, its two JSON files, the number of records of each shard
-(milliseconds), and at last each record, whose checksum `array_record` verifies. Whatever is wrong ends in
+before it is used, cheapest first: the directory, its two JSON files, the number of records of each shard,
+and at last each record, whose checksum `array_record` verifies. Whatever is wrong ends in
 a BadInput that names the file.
 """
 
@@ -40,10 +40,9 @@ class Arrays(NamedTuple):
 
 
 def read(directory: Path, expected: Expected) -> Arrays:
-    """Decodes a prepared directory (`.../cifar10/3.0.2`). Takes 7 to 15 s for CIFAR: `cache` what it returns.
+    """Decodes a prepared directory (`.../cifar10/3.0.2`). Takes seconds for CIFAR: `cache` what it returns.
 
-    One thread: images this small cost more in handing the interpreter lock over than their decoding takes
-    (two threads on two cores: 4.6 s instead of 3.7 s for 60,000 PNG).
+    One thread: with images this small, handing the interpreter lock over costs more than a second thread gains.
 
     Raises BadInput, naming the file, where the directory isn't what `expected` says or a record is damaged.
     """
