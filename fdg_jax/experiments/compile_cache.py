@@ -1,20 +1,23 @@
-"""Keeps compiled programs between runs, so that the second start of the same training takes half the time.
+"""Keeps compiled programs between runs, so that the second start of the same training does not compile again.
 
 It is JAX's own persistent cache, in the user's cache directory. The programs are the same ones, so nothing
 about a run changes (it ends with the same hashes with and without). They are native code: the folder's name
 says for which processor and which jaxlib. FDG_JAX_COMPILE_CACHE=0 leaves it off; a directory named by
-JAX_COMPILATION_CACHE_DIR is used instead.
+JAX_COMPILATION_CACHE_DIR is used instead. What was not used for UNUSED_DAYS is removed.
 """
 
 import hashlib
 import os
 import platform
+import time
 from importlib import metadata
 from pathlib import Path
 
 import jax
 
-SWITCH = "FDG_JAX_COMPILE_CACHE"
+from fdg_jax.experiments.machine import cpuinfo
+
+SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 
 
 def enable() -> None:
@@ -28,9 +31,23 @@ def enable() -> None:
         return
     if not os.access(folder, os.W_OK):
         return
+    prune(root())
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def prune(folder: Path) -> None:
+    """Removes programs, of every processor and jaxlib, that nobody has read for long. A file system keeps the
+    time of reading to a day or, on some, not at all: then the time of writing counts, and one compiles again."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for file in folder.glob("xla-*/*"):
+        try:
+            status = file.stat()
+            if max(status.st_atime, status.st_mtime) < oldest:
+                file.unlink()
+        except OSError:  # another process was faster, or it is a directory
+            continue
 
 
 def root() -> Path:
@@ -41,9 +58,5 @@ def root() -> Path:
 
 def processor() -> str:
     """A short name for this kind of processor: code compiled for another one may not run here."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    telling = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    telling = sorted({line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]
