@@ -37,7 +37,7 @@ class Job(NamedTuple):
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
     devices: list[str]  # of the stages k = 1..K
-    remark: str  # a sentence where stages share a device
+    remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
 
 def prepare(options: Options, note: str = "") -> Job:
@@ -97,16 +97,35 @@ def load_data(options: Options, note: str) -> data.Dataset:
 
 
 def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
-    """(options with the engine settled, a device per stage, a sentence where stages share devices)."""
-    if options.engine != "delay-line":
-        devices.emulate_cpu(options.K)
-    found, remark = devices.stage_devices(options.K)
+    """(options with the engine settled, a device per stage, a sentence on that where it needs one).
+
+    Both engines have K CPU devices, though the delay line uses one: XLA's pool has as many threads as the larger
+    of devices and cores, and over how many a convolution is split decides how its sums are rounded. With equal
+    pools the engines agree to the last bit.
+    """
+    found, remark = devices.stage_devices(options.K)  # emulates K CPU devices, for either engine
+    why = ""
     if options.engine == "auto":
-        able = methods.find(options.method).delay_line and options.weights == "stashed"
-        options = dataclasses.replace(options, engine="delay-line" if remark and able else "pipeline")
+        why = reason_for_delay_line(options, found, shared=bool(remark))
+        options = dataclasses.replace(options, engine="delay-line" if why else "pipeline")
     if options.engine == "delay-line":
-        return options, [found[0]] * options.K, ""
+        return options, [found[0]] * options.K, why
     return options, found, remark
+
+
+def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> str:
+    """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
+
+    K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
+    """
+    if not methods.find(options.method).delay_line or options.weights != "stashed":
+        return ""
+    one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
+    if shared:
+        return f"{one}there are {len(set(found))} for K={options.K} stages; {same}"
+    if options.K == 1 and found[0].platform != "cpu":
+        return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
+    return ""
 
 
 def default_split(options: Options) -> str:

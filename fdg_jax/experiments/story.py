@@ -27,7 +27,8 @@ def tell(job: Job) -> list[str]:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
         lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}")
     lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
-    return [*lines, f"devices    {job.remark}"] if job.remark else lines
+    about = "engine" if o.engine == "delay-line" else "devices"
+    return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
 
 
 def blocks(first: int, last: int) -> str:
