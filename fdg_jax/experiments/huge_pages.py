@@ -1,4 +1,4 @@
-"""Restarts the command once with huge pages, which makes a CPU worker 15-25% faster.
+"""Restarts the command once with huge pages, which makes training on a CPU faster.
 
 XLA's temporaries on a CPU are larger than what glibc keeps: they are mapped, page by page, at every step.
 glibc reads its tunables before the process starts, so they can only be set by starting it again: same process

@@ -64,8 +64,9 @@ class Options:
         "auto",
         "method",
         "pipeline: K stages at work on K devices. delay-line: the same training on one device as "
-        "BP with delayed gradients, at BP's speed.",
-        shown="pipeline; delay-line where accelerators are fewer than K and the method allows it",
+        "BP with delayed gradients.",
+        shown="pipeline; delay-line where accelerators are fewer than K, or for K=1 on an accelerator, and the "
+        "method allows it",
     )
     split: str | None = flag(
         None,
@@ -94,7 +95,8 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = flag(
         "float32",
         "model",
-        "Number format of activations and gradients; weights stay float32. The paper: float32.",
+        "Number format of activations and gradients. The paper's, and the only one so far, is float32; bfloat16 is "
+        "not there yet and is refused.",
     )
 
     dataset: str = flag(
@@ -108,7 +110,7 @@ class Options:
     data_dir: str | None = flag(
         None,
         "data",
-        "A TensorFlow Datasets directory, e.g. ../shared/data/tfds.",
+        "A TensorFlow Datasets directory, e.g. path/to/tfds.",
         metavar="DIR",
         shown="$TFDS_DATA_DIR or ~/tensorflow_datasets",
         free=True,
