@@ -57,8 +57,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
 
 
 def check_names(options: Options) -> None:
-    """The data set and the model exist, and the model has at least K blocks. Imports Flax, computes
-    nothing."""
+    """The data set and the model exist, and the model can be cut as asked for. Imports Flax, computes nothing."""
     from fdg_jax import data
 
     known = data.names()
@@ -74,5 +73,9 @@ def check_names(options: Options) -> None:
             f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
             f"Use --K 1 to {n}, or a deeper model."
         )
+    if options.split not in (None, "balanced"):  # balanced fits always, and is found by computing
+        from fdg_jax import split
+
+        split.parse(options.split, options.model, options.K, n)
     if options.dtype != "float32":
         raise BadInput(f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out.")
