@@ -35,9 +35,15 @@ def save(root: Path, step: int, state: Mapping[str, Any], loop: Mapping[str, Any
         shutil.rmtree(old, ignore_errors=True)
 
 
+def sweep(root: Path) -> None:
+    """Removes what a process that was killed while saving left behind. Only for who holds the run directory."""
+    for path in [*root.glob(".step-*"), *root.glob("step-*.orbax-checkpoint-tmp*")]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def stored(root: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-*") if path.is_dir())
+    return sorted(path for path in root.glob("step-" + 9 * "[0-9]") if path.is_dir())
 
 
 def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

@@ -181,6 +181,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
     Raises Stopped, after a checkpoint, when a signal came; Diverged when the loss is no number; BadInput when
     there is nothing whole to resume from.
     """
+    saving.sweep(path / CHECKPOINTS)
     record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
     if resume:
         begin_again(job, path, record)
