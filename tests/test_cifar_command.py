@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,7 @@ SUMMARY = """
     method model dataset K beta engine weights order split parameters steps epochs seconds images_per_second
     train_loss test_error_percent staleness final_parameters_sha256 final_state_sha256
 """
+Device = namedtuple("Device", "platform id device_kind")
 ROOT = Path(__file__).parents[1]
 SHORT = (
     "--model resnet8 --dataset digits --train-size 112 --batch-size 32 --epochs 2 --learning-rate 0.05 --log-every 2"
@@ -136,7 +138,8 @@ def place(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").mkdir()
     values = {name: field.default for name, field in FIELDS.items() if name != "resume"}
-    (tmp_path / "run" / "config.json").write_text(json.dumps({**values, "asked": values, "note": ""}))
+    rest = {"asked": values, "note": "", "devices": ["cpu:0"], "versions": {}}
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**values, **rest}))
     return tmp_path
 
 
@@ -152,6 +155,89 @@ def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, mo
     assert err.count("\n") == 1
     assert BAD[words] in err
     assert sorted(os.listdir(place)) == ["empty", "run"]  # no run directory is left behind
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("summary.json", "{}", "summary.json lacks 'steps': it is damaged or of another version. Delete it and resume"),
+        ("summary.json", "{", "summary.json cannot be read"),
+        ("summary.json", '{"steps": "all"}', "steps is 'all', which is no whole number"),
+        ("config.json", '{"K": "two"}', "config.json lacks 'method'"),
+        ("metrics.jsonl", '{"step": 1}\nrubbish\n{"step": 3}\n', "metrics.jsonl, line 2 is damaged"),
+    ],
+)
+def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, message, place, monkeypatch, capsys):
+    from fdg_jax.experiments import cifar
+
+    monkeypatch.setattr(cifar, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
+    (place / "run" / file).write_text(content)
+    assert cifar.main(["--run-dir", str(place / "run"), "--resume"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_split_is_judged_before_the_data_are_loaded(monkeypatch, tmp_path, capsys):
+    from fdg_jax import data
+    from fdg_jax.experiments import cifar
+
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("the data were loaded"))
+    for split, said in (("2,2", "stage k=2 is empty"), ("paper", "the authors give no split"), ("x", "neither paper")):
+        assert cifar.main(f"--model resnet8 --K 3 --split {split} --run-dir {tmp_path}/x".split()) == 2
+        assert said in capsys.readouterr().err
+    checks.check_names(Options(model="resnet8", K=3, split="balanced"))
+
+
+@pytest.mark.skipif(huge_pages.gpu_visible({}), reason="there is a GPU")
+def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
+    words = [*SHORT.split(), "--run-dir", str(tmp_path / "run")]
+    code, out, err = finish(command(*words, environment={"JAX_PLATFORMS": "cuda"}))
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypatch):
+    from fdg_jax.experiments import setup
+
+    def chosen(platform, found, **options):
+        devices = [Device(platform, n, platform) for n in range(found)]
+        shared = [devices[k * found // options["K"]] for k in range(options["K"])]
+        remark = "stages share" if found < options["K"] else ""
+        monkeypatch.setattr(setup.devices, "stage_devices", lambda K: (shared, remark))
+        used, places, said = setup.choose_engine(Options(**options))
+        assert len(places) == options["K"]
+        return used.engine, said
+
+    engine, said = chosen("gpu", 1, method="bp", K=1)
+    assert (engine, "auto chose delay-line" in said) == ("delay-line", True)
+    engine, said = chosen("gpu", 1, method="fdg", K=2)
+    assert (engine, "there are 1 for K=2 stages" in said) == ("delay-line", True)
+    assert chosen("cpu", 1, method="bp", K=1) == ("pipeline", "")
+    assert chosen("gpu", 2, method="fdg", K=2) == ("pipeline", "")
+    assert chosen("gpu", 1, method="fdg", K=1, weights="current") == ("pipeline", "")
+    assert chosen("gpu", 1, method="fdg", K=2, weights="current") == ("pipeline", "stages share")
+    assert chosen("gpu", 1, method="bp", K=1, engine="pipeline") == ("pipeline", "")
+    assert chosen("gpu", 1, method="bp", K=1, engine="delay-line") == ("delay-line", "")  # asked for: nothing to tell
+
+
+def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
+    from fdg_jax.experiments import cifar
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert cifar.interpreter() == ".venv/bin/python"
+    monkeypatch.setattr(sys, "executable", "/elsewhere/python")
+    assert cifar.interpreter() == "/elsewhere/python"
+
+
+def test_the_help_does_not_promise_what_is_refused():
+    assert "not there yet" in FIELDS["dtype"].metadata["help"]
+    with pytest.raises(BadInput, match="float32 only so far"):
+        checks.check_names(Options(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("words", PROCESSES)
@@ -306,7 +392,9 @@ def test_a_run_that_was_stopped_ends_exactly_as_one_that_was_not(engine, number,
     stop_when(process, stopped, 30, number)
     code, out, err = finish(process)
     assert code == 128 + number, err
-    assert "--resume" in out
+    assert f"{sys.executable} -m fdg_jax.experiments.cifar --run-dir {stopped} --resume" in out.replace(
+        "\n  .venv", f"\n  {ROOT}/.venv"
+    )
     assert not (stopped / "summary.json").exists()
     assert (stopped / "report.html").exists()
     code, _, err = finish(command("--run-dir", str(stopped), "--resume"))
@@ -342,8 +430,11 @@ def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_
     for file in newest.rglob("*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    leftover = parts / "checkpoints" / ".step-000000009.tmp"  # of a process that was killed while saving
+    leftover.mkdir()
     code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "13"))
     assert code == 0, err
+    assert not leftover.exists()
     assert "Trying the one before" in err
     a, b = read(whole / "summary.json"), read(parts / "summary.json")
     assert (a["steps"], a["final_state_sha256"]) == (13, b["final_state_sha256"])

@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import claim, report, run_directory
+from fdg_jax.experiments import claim, compile_cache, machine, report, run_directory, saving, stored
 from fdg_jax.experiments.options import FIELDS, Options
 from fdg_jax.experiments.record import Diverged, Record
 from fdg_jax.experiments.run_directory import MetricsLog
@@ -26,7 +27,8 @@ def stored_run(path: Path, **changed) -> Options:
     options = asked(**changed)
     path.mkdir(exist_ok=True)
     values = {name: getattr(options, name) for name in FIELDS if name != "resume"}
-    run_directory.write_json(path / "config.json", {**values, "asked": values})
+    rest = {"asked": values, "note": "", "devices": ["cpu:0"], "versions": {}}
+    run_directory.write_json(path / "config.json", {**values, **rest})
     return options
 
 
@@ -145,22 +147,22 @@ def test_json_files_are_valid_json_also_when_a_loss_is_no_number(tmp_path):
 
 def test_a_resumed_run_has_the_options_of_its_config(tmp_path):
     stored_run(tmp_path, K=3, beta=0.25, epochs=7)
-    options, _ = run_directory.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
+    options, _ = stored.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
     assert (options.K, options.beta, options.epochs, options.resume) == (3, 0.25, 7, True)
 
 
 def test_options_that_change_the_training_cannot_change_on_resume(tmp_path):
     stored_run(tmp_path, K=3, beta=0.25)
     with pytest.raises(BadInput, match=r"--beta 0\.5 contradicts .*config\.json, which says 0\.25"):
-        run_directory.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
-    options, _ = run_directory.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
+        stored.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
+    options, _ = stored.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
     assert options.K == 3
 
 
 def test_how_far_and_how_often_may_change_on_resume(tmp_path):
     stored_run(tmp_path, steps=10)
     now = asked(steps=20, checkpoint_every=5)
-    options, _ = run_directory.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
+    options, _ = stored.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
     assert (options.steps, options.checkpoint_every) == (20, 5)
 
 
@@ -168,7 +170,106 @@ def test_a_damaged_config_is_refused(tmp_path):
     for content in ("{", "[]", '{"K": 2}'):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(BadInput, match=r"config\.json"):
-            run_directory.resumed_options(tmp_path, asked(), frozenset())
+            stored.resumed_options(tmp_path, asked(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("K", "two", "K is 'two', which is no whole number"),
+        ("K", True, "K is True, which is no whole number"),
+        ("beta", None, "beta is None, which is no number"),
+        ("drain", 1, "drain is 1, which is no true or false"),
+        ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
+        ("steps", "9", "steps is '9', which is no whole number or null"),
+        ("asked", [], "asked is [], which is no object"),
+        ("resumed", 3, "resumed is 3, which is no list or null"),
+    ],
+)
+def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
+    stored_run(tmp_path)
+    config = run_directory.read_json(tmp_path / "config.json")
+    run_directory.write_json(tmp_path / "config.json", {**config, "beta": 1, name: value})
+    with pytest.raises(BadInput) as refused:
+        stored.config(tmp_path)
+    assert f"{tmp_path / 'config.json'}: {said}: the file is damaged." in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["K", "note", "devices", "versions", "asked"])
+def test_a_config_that_lacks_a_value_is_refused_by_its_name(tmp_path, name):
+    stored_run(tmp_path)
+    config = run_directory.read_json(tmp_path / "config.json")
+    assert stored.config(tmp_path) == config
+    del config[name]
+    run_directory.write_json(tmp_path / "config.json", config)
+    with pytest.raises(BadInput, match=f"config.json lacks '{name}'"):
+        stored.config(tmp_path)
+
+
+def test_a_report_of_a_damaged_run_is_refused_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert report.main([str(tmp_path)]) == 2
+    assert "config.json lacks 'method'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [b"rubbish", b"[3]", b"{}", b"\xff", b""])
+def test_a_damaged_line_of_the_metrics_is_refused_by_its_number(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2 is damaged"):
+        run_directory.read_metrics(path)
+
+
+def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
+    told = run_directory.config(asked(), asked(), ["cpu:0"], "")
+    assert told["usable_cores"] == len(os.sched_getaffinity(0))
+    assert told["cpu_devices"] >= 1
+    assert told["processor"]
+    assert told["matmul_precision"] is None
+    monkeypatch.setattr(machine, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
+    assert machine.processor_name() == "A Processor: fast"
+
+
+def test_what_a_killed_process_left_among_the_checkpoints_is_swept_away(tmp_path):
+    orbax = ".orbax-checkpoint-tmp"
+    leftovers = [".step-000000007.tmp", f".step-000000007.tmp{orbax}-9", f"step-000000007{orbax}"]
+    for name in ("step-000000003", "mine", *leftovers):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    assert [path.name for path in saving.stored(tmp_path)] == ["step-000000003"]
+    saving.sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["mine", "step-000000003"]
+    saving.sweep(tmp_path / "none")  # a new run has no checkpoints yet
+
+
+def test_programs_that_nobody_used_for_long_leave_the_cache(tmp_path):
+    days = 24 * 3600
+    now = compile_cache.time.time()
+    for folder, name, read, written in [
+        ("xla-1-a", "old", 31, 31), ("xla-1-a", "read", 1, 90), ("xla-2-b", "new", 90, 1), ("other", "theirs", 90, 90)
+    ]:  # fmt: skip
+        file = tmp_path / folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.utime(file, (now - read * days, now - written * days))
+    compile_cache.prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == ["new", "read", "theirs"]
+    compile_cache.prune(tmp_path / "none")
+
+
+def test_the_cache_is_pruned_when_it_is_enabled(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for name in (compile_cache.SWITCH, "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    settings = {}
+    fake = SimpleNamespace(config=SimpleNamespace(update=settings.__setitem__))
+    monkeypatch.setattr(compile_cache, "jax", fake)  # this process keeps its own cache
+    old = tmp_path / "fdg_jax" / "xla-0-gone" / "program"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    os.utime(old, (0, 0))
+    compile_cache.enable()
+    assert not old.exists()
+    assert Path(settings["jax_compilation_cache_dir"]).is_dir()
 
 
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     restart_once()  # before the slow imports, which would be done twice
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, claim, command_line, run_directory
+from fdg_jax.experiments import checks, claim, command_line, run_directory, stored
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.signals import Signals, Stopped
 
@@ -50,13 +50,14 @@ def start(asked: Options, given: frozenset[str], signals: Signals) -> int:
     checks.check(asked, given if not asked.resume else frozenset())
     path = Path(asked.run_dir) if asked.run_dir else claim.default_path(asked)
     with claim.claim(path, asked.resume):
-        options, stored = asked, None
+        options, config = asked, None
         if asked.resume:
-            options, stored = run_directory.resumed_options(path, asked, given)
+            options, config = stored.resumed_options(path, asked, given)
             checks.check(options, frozenset())
+            run_directory.read_metrics(path / run_directory.METRICS)  # what is damaged is refused before the work
             if finished(path, options):
                 return 0
-        return prepare_and_run(options, stored, path, signals)
+        return prepare_and_run(options, config, path, signals)
 
 
 def finished(path: Path, options: Options) -> bool:
@@ -65,28 +66,29 @@ def finished(path: Path, options: Options) -> bool:
         return False
     total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
     steps = min(total, options.steps or total)
-    if run_directory.read_json(path / run_directory.SUMMARY)["steps"] < steps:
+    if stored.summary(path)["steps"] < steps:
         return False
     print(f"{path} is finished: {steps} batches. Nothing to do. If --steps was given, raise it to go on.")
     return True
 
 
-def prepare_and_run(options: Options, stored: dict[str, Any] | None, path: Path, signals: Signals) -> int:
+def prepare_and_run(options: Options, before: dict[str, Any] | None, path: Path, signals: Signals) -> int:
+    """before: config.json of the run that goes on."""
     checks.check_names(options)
     signals.check()
     from fdg_jax.experiments import compile_cache, setup
 
     compile_cache.enable()
-    job = setup.prepare(options, stored["note"] if stored else "")
+    job = setup.prepare(options, before["note"] if before else "")
     signals.check()
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
-    if stored is not None:
-        config = run_directory.continued(stored, config)
+    if before is not None:
+        config = run_directory.continued(before, config)
     run_directory.write_json(path / run_directory.CONFIG, config)
-    opening(job, path, resumed=stored is not None)
+    opening(job, path, resumed=before is not None)
     try:
-        return train(job, path, signals, resume=stored is not None)
+        return train(job, path, signals, resume=before is not None)
     except Stopped as stopped:
         return tell_stopped(path, stopped)
 
@@ -170,9 +172,15 @@ def tell_stopped(path: Path, stopped: Stopped) -> int:
     from fdg_jax.experiments import report
 
     report.write(path)
-    again = shlex.join([*PROGRAM.split(), "--run-dir", str(path), "--resume"])
+    again = shlex.join([interpreter(), *PROGRAM.split()[1:], "--run-dir", str(path), "--resume"])
     print(f"stopped by {stopped} after a checkpoint. To go on exactly there:\n  {again}", flush=True)
     return 128 + stopped.number
+
+
+def interpreter() -> str:
+    """The one that runs this, told from here where it lies below: the package may be in its environment only."""
+    python, here = Path(sys.executable), Path.cwd()
+    return str(python.relative_to(here) if python.is_relative_to(here) else python)
 
 
 if __name__ == "__main__":

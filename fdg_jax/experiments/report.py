@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments import stored
 from fdg_jax.experiments.curves import draw, title
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.progress import clock
-from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+from fdg_jax.experiments.run_directory import METRICS, SUMMARY, read_metrics
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -51,8 +52,8 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 
 def write(run: Path) -> None:
     """Makes report.html and curves.png of a run directory, finished or not."""
-    config, events = read_json(run / CONFIG), read_metrics(run / METRICS)
-    summary = read_json(run / SUMMARY) if (run / SUMMARY).is_file() else {}
+    config, events = stored.config(run), read_metrics(run / METRICS)
+    summary = stored.summary(run) if (run / SUMMARY).is_file() else {}
     svg = draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
     beside.write_text(page(config, events, summary, svg))
@@ -66,7 +67,8 @@ def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str
     step, epoch = (events[-1]["step"], events[-1]["epoch"]) if events else (0, 0)
     done = f"{step:,} batches, {epoch:g} epochs"
     note = f'<p class="note"><b>Note.</b> {html.escape(config["note"])}</p>' if config.get("note") else ""
-    stages, origin = stage_rows(config, summary), ("backend", "cpus", "platform", "git_commit", "started")
+    stages = stage_rows(config, summary)
+    origin = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
     rows = [(name, config.get(name)) for name in origin] + list(config.get("versions", {}).items())
     skip = ("staleness", "updates", "stage_parameters", "devices")
     return PAGE.format(

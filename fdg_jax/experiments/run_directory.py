@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments.options import FIELDS, Options, spelled
+from fdg_jax.experiments import machine
+from fdg_jax.experiments.options import FIELDS, Options
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
@@ -79,15 +80,26 @@ def cut_back(path: Path, lines: int) -> int:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a `metrics.jsonl`, without a last line that was being written when a process died."""
+    """The events of a `metrics.jsonl`, without a last line that was being written when a process died. Raises
+    BadInput for any other line that is no event."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    if not isinstance(event, dict) or "step" not in event:
+        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. Start a new run in another --run-dir.")
+    return event
 
 
 def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:
     """Options as used, `asked` as before defaults were settled, versions, devices of k = 1..K, commit."""
-    import jax
 
     def values(options: Options) -> dict[str, Any]:
         return {name: getattr(options, name) for name in FIELDS if name != "resume"}
@@ -97,10 +109,8 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
         "asked": values(asked),
         "note": note,
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
-        "platform": platform.platform(),
-        "backend": jax.default_backend(),
+        **machine.describe(),
         "devices": devices,
-        "cpus": os.cpu_count(),
         "git_commit": git_commit(),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
@@ -109,7 +119,8 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
 def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The config of a run that goes on: options that may change as they are now, where it goes on added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
-    session = {name: now[name] for name in ("started", "versions", "devices", "git_commit")}
+    names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices")
+    session = {name: now[name] for name in (*names, "matmul_precision")}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
 
 
@@ -135,25 +146,3 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
-    """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
-    stored = read_json(path / CONFIG)
-    values, before = {}, stored.get("asked", {})
-    for name, field in FIELDS.items():
-        now = getattr(options, name)
-        if name in ("resume", "run_dir"):
-            values[name] = now
-            continue
-        if name not in stored:
-            raise BadInput(f"{path / CONFIG} lacks {name!r}: it is not a run of this version. Start a new run.")
-        values[name] = used = stored[name]
-        if name in given and field.metadata["free"]:
-            values[name] = now
-        elif name in given and now not in (used, before.get(name, used)):
-            raise BadInput(
-                f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}. "
-                f"Leave {spelled(name)} out, or start a new run in another --run-dir."
-            )
-    return Options(**values), stored
