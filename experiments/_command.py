@@ -40,7 +40,7 @@ def parser(table: Table) -> argparse.ArgumentParser:
         if data:
             made.add_argument(
                 "--data-dir", metavar="DIR",
-                help="a TensorFlow Datasets directory, e.g. ../shared/data/tfds (default: "
+                help="a TensorFlow Datasets directory, e.g. path/to/tfds (default: "
                 "$TFDS_DATA_DIR or ~/tensorflow_datasets)",
             )  # fmt: skip
             made.add_argument(

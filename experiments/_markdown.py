@@ -29,10 +29,13 @@ def origin(lines: Lines) -> str:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """one device (cpu:0) of a machine with 2 cores (Linux-...)."""
-    devices = list(dict.fromkeys(hardware["devices"]))
+    """one device (cpu:0) of a machine with 2 cores, 1 used (Some Processor, Linux-...). What was not recorded is
+    left out."""
+    devices, cores = list(dict.fromkeys(hardware["devices"])), hardware["cpus"]
     count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
-    where = f"a machine with {hardware['cpus']} cores ({hardware['platform']})"
+    used = f", {hardware['usable_cores']} used" if hardware.get("usable_cores", cores) != cores else ""
+    kind = ", ".join(hardware[name] for name in ("processor", "platform") if hardware.get(name))
+    where = f"a machine with {cores} cores{used} ({kind})"
     return f"{count} ({', '.join(devices)}) of {where}"
 
 

@@ -1,7 +1,7 @@
 """From run directories to `results/<table>.jsonl` and back: a line a finished run, with all a table shows.
 
-What would differ on another machine without meaning anything (where data and runs lie) is replaced by the
-places the documentation uses. Written whole or not at all.
+What would differ on another machine without meaning anything (where data and runs lie) is left out, of the
+command too. Written whole or not at all.
 """
 
 import json
@@ -13,10 +13,16 @@ from typing import Any
 
 from experiments._runs import DONE, Run, Table, command, differences, shown, state
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments import stored
 from fdg_jax.experiments.options import FIELDS
 from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
 
-DATA_DIR = "../shared/data/tfds"
+PLACES = ("data_dir", "run_dir")
+HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
+NEEDED = {
+    "versions": dict, "backend": str, "devices": list, "cpus": int | None, "platform": str,
+    "git_commit": str | None, "started": str,
+}  # fmt: skip
 CURVE_POINTS = 100
 EVALUATION = ("step", "epoch", "test_loss", "test_error_percent")
 
@@ -76,22 +82,19 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     """All that is kept of a finished run."""
     config, summary = read_json(path / CONFIG), read_json(path / SUMMARY)
+    stored.check(path / CONFIG, config, NEEDED, "Run it anew in another --runs-dir.")
     events = read_metrics(path / METRICS)
-    data_dir, run_dir = DATA_DIR if config.get("data_dir") else None, f"runs/{table.name}/{run.name}"
-    options = {name: config[name] for name in FIELDS if name in config}
-    places = {"data_dir": data_dir, "run_dir": run_dir}
+    options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}
     sessions = [config, *config.get("resumed", [])]
     return {
         "name": run.name,
         "table": table.name,
-        "command": shown(command(run, data_dir, run_dir)),
+        "command": shown(command(run, None, None)),
         **summary,
-        "options": options | {name: place for name, place in places.items() if name in options},
+        "options": options,
         "versions": config["versions"],
         "hardware": {
-            "backend": config["backend"],
-            "devices": config["devices"],
-            "cpus": config["cpus"],
+            **{name: config[name] for name in HARDWARE if name in config},
             "platform": plain_platform(config["platform"]),
         },
         "git_commits": list(dict.fromkeys(session["git_commit"] for session in sessions)),

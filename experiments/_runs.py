@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments import stored
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
 
@@ -55,11 +56,13 @@ class State(NamedTuple):
         return self.kind if self.kind == MISSING else f"{self.kind} at epoch {self.epochs:.2f}"
 
 
-def command(run: Run, data_dir: str | None, run_dir: str, resume: bool = False) -> list[str]:
-    """The command line that makes the run; the first word is the interpreter of the virtual environment."""
+def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = False) -> list[str]:
+    """The command line that makes the run; the first word is the interpreter of the virtual environment.
+    Directories that are None are left out of it."""
     flags = [word for name, value in run.flags.items() for word in (spelled(name), written(value))]
-    where = ["--data-dir", data_dir] if data_dir else []
-    return [PYTHON, "-m", run.module, *flags, *where, "--run-dir", run_dir, *(["--resume"] * resume)]
+    where = [("--data-dir", data_dir), ("--run-dir", run_dir)]
+    places = [word for flag, place in where if place for word in (flag, place)]
+    return [PYTHON, "-m", run.module, *flags, *places, *(["--resume"] * resume)]
 
 
 def written(value: Any) -> str:
@@ -79,7 +82,7 @@ def state(run: Run, runs_dir: Path) -> State:
     events = read_metrics(path / METRICS)
     epochs = events[-1]["epoch"] if events else 0.0
     if (path / SUMMARY).is_file():
-        summary = read_json(path / SUMMARY)
+        summary = stored.summary(path)
         if summary["epochs"] >= run.flags["epochs"]:
             return State(DONE, summary["epochs"], summary["test_error_percent"])
     return State(RUNNING if locked(path) else CUT_OFF, epochs)
@@ -88,6 +91,7 @@ def state(run: Run, runs_dir: Path) -> State:
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     """A number is the table's only if the run was asked for with the table's options and no others. Options
     that the command has learnt since the run was made are let pass."""
+    stored.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
     rest = {name: field.default for name, field in FIELDS.items() if name not in free}
