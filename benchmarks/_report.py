@@ -13,14 +13,22 @@ from fdg_jax.errors import BadInput
 from fdg_jax.experiments.run_directory import git_commit
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """For the benchmark of that name, whose docstring is its help; with the flag --json that all have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=doc,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
         help="one JSON object a row: instead of the table, or added to FILE beside it",
     )
+    return made
 
 
 def positive(text: str) -> int:
@@ -37,9 +45,7 @@ def check_json(path: str | None) -> None:
         try:
             Path(path).open("a").close()
         except OSError as error:
-            raise BadInput(
-                f"--json {path} cannot be written ({error.strerror}). Name another file."
-            ) from error
+            raise BadInput(f"--json {path} cannot be written ({error.strerror}). Name another file.") from error
 
 
 def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:

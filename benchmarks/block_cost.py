@@ -1,28 +1,27 @@
 """What a network's blocks cost in time, and what the cured layers gain over the plain ones.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 python -m benchmarks.block_cost --model resnet20
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 python -m benchmarks.block_cost --blocks
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
 
 Forward and backward are separate programs with the VJP closure crossing between them, as in the engine. All
 rows of a run alternate, and each reports the least of its rounds: what disturbs a run only adds. On a CPU the
 clock is the processor time of this process, which other processes on the core do not lengthen; pin it to one
 core, or the time of idling threads is counted too.
 
-Tried for `fdg_jax/models/layers.py` and dropped, milliseconds alone on JAX 0.10.2 (one core, batch 128 for 16 to
-64 channels, 64 above): the input gradient of a stride-2 convolution as four phases (11.5 -> 5.5 for 16 -> 32
-channels, but 28.4 -> 32.1 for 64 -> 128, slower on JAX 0.12, 1% of ResNet-20); the weight gradient as shifted
-dots or patches (11 -> 30 or more at 16 channels; in cached chunks of 4 images 62 -> 52 at 128 channels, 2 to 3%
-of a wide network, not worth a loop); batch norm's sums as one variadic reduce (0.4 -> 2.4) or a dot with ones
-(0.4 -> 1.3); an optimization barrier after batch norm's dx (no difference).
+Tried for `fdg_jax/models/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
+convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
+gradient as shifted dots or patches (slower at 16 channels; in cached chunks of 4 images a little faster at 128, not
+worth a loop); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
+batch norm's dx (no difference).
 """
 
 import argparse
 import contextlib
-import json
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 from unittest import mock
 
 import flax.linen as nn
@@ -31,7 +30,10 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from benchmarks import _report
 from fdg_jax import models, split
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.models import layers
 from fdg_jax.stage import Functions, functions
 
@@ -61,11 +63,6 @@ def plain(*names: str) -> Iterator[None]:
         for name in names:
             stack.enter_context(mock.patch.object(layers, name, PLAIN[name]))
         yield
-
-
-def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean cross-entropy of logits [b, classes] and labels [b]."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | None) -> tuple[Row, jax.Array]:
@@ -127,38 +124,75 @@ def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]
     return {name: best[row] for name, row in rows.items()}
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Prints the table; with --json one JSON object a row."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.block_cost", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", default="resnet20")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--blocks", action="store_true", help="a row a block instead of a row a choice of layers")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
-
-    rows = (each_block if options.blocks else whole_network)(options.model, options.batch_size)
-    seconds = measure(rows, options.rounds)
-    first = sum(next(iter(seconds.values())))
-    total = sum(map(sum, seconds.values()))
+def results(rows: dict[str, Row], given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A JSON object a row, measured now."""
+    seconds = measure(rows, given.rounds)
+    first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
+    about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
+    where = {"device": jax.devices()[0].device_kind, "python": sys.version.split()[0], "jax": jax.__version__}
+    where["huge_pages"] = "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
+    where |= {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None, **_report.machine()}
+    made = []
     for row, (forward, backward) in seconds.items():
-        result = {
-            "row": row,
-            "forward_ms": round(forward * 1e3, 2),
-            "backward_ms": round(backward * 1e3, 2),
-            "images_per_second": round(options.batch_size / (forward + backward), 1),
+        costs = {
+            "forward_milliseconds": round(forward * 1e3, 2),
+            "backward_milliseconds": round(backward * 1e3, 2),
+            "images_per_second": round(given.batch_size / (forward + backward), 1),
             "closure_megabytes": round(rows[row].closure_bytes / 1e6, 1),
         }
-        if options.blocks:
-            result["share_percent"] = round(100 * (forward + backward) / total, 1)
+        if given.blocks:
+            costs["share_percent"] = round(100 * (forward + backward) / total, 1)
         else:
-            result["gain_percent"] = round(100 * (first / (forward + backward) - 1), 1)
-        if options.json:
-            about = {"model": options.model, "batch_size": options.batch_size, "rounds": options.rounds}
-            print(json.dumps({**about, **result, "jax": jax.__version__, "cores": len(os.sched_getaffinity(0))}))
-        else:
-            print("  ".join(f"{name} {value}" if name != "row" else f"{value:18}" for name, value in result.items()))
+            costs["gain_percent"] = round(100 * (first / (forward + backward) - 1), 1)
+        made.append({**about, "row": row, **costs, **where})
+    return made
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    one = rows[0]
+    last, label = ("share_percent", "share") if given.blocks else ("gain_percent", f"over {one['row']}")
+    head = ["block" if given.blocks else "layers", "forward ms", "backward ms", "images/s", "kept in between MB", label]
+    body = [
+        [
+            r["row"],
+            f"{r['forward_milliseconds']:.2f}",
+            f"{r['backward_milliseconds']:.2f}",
+            f"{r['images_per_second']:.1f}",
+            f"{r['closure_megabytes']:.1f}",
+            f"{r[last]:.1f}%" if given.blocks else f"{r[last]:+.1f}%",
+        ]
+        for r in rows
+    ]
+    about = (
+        f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
+        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, "
+        f"huge pages {'on' if one['huge_pages'] else 'off'}, commit {one['commit']}."
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("block_cost", __doc__)
+    add = made.add_argument
+    add("--model", default="resnet20")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--rounds", type=_report.positive, default=10, help="(default 10)")
+    add("--blocks", action="store_true", help="a row a block instead of a row a choice of layers")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        _report.check_json(given.json)
+        prepared = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    rows = results(prepared, given)
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Microseconds of Python that a stage call and a tick cost the host, and their share of a GPU's step.
 
-    python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4
+    .venv/bin/python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4
 
 The stages are the model's own, with all their arrays, but batch and images are tiny (1 image of 8x8): what a
 dispatch costs depends on how many arrays go in and out of a program, not on how large they are, and the
@@ -128,11 +128,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m benchmarks.host_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    made = _report.parser("host_cost", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet20"])
     add("--K", type=_report.positive, nargs="+", default=[1, 2, 3, 4])
@@ -140,7 +136,6 @@ def parser() -> argparse.ArgumentParser:
     add("--ticks", type=_report.positive, default=300, help="(default 300)")
     add("--batch-size", type=_report.positive, default=1)
     add("--image-size", type=_report.positive, default=8, help="pixels a side, at most 32 (default 8)")
-    _report.add_json_flag(made)
     return made
 
 

@@ -1,7 +1,7 @@
 """Images per second of FDG with K workers on K cores, against BP on one core.
 
-    python -m benchmarks.images_per_second --model resnet20 --batch-size 128 --K 2 --split balanced
-    python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
+    .venv/bin/python -m benchmarks.images_per_second --model resnet20 --batch-size 128 --K 2 --split balanced
+    .venv/bin/python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
 
 A CPU core stands in for a device: a worker is a core. Every side is a process of its own, pinned before it
 starts to as many cores as it has workers, with the same cures (huge pages, separate programs, the same
@@ -72,15 +72,10 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m benchmarks.images_per_second",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="A side is NAME[:option=value]...; NAME: "
-        + ", ".join(_sides.PRESETS)
-        + " or a method (K workers on K cores); options:\n"
-        + "\n".join(f"  {name:10} {meaning}" for name, meaning in _sides.OPTIONS.items()),
-    )
+    names, options = ", ".join(_sides.PRESETS), _sides.OPTIONS.items()
+    epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
+    epilog += "\n".join(f"  {name:10} {meaning}" for name, meaning in options)
+    made = _report.parser("images_per_second", __doc__, epilog)
     add = made.add_argument
     add("--model", default="resnet20")
     add("--batch-size", type=_report.positive, default=128)
@@ -90,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", default=["bp", "fdg"], metavar="SIDE", help="the first is the baseline")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
-    _report.add_json_flag(made)
     return made
 
 

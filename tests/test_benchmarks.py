@@ -3,8 +3,11 @@
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -16,7 +19,7 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import _sides, _worker, host_cost, images_per_second
+from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second
 from fdg_jax import host_engine, schedule
 from fdg_jax.errors import BadInput
 
@@ -49,6 +52,29 @@ def test_a_benchmark_that_does_not_exist_is_refused_with_the_nearest_name(capsys
     assert "images_per_second" in capsys.readouterr().err
 
 
+def commands_shown():
+    """[benchmark, arguments] of every command line in the README, the benchmarks' help and the layers' docstring."""
+    files = [
+        ROOT / "benchmarks" / "README.md",
+        *(ROOT / "benchmarks").glob("[a-z]*.py"),
+        ROOT / "fdg_jax/models/layers.py",
+    ]
+    for file in files:
+        text = file.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^ *(\S.*python -m benchmarks\..*|python -m benchmarks\..*)$", text, re.M):
+            yield file.name, line
+
+
+def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_flags_that_there_are():
+    shown = list(commands_shown())
+    assert {file for file, _ in shown} == {"README.md", "layers.py", *(f"{n}.py" for n in overview.names())}
+    for _, line in shown:
+        before, _, command = line.partition(".venv/bin/python -m benchmarks.")
+        assert "python" not in before and command, line
+        name, *arguments = shlex.split(command)
+        import_module(f"benchmarks.{name}").parser().parse_args(arguments)  # exits where it refuses
+
+
 def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     def parse(text):
         return _sides.parse(text, COMMON, "--a", "balanced")
@@ -67,6 +93,7 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     [
         ("fgd", "fdg"),
         ("fdg:dispatch=left", "up or down"),
+        ("fdg:order=left", "backward-first or forward-first"),
         ("fdg:speed=9", "split"),
         ("fdg:K=0", "from 1 on"),
         ("bp:dispatch=down", "order of dispatch"),
@@ -162,6 +189,25 @@ class Flat(nn.Module):
         return nn.Dense(12)(x.reshape(len(x), -1))
 
 
+@pytest.fixture
+def dense(monkeypatch):
+    """Every model is a small dense one, which compiles at once."""
+    monkeypatch.setattr("fdg_jax.models.blocks", lambda name, classes: [Flat(), small.Part(classes)])
+
+
+@pytest.mark.parametrize(
+    ("option", "order"),
+    [("", "backward-first"), (":order=backward-first", "backward-first"), (":order=forward-first", "forward-first")],
+)
+@pytest.mark.usefixtures("dense")
+def test_the_order_asked_for_is_the_order_of_the_sides_schedule(option, order):
+    trainer = _worker.Trainer(_sides.parse(f"fdg{option}", COMMON, "", "1"))
+    runner, expected = trainer.job.pipeline.engine, schedule.fdg(2, order)
+    assert isinstance(runner, host_engine.HostEngine)
+    assert [runner.loop.schedule.tick(t) for t in range(1, 9)] == [expected.tick(t) for t in range(1, 9)]
+    assert runner.loop.schedule.staleness == expected.staleness
+
+
 def check_host_cost(model, capsys, file):
     arguments = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--json", str(file)]
     assert host_cost.main(arguments) == 0
@@ -176,8 +222,8 @@ def check_host_cost(model, capsys, file):
     assert f"| {model} | 2 |" in capsys.readouterr().out
 
 
-def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("fdg_jax.models.blocks", lambda name, classes: [Flat(), small.Part(classes)])
+@pytest.mark.usefixtures("dense")
+def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(capsys, tmp_path):
     check_host_cost("dense", capsys, tmp_path / "rows.jsonl")
 
 
@@ -243,6 +289,52 @@ def test_images_per_second_compares_every_kind_of_side():
     assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [1, 0]]
     assert rows[4]["cuts"] == [1]
     assert "multi_thread_eigen=false" in rows[4]["xla_flags"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "last", "whole"),
+    [
+        ([], ["plain", "cured batch_norm", "cured narrow_conv", "cured both"], "gain_percent", None),
+        (["--blocks"], ["block000", "block001"], "share_percent", 100),
+    ],
+)
+@pytest.mark.usefixtures("dense")
+def test_block_cost_prints_a_table_and_adds_its_rows_to_the_file(flags, rows, last, whole, capsys, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert block_cost.main([*flags, *TINY, "--rounds", "2", "--json", str(file)]) == 0
+    found = rows_of(file.read_text())
+    assert [row["row"] for row in found] == rows
+    assert all(row["images_per_second"] > 0 and math.isfinite(row["forward_milliseconds"]) for row in found)
+    if whole:
+        # Two shares, each rounded to a tenth.
+        assert math.isclose(sum(row[last] for row in found), whole, abs_tol=0.11)
+    else:
+        assert found[0][last] == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in table[2 : 2 + len(rows)]] == rows
+    assert len({line.count("|") for line in table[: 2 + len(rows)]}) == 1
+
+
+def test_block_cost_refuses_an_unknown_model_with_one_message_and_exit_code_2(capsys):
+    assert block_cost.main(["--model", "resnet21"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: model 'resnet21' is not known.")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("flag", ["--rounds", "--batch-size"])
+def test_block_cost_refuses_to_measure_nothing(flag, capsys):
+    with pytest.raises(SystemExit) as exit:
+        block_cost.main([flag, "0"])
+    assert exit.value.code == 2
+    assert f"argument {flag}: invalid positive value: '0'" in capsys.readouterr().err
+
+
+def test_block_cost_finds_out_before_it_compiles_that_its_result_cannot_be_written(capsys, tmp_path):
+    with mock.patch.object(block_cost, "timed", side_effect=AssertionError("it began to measure")):
+        assert block_cost.main([*TINY, "--json", str(tmp_path / "none" / "rows.jsonl")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.slow
