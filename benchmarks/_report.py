@@ -3,13 +3,13 @@
 import argparse
 import json
 import os
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments.machine import processor_name
 from fdg_jax.experiments.run_directory import git_commit
 
 
@@ -67,15 +67,6 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def machine() -> dict[str, Any]:
     """Where and with what it was measured."""
-    return {"cpu": cpu_model(), "machine_cores": os.cpu_count(), "commit": git_commit()}
+    return {"cpu": processor_name(), "machine_cores": os.cpu_count(), "commit": git_commit()}
