@@ -26,7 +26,7 @@ demo: setup  ## set up and train with fully decoupled modules on real images; al
 	$(RUN) -m fdg_jax.experiments.cifar $(DEMO)
 
 test: setup  ## set up and run the fast tests (PYTEST_ARGS="-k schedule")
-	$(RUN) -m pytest -q -m "not slow" $(PYTEST_ARGS)
+	$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: setup  ## the long tests
 	$(RUN) -m pytest -q -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there is no slow test
