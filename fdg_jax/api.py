@@ -233,6 +233,7 @@ def own(tree: Tree) -> Tree:
 
 
 def check_options(beta: float, weights: str, engine: str, method: methods.Method) -> None:
+    """Raises BadInput for values outside their range and for combinations that no engine can run."""
     if not 0.0 < beta <= 1.0:
         raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
     if weights not in WEIGHTS:
@@ -250,6 +251,7 @@ def check_options(beta: float, weights: str, engine: str, method: methods.Method
 
 
 def check_devices(devices: Sequence[Any] | None, K: int) -> list[Any]:
+    """A device per stage. Warns where stages share one; raises BadInput where their number is not K."""
     if K < 1:
         raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
     if devices is None:

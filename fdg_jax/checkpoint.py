@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, first_line
 
 Flat = dict[str, np.ndarray]
 
@@ -91,6 +91,5 @@ def load(path: Path) -> Flat:
                 raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
             flat[name] = value
     except Exception as error:  # Orbax raises many kinds for a damaged folder
-        fact = (str(error).splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"the checkpoint at {path} cannot be read: {fact}") from error
+        raise BadInput(f"the checkpoint at {path} cannot be read: {first_line(error)}") from error
     return flat

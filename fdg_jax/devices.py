@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, first_line
 
 
 def emulate_cpu(K: int) -> None:
@@ -27,8 +27,7 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there
-        fact = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"JAX finds no device: {fact} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
+        raise BadInput(f"JAX finds no device: {first_line(error)} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
     if len(found) >= K:
         return list(found[:K]), ""
     n, kind = len(found), found[0].platform.upper()

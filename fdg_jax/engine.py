@@ -79,6 +79,7 @@ def signature(parts: Parts, engine: str) -> str:
 
 
 def check_signature(parts: Parts, engine: str, flat: checkpoint.Flat) -> None:
+    """Raises BadInput where a state is of another run, or of this one on the other kind of machine."""
     ours, theirs = signature(parts, engine), bytes(flat.get("of", np.zeros(0, np.uint8))).decode()
     if ours == theirs:
         return
@@ -95,7 +96,7 @@ def signed(parts: Parts, engine: str) -> dict[str, np.ndarray]:
 class Compiled:
     """Jits a function of evaluation's transform; keeps the last one, as callers give the same again and again."""
 
-    def __init__(self, make: Callable[[Callable | None], Callable]):
+    def __init__(self, make: Callable[[Any], Callable]):
         self.make, self.last = make, None
 
     def __call__(self, transform: Callable | None) -> Callable:

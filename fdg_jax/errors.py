@@ -7,3 +7,8 @@ class BadInput(ValueError):
 
 class ScheduleError(AssertionError):
     """A schedule asks for something that does not exist yet, twice, or with other staleness than derived."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of someone else's says, in one line fit for a sentence of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -41,7 +41,7 @@ class HostEngine:
         self._before_drain = 0  # batches that entered before the pipeline was last empty
         self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
         self._tally = jax.jit(partial(tally, parts.loss))
-        self._transform = Compiled(lambda transform: transform or (lambda inputs: inputs))
+        self._transform = Compiled(lambda transform: transform)
         self.templates: dict[str, Callable[[int], Tree]] = {
             "x": lambda k: parts.inputs[k - 1],
             "dy": lambda k: parts.inputs[k],

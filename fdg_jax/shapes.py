@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fdg_jax import checkpoint
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, first_line
 from fdg_jax.stage import draws_random_numbers, functions, init_variables
 
 Tree = Any
@@ -56,11 +56,11 @@ def check_shapes(stages, loss, preprocess, example_batch, variables, current: Se
     for k, module in enumerate(stages, 1):
         inputs.append(x)
         fact = f"stage k={k} ({type(module).__name__}) cannot take {text(x)}; {before}."
-        y, made, drew = traced(fact, lambda x, m=module: follow(m, x), x)
+        y, made, drew = traced(fact, follow, module, x)
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
         if current[k - 1]:
-            check_closure(k, module, x)
+            check_closure(k, module, x, made, drew)
         draws.append(drew)
         before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
     fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
@@ -95,14 +95,12 @@ def forward_shapes(module: nn.Module, variables: Tree, x: Tree, drew: bool) -> t
     return y, closure
 
 
-def check_closure(k: int, module: nn.Module, x: Tree) -> None:
+def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: bool) -> None:
     """Refuses `current` weights for a module that keeps weights among its activations (cast to another dtype, say):
     its backward pass would go through yesterday's. They are the matrices that do not grow with the batch.
 
     Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
     """
-    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), x)
-    drew = draws_random_numbers(module, variables, x)
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
     closures = [jax.tree.leaves(forward_shapes(module, variables, each, drew)[1]) for each in (x, larger)]
     kernels = {leaf.size for leaf in jax.tree.leaves(variables.get("params", {})) if leaf.ndim > 1}
@@ -140,7 +138,3 @@ def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
             raise BadInput(
                 f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}."
             )
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
