@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import fdg_jax
-from fdg_jax import data, host_engine, models, split
+from fdg_jax import api, data, host_engine, models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
@@ -28,11 +28,8 @@ class TimedStage(Stage):
 
     clock: Clock = staticmethod(lambda what, k, call: call())
 
-    def forward(self, batch, x, labels=None):
-        return self.clock("F", self.k, lambda: super(TimedStage, self).forward(batch, x, labels))
-
-    def backward(self, batch, dy):
-        return self.clock("B", self.k, lambda: super(TimedStage, self).backward(batch, dy))
+    def run(self, kind, batch, messages):
+        return self.clock(kind, self.k, lambda: super(TimedStage, self).run(kind, batch, messages))
 
     def update(self):
         self.clock("U", self.k, super().update)
@@ -76,7 +73,7 @@ def count_leaves(stage: Stage, K: int) -> Leaves:
     def count(tree: Any) -> int:
         return len(jax.tree.leaves(tree))
 
-    params, extra, optimizer = map(count, stage.state)
+    params, extra, optimizer, _ = map(count, stage.state)
     closure = count(stage.memos[0].closure)
     return Leaves(
         F=params + extra + 1 + last + 1 + extra + closure,
@@ -97,7 +94,7 @@ class Small:
         stages, transform = split.stages(blocks, cuts), train_transform(meta, 0)
         self.pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         example = (self.images[self.row[0]], self.labels[self.row[0]])
-        with mock.patch.object(host_engine, "Stage", TimedStage):
+        with mock.patch.object(api, "Stage", TimedStage):
             self.pipeline.init(jax.random.key(0), example)
         assert isinstance(self.pipeline.engine, host_engine.HostEngine)
         self.runner = self.pipeline.engine
@@ -110,7 +107,7 @@ class Small:
     def set_clock(self, clock: Clock) -> None:
         for stage in self.runner.stages.values():
             stage.clock = clock  # type: ignore[attr-defined]
-        self.runner.loop.send = lambda array, k: clock("send", 0, lambda: self.send(array, k))
+        self.runner.loop.send = lambda box, message: clock("send", 0, lambda: self.send(box, message))
 
     def count(self, what: str, k: int, call: Callable[[], Any]) -> Any:
         result = call()
@@ -139,10 +136,10 @@ class Small:
         whole, entry, step = [], [], self.runner.loop.step
         entered = 0.0
 
-        def timed_step(x, labels):
+        def timed_step(parts):
             nonlocal entered
             entered = time.perf_counter()
-            step(x, labels)
+            step(parts)
 
         with mock.patch.object(self.runner.loop, "step", timed_step):
             for _ in range(ticks):

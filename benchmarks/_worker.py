@@ -17,18 +17,20 @@ import jax
 import numpy as np
 
 from benchmarks._sides import Side
-from fdg_jax import host_engine, schedule
+from fdg_jax import api, host_engine, schedule
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import setup
 from fdg_jax.experiments.options import Options
+from fdg_jax.functions import made
 from fdg_jax.stage import Stage
 
 
 class FusedStage(Stage):
     """Backward pass and update as one program; the engine keeps them apart."""
 
-    def __init__(self, k, functions, state, device, stashed, delay=0):
-        super().__init__(k, functions, state, device, stashed, delay)
+    def __init__(self, spec, place, **options):
+        super().__init__(spec, place, **options)
+        functions, k = made(spec)[0], spec.k
 
         def backward_update(closure, old, x, dy, params, opt_state):
             grads, dx = functions.backward(closure, old, x, dy)
@@ -36,15 +38,14 @@ class FusedStage(Stage):
 
         self._fused = jax.jit(backward_update, donate_argnames="opt_state")
 
-    def backward(self, batch, dy):
-        memo, (params, _, opt_state) = self.memos.popleft(), self.state
-        assert memo.batch == batch
+    def backward(self, batch, dy=None):
+        memo, params = self.oldest(batch), self.state.params
         old = memo.params if self.stashed else params
-        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
+        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, self.state.opt_state)
         self.state = self.state._replace(params=params, opt_state=opt_state)
         self.staleness = max(self.staleness, self.updates - memo.version)
         self.updates += 1
-        return dx
+        return {"dy": dx}
 
 
 def downwards(given: schedule.Schedule) -> schedule.Schedule:
@@ -79,7 +80,7 @@ class Trainer:
         )
         with ExitStack() as stack:
             if side.update == "fused":
-                stack.enter_context(mock.patch.object(host_engine, "Stage", FusedStage))
+                stack.enter_context(mock.patch.object(api, "Stage", FusedStage))
             self.job = setup.prepare(options)
         if side.dispatch == "down":
             runner = self.job.pipeline.engine

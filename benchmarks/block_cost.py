@@ -8,7 +8,7 @@ rows of a run alternate, and each reports the least of its rounds: what disturbs
 clock is the processor time of this process, which other processes on the core do not lengthen; pin it to one
 core, or the time of idling threads is counted too.
 
-Tried for `fdg_jax/models/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
+Tried for `fdg_jax/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
 gradient as shifted dots or patches (slower at 16 channels; in cached chunks of 4 images a little faster at 128, not
 worth a loop); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
@@ -31,11 +31,10 @@ import optax
 from jax import lax
 
 from benchmarks import _report
-from fdg_jax import models, split
+from fdg_jax import layers, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.setup import cross_entropy
-from fdg_jax.models import layers
-from fdg_jax.stage import Functions, functions
+from fdg_jax.functions import Functions, functions
 
 
 class Row(NamedTuple):
@@ -72,7 +71,8 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     params, extra = variables.pop("params"), variables
     forward = jax.jit(made.forward)
     backward = jax.jit(lambda closure, params, x, dy: made.backward(closure, params, x, dy))
-    y, _, closure = forward(params, extra, x, labels)
+    messages, _, closure = forward(params, extra, x, labels)
+    (y,) = messages.values()
     jax.block_until_ready(backward(closure, params, x, y))
     closure_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(closure))
 

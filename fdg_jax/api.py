@@ -15,15 +15,16 @@ import numpy as np
 import optax
 
 from fdg_jax import checkpoint, compat, methods
-from fdg_jax.devices import stage_devices
+from fdg_jax.devices import Place, stage_devices
 from fdg_jax.engine import Metrics, Parts
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
+from fdg_jax.functions import Spec, init_variables
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.shapes import check_batch, check_shapes, zeros
-from fdg_jax.stage import StageState, functions, init_variables
+from fdg_jax.stage import Stage
 
 Tree = Any
 ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
@@ -41,7 +42,8 @@ class Pipeline:
         "dropout" key are handled where a module has them.
     loss: loss(outputs, labels) -> scalar, on stage K.
     optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
-    method: a file of fdg_jax/methods. beta, order, weights: as the flags of the same names (interface: README).
+    method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
+        the flags of the same names; a method refuses those it does not have.
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
@@ -64,13 +66,15 @@ class Pipeline:
         weights: str | None = None,
         preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
         read_behind: int = 16,
+        **options: Any,
     ):
         self.K = K = len(stages)
         self.method = methods.find(method)
         self.beta, self.weights = beta, weights or "stashed"
-        asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta}
-        options = self.method.accepted({name: value for name, value in asked.items() if value is not None})
-        self.schedule = self.method.schedule(K, **options)
+        asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta, **options}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        of_schedule, self._stage_options = self.method.accepted(asked)
+        self.schedule = self.method.schedule(K, **of_schedule)
         check_options(beta, self.weights, engine, self.method)
         self.devices = check_devices(devices, K)
         self.engine_name = engine
@@ -84,36 +88,40 @@ class Pipeline:
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct. variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
         """
-        current = [self.weights == "current" and staleness > 0 for staleness in self.schedule.staleness]
-        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables, current)
-        self._example = shapes.example
-        states, parts = [], []
+        stage = self.method.stage() if self.method.stage else Stage
+        other = stage.backward_at_other_weights or ("weights=current" if self.weights == "current" else "")
+        stale = [other if stage.backward_at_other_weights or n else "" for n in self.schedule.behind]
+        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables, stale)
+        self._example, specs = shapes.example, []
         for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
-            chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
             stage_key = jax.random.fold_in(key, k)
             # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
             init = jax.jit(lambda key, module=module, x=x: init_variables(module, key, zeros(x)))
             made = dict(variables[k - 1] if variables is not None else init(stage_key))
-            params = made.pop("params", {})
             if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
-            states.append(StageState(params, made, chain.init(params)))
-            parts.append(functions(module, chain, *((self._loss, shapes.loss.dtype) if k == self.K else ())))
-        self._engine = ENGINES[self.engine_name](
-            Parts(
-                self.schedule,
-                parts,
-                states,
-                self._loss,
-                self._preprocess,
-                shapes.inputs,
-                shapes.labels,
-                self.devices,
-                (0,) * self.K,
-                self.weights,
-                self._read_behind,
+            specs.append(
+                Spec(
+                    k=k,
+                    K=self.K,
+                    module=module,
+                    optimizer=optax.chain(shrink(self.beta, self.K, k), self._optimizer),
+                    loss=self._loss,
+                    variables=made,
+                    x=x,
+                    y=[*shapes.inputs, shapes.outputs][k],
+                    outputs=shapes.outputs,
+                    labels=shapes.labels,
+                    value=shapes.loss,
+                    key=jax.random.fold_in(stage_key, 2),
+                    options=self._stage_options,
+                )
             )
+        places = (self.method.places or (lambda devices: [Place(device) for device in devices]))(self.devices)
+        parts = Parts(
+            self.schedule, stage, specs, self._preprocess, places, (0,) * self.K, self.weights, self._read_behind
         )
+        self._engine = ENGINES[self.engine_name](parts)
         self._forget()
         return self
 
@@ -182,10 +190,7 @@ class Pipeline:
     @property
     def params(self) -> list[dict[str, Tree]]:
         """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}."""
-        return [
-            {"params": state.params, **{name: value for name, value in state.extra.items() if name != "rng"}}
-            for state in self.engine.stage_states()
-        ]
+        return self.engine.stage_variables()
 
     @property
     def staleness(self) -> list[int]:
@@ -199,14 +204,20 @@ class Pipeline:
 
     @property
     def parameter_count(self) -> int:
-        return sum(leaf.size for state in self.engine.stage_states() for leaf in jax.tree.leaves(state.params))
+        """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
+        return sum(leaf.size for stage in self.params for leaf in jax.tree.leaves(stage["params"]))
+
+    @property
+    def auxiliary_parameter_count(self) -> int:
+        """Parameters of auxiliary networks and synthesizers, which are trained but do not belong to the network."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.engine.auxiliary()))
 
     def parameters_sha256(self) -> str:
         """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
         experiments' have, the order is that of the whole network and does not depend on K."""
         leaves = []
-        for k, state in enumerate(self.engine.stage_states(), 1):
-            leaves += [(path, k, leaf) for path, leaf in checkpoint.flatten(state.params).items()]
+        for k, stage in enumerate(self.params, 1):
+            leaves += [(path, k, leaf) for path, leaf in checkpoint.flatten(stage["params"]).items()]
         digest = hashlib.sha256()
         for _, _, leaf in sorted(leaves, key=lambda item: item[:2]):
             digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())

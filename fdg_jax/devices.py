@@ -36,3 +36,18 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
         f"is not (stages on one device run one after the other). --engine delay-line runs the same training faster."
     )
+
+
+class Place:
+    """Where a stage lies: one device. A method that spreads a stage over several brings a place of its own."""
+
+    def __init__(self, device: Any):
+        self.device = device
+
+    def weights(self, tree: Any) -> Any:
+        """Starts to copy what does not grow with the batch to the stage."""
+        return jax.device_put(tree, self.device)
+
+    def batch(self, tree: Any) -> Any:
+        """Starts to copy arrays whose first axis is the batch to the stage."""
+        return jax.device_put(tree, self.device)

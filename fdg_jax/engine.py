@@ -13,9 +13,11 @@ import jax
 import numpy as np
 
 from fdg_jax import checkpoint, compat
+from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
+from fdg_jax.functions import Spec
 from fdg_jax.schedule import Schedule
-from fdg_jax.stage import Functions, StageState
+from fdg_jax.stage import Stage
 
 Tree = Any
 HOST_LOOP, SCAN = "host loop", "scan"
@@ -61,14 +63,11 @@ class Parts(NamedTuple):
     """A checked training problem, ready to be run by either engine."""
 
     schedule: Schedule
-    functions: Sequence[Functions]
-    states: Sequence[StageState]
-    loss: Callable[[Tree, Tree], jax.Array]
+    stage: type[Stage]  # the method's
+    specs: Sequence[Spec]  # of the stages k = 1..K
     preprocess: Callable[[Tree, jax.Array], Tree] | None
-    inputs: Sequence[Tree]  # of each stage, as shapes
-    labels: Tree  # as shapes
-    devices: Sequence[Any]
-    delays: Sequence[int]  # of each stage's gradient, in updates; 0 where the schedule itself is the delay
+    places: Sequence[Place]  # of each stage
+    delays: Sequence[int]  # of each stage's gradient, in backward passes; 0 where the schedule itself is the delay
     weights: str
     read_behind: int
 

@@ -1,6 +1,6 @@
 """The engine of the host loop: K stages on K devices, or on a CPU one device that stands in for them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from fdg_jax import checkpoint
 from fdg_jax.engine import HOST_LOOP, Compiled, LossWindow, Parts, check_signature, signed
+from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation, evaluate, tally
-from fdg_jax.pipeline import Box, HostLoop
+from fdg_jax.pipeline import HostLoop
 from fdg_jax.scan_engine import ScanEngine
-from fdg_jax.schedule import bp
-from fdg_jax.stage import Stage, StageState
+from fdg_jax.schedule import Box, bp
 
 Tree = Any
 
@@ -22,44 +22,63 @@ class HostEngine:
     """K stages on their devices, driven by the host loop."""
 
     def __init__(self, parts: Parts):
-        self.parts = parts
+        self.parts, schedule = parts, parts.schedule
         self.stages = {
-            k: Stage(
-                k,
-                parts.functions[k - 1],
-                parts.states[k - 1],
-                parts.devices[k - 1],
-                stashed=parts.weights == "stashed" and parts.schedule.staleness[k - 1] > 0,
-                delay=parts.delays[k - 1],
+            spec.k: parts.stage(
+                spec,
+                place,
+                stashed=parts.weights == "stashed" and schedule.behind[spec.k - 1] > 0,
+                accumulate=schedule.accumulate,
+                mean=schedule.accumulation == "mean",
+                delay=delay,
             )
-            for k in range(1, parts.schedule.K + 1)
+            for spec, place, delay in zip(parts.specs, parts.places, parts.delays, strict=True)
         }
-        self.first, self.last = parts.devices[0], parts.devices[-1]
+        self.first, self.last = parts.places[0], parts.places[-1]
         self.losses = LossWindow(parts.read_behind)
-        self.loop = HostLoop(parts.schedule, self.stages, self.send, self.on_loss)
+        self.loop = HostLoop(schedule, self.stages, self.send, self.on_loss)
         self.entered = 0
         self._before_drain = 0  # batches that entered before the pipeline was last empty
         self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
-        self._tally = jax.jit(partial(tally, parts.loss))
+        self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
         self._transform = Compiled(lambda transform: transform)
-        self.templates: dict[str, Callable[[int], Tree]] = {
-            "x": lambda k: parts.inputs[k - 1],
-            "dy": lambda k: parts.inputs[k],
-            "labels": lambda k: parts.labels,
-        }
+        self._cut = jax.jit(partial(cut, schedule.micro_batches))
+        # Of a batch that is cut into micro-batches: the share of each, and the losses known so far.
+        self._shares: dict[int, np.ndarray] = {}
+        self._of_parts: list[jax.Array] = []
+        self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
 
-    def send(self, box: Box, array: Tree) -> Tree:
-        return jax.device_put(array, self.parts.devices[box.k - 1])
+    def send(self, box: Box, message: Tree) -> Tree:
+        return self.parts.places[box.k - 1].batch(message)
 
-    def on_loss(self, batch: int, loss: jax.Array) -> None:
+    def on_loss(self, number: int, loss: jax.Array) -> None:
+        M = self.parts.schedule.micro_batches
+        batch, part = (number - 1) // M + 1, (number - 1) % M + 1
+        if M > 1:
+            self._of_parts.append(loss)
+            if part < M:
+                return
+            loss, self._of_parts = self._weighted(self._shares.pop(batch), self._of_parts), []
         self.losses.add(self._before_drain + batch, loss)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
-        x = jax.device_put(inputs, self.first)
+        x = self.first.batch(inputs)
         if self._preprocess:
-            x = self._preprocess(x, jax.device_put(np.int32(self.entered), self.first))
+            x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
         self.entered += 1
-        self.loop.step(x, jax.device_put(labels, self.last))
+        whole = self.parts.schedule.micro_batches == 1
+        self.loop.step([{"x": x, "labels": labels}] if whole else self.micro_batches(x, labels))
+
+    def micro_batches(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
+        """The micro-batches of a batch, and of each, as the cotangent of its mean loss, its share of the images."""
+        M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
+        if n < M:
+            raise BadInput(f"a batch of {n} cannot be cut into {M} micro-batches. Use fewer of them or larger batches.")
+        sizes = np.diff(bounds(n, M))
+        shares = (sizes / n).astype(self.parts.specs[-1].value.dtype)
+        self._shares[self.loop.t + 1] = self.last.weights(shares)
+        slices = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
+        return [{"x": x, "labels": y, "dy": share} for x, y, share in slices]
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:
@@ -74,8 +93,11 @@ class HostEngine:
     def wait(self) -> None:
         jax.block_until_ready([stage.state for stage in self.stages.values()])
 
-    def stage_states(self) -> list[StageState]:
-        return [stage.state for stage in self.stages.values()]
+    def stage_variables(self) -> list[dict[str, Tree]]:
+        return [stage.variables() for stage in self.stages.values()]
+
+    def auxiliary(self) -> list[Tree]:
+        return [stage.auxiliary() for stage in self.stages.values()]
 
     def staleness(self) -> list[int]:
         return [stage.staleness for stage in self.stages.values()]
@@ -85,31 +107,21 @@ class HostEngine:
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         def run(inputs, labels):
-            x = jax.device_put(inputs, self.first)
+            x = self.first.batch(inputs)
             if transform:
                 x = self._transform(transform)(x)
             for k, stage in self.stages.items():
-                x = stage.outputs(x if k == 1 else jax.device_put(x, stage.device))
-            return self._tally(x, jax.device_put(labels, self.last))
+                x = stage.outputs(x if k == 1 else stage.place.batch(x))
+            return self._tally(x, self.last.batch(labels))
 
         return evaluate(run, batches)
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs, batches in flight included. A memo is stored as its input and its weights
-        (each version once); the closure is made again by a replay."""
+        """Everything a resumed run needs, batches in flight included (a stage knows how to save its memos)."""
         flat: dict[str, Any] = signed(self.parts, HOST_LOOP)
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
-            flat |= checkpoint.flatten(stage.state, f"stage{k}/")
-            flat[f"stage{k}/updates"], flat[f"stage{k}/staleness"] = np.int64(stage.updates), np.int64(stage.staleness)
-            for memo in stage.memos:
-                flat |= checkpoint.flatten(memo.x, f"memo{k}/{memo.batch}/x")
-                flat |= checkpoint.flatten(memo.extra, f"memo{k}/{memo.batch}/extra")
-                flat[f"memo{k}/{memo.batch}/version"] = np.int64(memo.version)
-                flat |= checkpoint.flatten(memo.params, f"weights{k}/{memo.version}/")
-            for i, (grads, version) in enumerate(stage.line):
-                flat |= checkpoint.flatten(grads, f"line{k}/{i}/")
-                flat[f"line{k}/{i}/version"] = np.int64(version)
+            flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
         for box, message in self.loop.mail.items():
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
         return jax.device_get(flat)
@@ -118,36 +130,35 @@ class HostEngine:
         """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
         check_signature(self.parts, HOST_LOOP, flat)
         for k, stage in self.stages.items():
-            state = checkpoint.unflatten(stage.state, flat, f"stage{k}/")
-            stage.state = jax.device_put(state, stage.device)
-            stage.updates, stage.staleness = int(flat[f"stage{k}/updates"]), int(flat[f"stage{k}/staleness"])
-            stage.line.clear()
-            for i in range(sum(name.startswith(f"line{k}/") and name.endswith("/version") for name in flat)):
-                grads = checkpoint.unflatten(state.params, flat, f"line{k}/{i}/")
-                stage.line.append((jax.device_put(grads, stage.device), int(flat[f"line{k}/{i}/version"])))
-            self.restore_memos(k, flat)
+            stage.restore(below(flat, f"stage{k}/"))
         self.loop.mail.clear()
         for what, k, batch in sorted({tuple(name.split("/")[1:4]) for name in flat if name.startswith("mail/")}):
-            box = Box(what, int(k), int(batch))
-            self.loop.mail[box] = self.message(self.templates[what](box.k), flat, f"mail/{what}/{k}/{batch}/", box.k)
+            box, spec = Box(what, int(k), int(batch)), self.parts.specs[int(k) - 1]
+            template = {"x": spec.x, "dy": spec.y, "labels": spec.labels}[what]
+            self.loop.mail[box] = self.stages[box.k].restored(template, flat, f"mail/{what}/{k}/{batch}/")
         self.loop.t, self.entered = int(flat["t"]), int(flat["entered"])
         self._before_drain = self.entered - self.loop.t
         self.losses = LossWindow(self.parts.read_behind)
 
-    def restore_memos(self, k: int, flat: checkpoint.Flat) -> None:
-        stage, held = self.stages[k], dict[int, Tree]()
-        stage.memos.clear()
-        for batch in sorted({int(name.split("/")[1]) for name in flat if name.startswith(f"memo{k}/")}):
-            memo, version = f"memo{k}/{batch}/", int(flat[f"memo{k}/{batch}/version"])
-            if version not in held:
-                weights = checkpoint.unflatten(stage.state.params, flat, f"weights{k}/{version}/")
-                held[version] = jax.device_put(weights, stage.device)
-            x = self.message(self.parts.inputs[k - 1], flat, memo + "x", k)
-            extra = checkpoint.unflatten(stage.state.extra, flat, memo + "extra")
-            stage.replay(batch, held[version], jax.device_put(extra, stage.device), x, version)
 
-    def message(self, template: Tree, flat: checkpoint.Flat, prefix: str, k: int) -> Tree:
-        return jax.device_put(checkpoint.unflatten(template, flat, prefix, any_batch_size=True), self.stages[k].device)
+def bounds(n: int, M: int) -> list[int]:
+    """Where M parts of n things begin and end, as equal as can be, the larger ones first."""
+    return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
+
+
+def cut(M: int, tree: Tree) -> list[Tree]:
+    """M parts of arrays along their first axis."""
+
+    def part(leaf, m):
+        at = bounds(len(leaf), M)
+        return leaf[at[m] : at[m + 1]]
+
+    return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]
+
+
+def below(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The entries under a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
 
 
 def delay_line_engine(parts: Parts) -> HostEngine | ScanEngine:
@@ -157,8 +168,11 @@ def delay_line_engine(parts: Parts) -> HostEngine | ScanEngine:
     stages: XLA runs a convolution inside a loop over 40 times slower there (jax issue 12868), and the stage programs
     are the pipeline's own, so that the two engines agree bit for bit.
     """
-    device, K = parts.devices[0], parts.schedule.K
-    if device.platform != "cpu":
+    place, K = parts.places[0], parts.schedule.K
+    if place.device.platform != "cpu":
         return ScanEngine(parts)
-    delays, schedule = parts.schedule.staleness, bp(K)._replace(name=f"{parts.schedule.name} (delay line)")
-    return HostEngine(parts._replace(schedule=schedule, delays=delays, devices=[device] * K))
+    wanted = parts.schedule
+    schedule = bp(K)._replace(
+        name=f"{wanted.name} (delay line)", accumulate=wanted.accumulate, accumulation=wanted.accumulation
+    )
+    return HostEngine(parts._replace(schedule=schedule, delays=wanted.behind, places=[place] * K))

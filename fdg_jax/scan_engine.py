@@ -11,7 +11,7 @@ import numpy as np
 from fdg_jax import checkpoint, delay_line
 from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, check_signature, signed
 from fdg_jax.evaluate import Evaluation, evaluate, tally
-from fdg_jax.stage import StageState
+from fdg_jax.functions import made
 
 Tree = Any
 
@@ -20,9 +20,11 @@ class ScanEngine:
     """BP with a delay line on each stage's gradient (fdg_jax.delay_line) under `lax.scan`."""
 
     def __init__(self, parts: Parts):
-        self.parts, self.device = parts, parts.devices[0]
-        functions, delays = parts.functions, parts.schedule.staleness
-        self.run = jax.device_put(delay_line.start(parts.states, delays), self.device)
+        self.parts, self.device = parts, parts.places[0].device
+        self.functions, states = zip(*map(made, parts.specs), strict=True)
+        functions, schedule = self.functions, parts.schedule
+        lines = delay_line.Lines(schedule.behind, schedule.accumulate, schedule.accumulation == "mean")
+        self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # donated below: never the caller's arrays
         self.losses = LossWindow(parts.read_behind)
         self.entered = 0
@@ -32,14 +34,14 @@ class ScanEngine:
         def one(run, inputs, labels):
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
             loss, held = delay_line.forward(functions, run.stages, x, labels)
-            return delay_line.backward(functions, delays, run, held), loss
+            return delay_line.backward(functions, lines, run, held), loss
 
         def window(run, images, labels, indices):
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
 
         self._step = jax.jit(one, donate_argnums=0)
         self._window = jax.jit(window, donate_argnums=0)
-        self._drain = jax.jit(partial(delay_line.drain, functions, delays), donate_argnums=0)
+        self._drain = jax.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         self.run, loss = self._step(self.run, *jax.device_put((inputs, labels), self.device))
@@ -63,8 +65,12 @@ class ScanEngine:
     def wait(self) -> None:
         jax.block_until_ready(self.run)
 
-    def stage_states(self) -> list[StageState]:
-        return [jax.tree.map(jnp.copy, stage) for stage in self.run.stages]  # the next window donates the originals
+    def stage_variables(self) -> list[dict[str, Tree]]:
+        copies = jax.tree.map(jnp.copy, [(s.params, s.extra) for s in self.run.stages])  # the next window donates these
+        return [{"params": params, **{n: v for n, v in extra.items() if n != "rng"}} for params, extra in copies]
+
+    def auxiliary(self) -> list[Tree]:
+        return [() for _ in self.run.stages]  # none of the methods that are delay lines has any
 
     def staleness(self) -> list[int]:
         return [int(value) for value in jax.device_get(self.run.staleness)]
@@ -75,9 +81,9 @@ class ScanEngine:
     def evaluated(self, transform: Callable[[Tree], Tree] | None) -> Callable:
         def run(stages, inputs, labels):
             x = transform(inputs) if transform else inputs
-            for f, s in zip(self.parts.functions, stages, strict=True):
+            for f, s in zip(self.functions, stages, strict=True):
                 x = f.outputs(s.params, s.extra, x)
-            return tally(self.parts.loss, x, labels)
+            return tally(self.parts.specs[-1].loss, x, labels)
 
         return run
 

@@ -9,7 +9,8 @@ loop then does what it says. A tick is an ordered tuple of operations; `F` runs 
     # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     delay 2
     # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     delay 0
 
-A tick is a function of t (not a generator that remembers), so that a run resumes at any t for free.
+A tick is a function of t (not a generator that remembers), so that a run resumes at any t for free. What an
+operation reads and what it sends are part of the schedule too: this is all the host loop knows of a method.
 """
 
 import argparse
@@ -21,12 +22,13 @@ from typing import Literal, NamedTuple
 from fdg_jax.errors import BadInput, ScheduleError
 
 Order = Literal["backward-first", "forward-first"]
+Accumulation = Literal["sum", "mean"]
 
 
 class Op(NamedTuple):
-    """One thing a stage does in a tick: kind `F` or `B`, stage k in 1..K, batch in 1.. ."""
+    """One thing a stage does in a tick: kind `F`, `B` or a method's own, stage k in 1..K, batch in 1.. ."""
 
-    kind: Literal["F", "B"]
+    kind: str
     k: int
     batch: int
 
@@ -34,7 +36,41 @@ class Op(NamedTuple):
         return f"{self.kind}{self.batch}"
 
 
+class Box(NamedTuple):
+    """The address of a message: `what` is "x" (activations in), "dy" (cotangents in), "labels" or "loss"."""
+
+    what: str
+    k: int
+    batch: int
+
+
 Tick = tuple[Op, ...]
+
+
+class Messages(NamedTuple):
+    """Which boxes an operation reads, which it fills, and which are filled from outside as a batch enters."""
+
+    takes: Callable[[Op], tuple[Box, ...]]
+    gives: Callable[[Op], tuple[Box, ...]]
+    enters: Callable[[int], tuple[Box, ...]]
+
+
+def chain(K: int) -> Messages:
+    """Back-propagation's: activations up, cotangents down, labels and the loss at stage K."""
+
+    def takes(op: Op) -> tuple[Box, ...]:
+        k, batch = op.k, op.batch
+        if op.kind == "F":
+            return (Box("x", k, batch), Box("labels", k, batch)) if k == K else (Box("x", k, batch),)
+        return (Box("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
+
+    def gives(op: Op) -> tuple[Box, ...]:
+        k, batch = op.k, op.batch
+        if op.kind == "F":
+            return (Box("x", k + 1, batch) if k < K else Box("loss", K, batch),)
+        return (Box("dy", k - 1, batch),) if k > 1 else ()
+
+    return Messages(takes, gives, lambda batch: (Box("x", 1, batch), Box("labels", K, batch)))
 
 
 class Schedule(NamedTuple):
@@ -42,16 +78,29 @@ class Schedule(NamedTuple):
 
     tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the
         number of the final batch once it is known (the drain); None while batches keep coming.
-    staleness: for k = 1..K, the weight updates stage k makes between a batch's forward pass and the update
-        that batch causes, once the pipeline is full.
+    behind: for k = 1..K, the gradients of earlier batches that stage k has not yet got when it goes forward on a
+        batch, once the pipeline is full.
     ticks(n): how many ticks n batches take until the last of them has updated every stage.
+    messages: what operations read and send.
+    accumulate: backward passes of a stage per update; accumulation: what becomes of their gradients.
+    micro_batches: the parts a batch is cut into; operations are then numbered by part.
     """
 
     name: str
     K: int
     tick: Callable[[int, int | None], Tick]
-    staleness: tuple[int, ...]
+    behind: tuple[int, ...]
     ticks: Callable[[int], int]
+    messages: Messages
+    accumulate: int = 1
+    accumulation: Accumulation = "sum"
+    micro_batches: int = 1
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """For k = 1..K, the most weight updates stage k makes between a batch's forward pass and the update that
+        batch causes."""
+        return tuple(-(-gradients // self.accumulate) for gradients in self.behind)
 
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
         """Every (t, tick) of a run over that many batches, fill and drain included."""
@@ -64,16 +113,21 @@ def check_K(K: int) -> None:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
 
 
-def fdg(K: int, order: Order = "backward-first") -> Schedule:
+def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum") -> Schedule:
     """Algorithm I: at tick t stage k forwards batch t-k+1 and backwards batch t-2K+k+1.
 
     Stage K takes the loss of the batch it forwards in the same tick, so it is exempt from the order. The
-    gradient delay is 2(K-k) ticks; with the backward pass first one of the updates in between has already been
-    made when the forward pass runs, so the staleness in updates is 2(K-k)-1 (and 2(K-k) forward first).
+    gradient delay is 2(K-k) ticks; with the backward pass first one of the gradients in between has already been
+    used when the forward pass runs, so the staleness in updates is 2(K-k)-1 (and 2(K-k) forward first).
+    accumulate = M > 1 is ADL: one update every M backward passes, by the sum or the mean of their gradients.
     """
     check_K(K)
     if order not in ("backward-first", "forward-first"):
         raise BadInput(f"order={order!r} is not known. Use backward-first (the paper's) or forward-first.")
+    if accumulate < 1:
+        raise BadInput(f"accumulate={accumulate}: an update takes at least one backward pass. Use 1 (FDG) or more.")
+    if accumulation not in ("sum", "mean"):
+        raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops: list[Op] = []
@@ -84,8 +138,9 @@ def fdg(K: int, order: Order = "backward-first") -> Schedule:
         return tuple(ops)
 
     early = 1 if order == "backward-first" else 0
-    staleness = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
-    return Schedule("fdg", K, tick, staleness, lambda batches: batches + 2 * (K - 1) if batches else 0)
+    behind = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
+    ticks = lambda batches: batches + 2 * (K - 1) if batches else 0  # noqa: E731
+    return Schedule("fdg", K, tick, behind, ticks, chain(K), accumulate, accumulation)
 
 
 def bp(K: int) -> Schedule:
@@ -98,15 +153,15 @@ def bp(K: int) -> Schedule:
         stages = range(1, K + 1)
         return tuple([Op("F", k, t) for k in stages] + [Op("B", k, t) for k in reversed(stages)])
 
-    return Schedule("bp", K, tick, (0,) * K, lambda batches: batches)
+    return Schedule("bp", K, tick, (0,) * K, lambda batches: batches, chain(K))
 
 
 class Trace(NamedTuple):
     """What happens when a schedule runs: per stage, what is measured rather than derived.
 
     version[op]: the weight version (updates already made) that stage op.k uses in that operation; tick[op]: when.
-    staleness[k-1]: the updates between forward and backward, batch by batch.
-    memos[k-1]: the most memos stage k holds at the end of a tick; first_update[k-1]: the tick of its first B.
+    staleness[k-1]: the updates between a batch's forward pass and the update it causes, batch by batch.
+    memos[k-1]: the most memos stage k holds at the end of a tick; first_update[k-1]: the tick of its first update.
     """
 
     version: dict[Op, int]
@@ -117,58 +172,66 @@ class Trace(NamedTuple):
 
 
 def simulate(schedule: Schedule, batches: int) -> Trace:
-    """Runs the schedule on integers. Raises ScheduleError where it uses what does not exist."""
-    K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
-    updates, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K
+    """Runs the schedule on integers. Raises ScheduleError where it uses what does not exist or sends what no one
+    reads."""
+    K, M, done, version = schedule.K, schedule.accumulate, dict[Op, int](), dict[Op, int]()
+    updates, passes, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K, [0] * K
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
+    mail = set[Box]()
     for t, tick in schedule.run(batches):
+        entering = range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1) if t <= batches else ()
+        mail |= {box for batch in entering for box in schedule.messages.enters(batch)}
         for op in tick:
-            for need in needs(op, K):
-                if need not in done:
-                    raise ScheduleError(
-                        f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {need} of stage "
-                        f"k={need.k}, and that has not happened.\n{render(schedule, t)}"
-                    )
+            forward, i = Op("F", op.k, op.batch), op.k - 1
+            missing = [f"{box.what} of batch {box.batch}" for box in schedule.messages.takes(op) if box not in mail]
+            if op.kind != "F" and forward not in done:
+                missing.append(f"its own {forward}")
+            if missing:
+                raise ScheduleError(
+                    f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {' and '.join(missing)}, "
+                    f"and that has not happened.\n{render(schedule, t)}"
+                )
             if op in done:
                 raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
-            done[op] = t
-            version[op], i = updates[op.k - 1], op.k - 1
+            mail -= set(schedule.messages.takes(op))
+            mail |= {box for box in schedule.messages.gives(op) if box.what != "loss"}
+            done[op], version[op] = t, updates[i]
+            held[i] += {"F": 1, "B": -1}.get(op.kind, 0)
             if op.kind == "B":
-                staleness[i].append(updates[i] - version[Op("F", op.k, op.batch)])
-                updates[i] += 1
-                first[i] = first[i] or t
-            held[i] += 1 if op.kind == "F" else -1
+                # The update comes after M backward passes; until then `updates` does not move.
+                staleness[i].append(updates[i] - version[forward])
+                passes[i] += 1
+                if passes[i] % M == 0:
+                    updates[i] += 1
+                    first[i] = first[i] or t
         memos = [max(pair) for pair in zip(memos, held, strict=True)]
+    if mail:
+        raise ScheduleError(f"{schedule.name}: sent and never read: {sorted(mail)[:5]}")
     return Trace(version, done, staleness, tuple(memos), tuple(first))
-
-
-def needs(op: Op, K: int) -> list[Op]:
-    """What must have happened before `op`: the message it reads and, for `B`, its own forward pass."""
-    if op.kind == "F":
-        return [Op("F", op.k - 1, op.batch)] if op.k > 1 else []
-    own = [Op("F", op.k, op.batch)]
-    return [*own, Op("B", op.k + 1, op.batch)] if op.k < K else own
 
 
 def validate(schedule: Schedule, batches: int) -> Trace:
     """Checks a schedule over a whole run and returns what was measured.
 
     Every batch is forwarded and backwarded exactly once by every stage, in order, nothing is used before it
-    exists, and the staleness of every single batch is as derived: min(b-1, staleness[k]) during the fill.
+    exists, and the staleness of every single batch is as derived: with n gradients behind and an update every M,
+    b // M - max(0, b - n) // M for the b-th batch from 0, which for M = 1 is min(b, n).
     """
     trace = simulate(schedule, batches)
-    every = [(k, b) for k in range(1, schedule.K + 1) for b in range(1, batches + 1)]
-    wanted = {Op("F", k, b) for k, b in every} | {Op("B", k, b) for k, b in every}
-    missing, extra = wanted - set(trace.version), set(trace.version) - wanted
+    K, parts = schedule.K, batches * schedule.micro_batches
+    wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
+    found = {op for op in trace.version if op.kind in ("F", "B")}
+    missing, extra = wanted - found, found - wanted
     if missing or extra:
         raise ScheduleError(f"{schedule.name}: never done {sorted(missing)[:5]}, too much {sorted(extra)[:5]}")
-    for kind in "FB":
-        for k in range(1, schedule.K + 1):
+    for kind in {op.kind for op in trace.tick}:
+        for k in range(1, K + 1):
             order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
             if order != sorted(order):
                 raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches in the order {order}")
-    for k, derived in enumerate(schedule.staleness, 1):
-        expected = [min(b, derived) for b in range(batches)]
+    M = schedule.accumulate
+    for k, behind in enumerate(schedule.behind, 1):
+        expected = [b // M - max(0, b - behind) // M for b in range(parts)]
         if trace.staleness[k - 1] != expected:
             raise ScheduleError(
                 f"{schedule.name}: stage k={k} has staleness {trace.staleness[k - 1]}, derived {expected}"
@@ -176,19 +239,22 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     return trace
 
 
-def columns(tick: Tick, K: int) -> list[list[str]]:
+def columns(schedule: Schedule, tick: Tick) -> list[list[str]]:
     """Splits a tick into the sub-steps in which its operations can run at once: rows are stages.
 
     An operation that needs another stage's result of the same tick stands one column further right. FDG needs
     one column a tick; BP needs 2K-1, which is the lock drawn.
     """
     column: dict[Op, int] = {}
+    sent: dict[Box, int] = {}
     for op in tick:
-        same_stage = [column[o] for o in column if o.k == op.k]
-        others = [column[o] + 1 for o in needs(op, K) if o in column and o.k != op.k]
+        # Micro-batches stand side by side, which shows the bubble; else a stage's operations share a cell.
+        same_stage = [column[o] + (schedule.micro_batches > 1) for o in column if o.k == op.k]
+        others = [sent[box] + 1 for box in schedule.messages.takes(op) if box in sent]
         column[op] = max([0, *same_stage, *others])
+        sent |= dict.fromkeys(schedule.messages.gives(op), column[op])
     width = max(column.values(), default=0) + 1
-    cells = [["" for _ in range(width)] for _ in range(K)]
+    cells = [["" for _ in range(width)] for _ in range(schedule.K)]
     for op, c in column.items():
         cells[op.k - 1][c] += str(op)
     return cells
@@ -200,7 +266,7 @@ def render(schedule: Schedule, ticks: int) -> str:
     head: list[str] = []
     rows: list[list[str]] = [[] for _ in range(K)]
     for t in range(1, ticks + 1):
-        cells = columns(schedule.tick(t, None), K)
+        cells = columns(schedule, schedule.tick(t, None))
         head += [f"t={t}" if t == 1 else f"{t}", *[""] * (len(cells[0]) - 1)]
         for row, new in zip(rows, cells, strict=True):
             row += new
@@ -211,9 +277,7 @@ def render(schedule: Schedule, ticks: int) -> str:
 def draw(table: Sequence[Sequence[str]]) -> str:
     """Aligns a table of strings in columns two spaces apart."""
     widths = [max(len(row[c]) for row in table) for c in range(len(table[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table
-    )
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
 def describe(schedule: Schedule, ticks: int) -> str:
@@ -252,8 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
         method = import_module("fdg_jax.methods").find(given.method)
         options = {"order": given.order} if given.order else {}
-        schedule = method.schedule(given.K, **method.accepted(options))
-        steady = max(1, 2 * given.K + 1 if max(schedule.staleness) else 2)
+        schedule = method.schedule(given.K, **method.accepted(options)[0])
+        steady = 2 * given.K + 1 if max(schedule.behind) else 2
         print(describe(schedule, given.ticks or steady))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)

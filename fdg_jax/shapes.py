@@ -11,7 +11,7 @@ import optax
 
 from fdg_jax import checkpoint
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.stage import draws_random_numbers, functions, init_variables
+from fdg_jax.functions import draws_random_numbers, functions, init_variables
 
 Tree = Any
 
@@ -21,6 +21,7 @@ class Shapes(NamedTuple):
 
     example: tuple[Tree, Tree]  # (inputs, labels) as they enter
     inputs: list[Tree]  # of each stage
+    outputs: Tree  # of stage K
     labels: Tree
     loss: jax.ShapeDtypeStruct
     draws: list[bool]
@@ -40,10 +41,10 @@ def text(tree: Tree) -> str:
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
 
 
-def check_shapes(stages, loss, preprocess, example_batch, variables, current: Sequence[bool]) -> Shapes:
+def check_shapes(stages, loss, preprocess, example_batch, variables, other: Sequence[str]) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
-    current: per stage, whether its backward pass takes place at other weights than its forward pass did.
+    other: per stage, whose weights its backward pass is taken at if not those of its forward pass ("" if they are).
     """
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
@@ -59,15 +60,15 @@ def check_shapes(stages, loss, preprocess, example_batch, variables, current: Se
         y, made, drew = traced(fact, follow, module, x)
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
-        if current[k - 1]:
-            check_closure(k, module, x, made, drew)
+        if other[k - 1]:
+            check_closure(k, module, x, made, drew, other[k - 1])
         draws.append(drew)
         before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
     fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
     value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
     if getattr(value, "shape", None) != ():
         raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
-    return Shapes(example, inputs, labels, value, draws)
+    return Shapes(example, inputs, x, labels, value, draws)
 
 
 def traced(fact: str, run: Callable, *arguments):
@@ -91,13 +92,13 @@ def forward_shapes(module: nn.Module, variables: Tree, x: Tree, drew: bool) -> t
     if drew:
         extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
     forward = functions(module, optax.identity()).forward
-    y, _, closure = jax.eval_shape(forward, variables.get("params", {}), extra, x)
-    return y, closure
+    messages, _, closure = jax.eval_shape(forward, variables.get("params", {}), extra, x)
+    return messages["x"], closure
 
 
-def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: bool) -> None:
-    """Refuses `current` weights for a module that keeps weights among its activations (cast to another dtype, say):
-    its backward pass would go through yesterday's. They are the matrices that do not grow with the batch.
+def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: bool, other: str) -> None:
+    """Refuses to go back at other weights through a module that keeps weights among its activations (cast to another
+    dtype, say): its backward pass would go through the old ones. They are the matrices that do not grow with the batch.
 
     Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
     """
@@ -108,8 +109,7 @@ def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: boo
         if small.shape == large.shape and small.ndim > 1 and small.size in kernels:
             raise BadInput(
                 f"stage k={k} ({type(module).__name__}) keeps {text(small)}, made of its weights, for the backward "
-                "pass, so weights=current would go back through old ones. Cast weights outside the module, or use "
-                "weights=stashed."
+                f"pass, so {other} would go back through these. Cast weights outside the module, or leave that out."
             )
 
 
@@ -135,6 +135,4 @@ def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
     for path in sorted(want.keys() | have.keys()):
         a, b = want.get(path), have.get(path)
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-            raise BadInput(
-                f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}."
-            )
+            raise BadInput(f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}.")

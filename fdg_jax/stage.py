@@ -1,112 +1,24 @@
 """A stage may not wait for its gradient. It remembers how to use one, and uses it 2(K-k) ticks later.
 
-`functions` turns a Flax module into pure functions (forward, backward, update, evaluate), which both engines
-share. `Stage` jits them onto one device and owns the only mutable things of a stage: its state and its memos.
+`Stage` jits a module's pure functions (fdg_jax.functions) onto one device and owns the only mutable things of a
+stage: its state and its memos. A method that remembers something else, or computes its gradient in another way, is
+a subclass in the method's own file.
 """
 
-import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import flax.errors
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
 
-from fdg_jax import compat
+from fdg_jax import checkpoint
+from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
+from fdg_jax.functions import Functions, Spec, StageState, made
 
-Array = jax.Array
 Tree = Any
-Loss = Callable[[Tree, Tree], Array]
-
-
-class StageState(NamedTuple):
-    """Everything of stage k that training changes.
-
-    params: the weights. extra: the module's other collections ("batch_stats", ...) and, for modules that draw
-    random numbers (dropout), "rng", a key that every forward pass splits. opt_state: optax's.
-    """
-
-    params: Tree
-    extra: dict[str, Tree]
-    opt_state: Tree
-
-
-class Functions(NamedTuple):
-    """A stage as pure functions; `labels` is None except for stage K, whose output is the loss.
-
-    forward(params, extra, x, labels) -> (y, extra, closure): training mode; closure comes stripped of its arguments
-    backward(closure, params, x, dy) -> (grads, dx): at the stashed activations and the given weights; dy None is the
-        loss's own cotangent, 1
-    update(params, opt_state, grads) -> (params, opt_state)
-    outputs(params, extra, x) -> y: evaluation mode, without the loss
-    """
-
-    forward: Callable[..., tuple[Tree, dict[str, Tree], Any]]
-    backward: Callable[..., tuple[Tree, Tree]]
-    update: Callable[..., tuple[Tree, Tree]]
-    outputs: Callable[..., Tree]
-
-
-def takes_train(module: nn.Module) -> bool:
-    """Whether the module's __call__ distinguishes training from evaluation by an argument called `train`."""
-    return "train" in inspect.signature(type(module).__call__).parameters
-
-
-def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
-    """The module's Flax variables {"params": ..., "batch_stats": ...} for an input like x."""
-    flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
-    return dict(module.init({"params": key, "dropout": key}, x, **flag))
-
-
-def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tree) -> bool:
-    """Whether a training forward pass asks for a random key (found by tracing, nothing runs)."""
-    flag: dict[str, Any] = {"train": True} if takes_train(module) else {}
-    try:
-        jax.eval_shape(lambda v, x: module.apply(v, x, mutable=True, **flag), dict(variables), x)
-    except flax.errors.InvalidRngError:
-        return True
-    return False
-
-
-def functions(
-    module: nn.Module, optimizer: optax.GradientTransformation, loss: Loss | None = None, loss_dtype: Any = None
-) -> Functions:
-    """The pure functions of a stage; `loss` and the dtype of what it returns are given for stage K only."""
-    flag = takes_train(module)
-
-    def apply(params, extra, x, train: bool):
-        collections = {name: value for name, value in extra.items() if name != "rng"}
-        arguments: dict[str, Any] = {"train": train} if flag else {}
-        variables = {"params": params, **collections}
-        if not train:
-            return module.apply(variables, x, **arguments), extra
-        rng = {}
-        if "rng" in extra:
-            rng["rng"], arguments["rngs"] = jax.random.split(extra["rng"])
-            arguments["rngs"] = {"dropout": arguments["rngs"]}
-        y, changed = module.apply(variables, x, mutable=list(collections), **arguments)
-        return y, {**dict(changed), **rng}
-
-    def forward(params, extra, x, labels=None):
-        def run(params, x):
-            y, changed = apply(params, extra, x, train=True)
-            return (y if loss is None else loss(y, labels)), changed
-
-        y, closure, extra = jax.vjp(run, params, x, has_aux=True)
-        return y, extra, compat.strip(closure)
-
-    def backward(closure, params, x, dy):
-        return compat.bind(closure, params, x)(jnp.ones((), loss_dtype) if dy is None else dy)
-
-    def update(params, opt_state, grads):
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    return Functions(forward, backward, update, lambda params, extra, x: apply(params, extra, x, False)[0])
 
 
 class Memo(NamedTuple):
@@ -131,23 +43,33 @@ class Stage:
     stashed: differentiate at the weights of the forward pass (Eq. 10). Otherwise at today's weights and the old
     activations, as the authors' code does; where the staleness is 0 the two are the same and nothing is stashed.
     A memo refers to its old weights in both cases, for an exact checkpoint, so `current` saves no memory here.
-    delay: updates by which a gradient waits between its backward pass and its use; 0 in a pipeline, where the
-    schedule is the delay, and the staleness where one device stands in for K (the delay line).
+    accumulate, mean: backward passes per update, and whether their gradients are averaged instead of summed.
+    delay: backward passes by which a gradient waits before its use; 0 in a pipeline, where the schedule is the delay,
+    and the schedule's `behind` where one device stands in for K (the delay line).
     Weights are never donated, since memos refer to them.
     """
 
-    def __init__(self, k: int, functions: Functions, state: StageState, device, stashed: bool, delay: int = 0):
-        self.k, self.device, self.stashed, self.delay = k, device, stashed, delay
+    backward_at_other_weights = ""  # whose, if a method's backward pass is never taken at those of the forward pass
+    cotangent_down = True  # whether a method sends cotangents from stage to stage
+
+    def __init__(
+        self, spec: Spec, place: Place, stashed: bool, accumulate: int = 1, mean: bool = False, delay: int = 0
+    ):
+        self.spec, self.k, self.place, self.stashed = spec, spec.k, place, stashed
+        self.accumulate, self.mean, self.delay = accumulate, mean, delay
+        self.functions, state = self.make(spec)
+        functions, ends = self.functions, spec.k == 1 or not self.cotangent_down
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
-        self.state = jax.device_put(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)), device)
-        self.memos: deque[Memo] = deque()
+        self.state = place.weights(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)))
+        self.memos: deque[Any] = deque()
         self.line: deque[tuple[Tree, int]] = deque()  # (gradients, weight version they were taken at)
+        self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
+        self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
-        first = k == 1
 
         def backward(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
-            return grads, None if first else dx
+            return grads, None if ends else dx
 
         # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations inside
         # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
@@ -157,45 +79,139 @@ class Stage:
         self._backward = jax.jit(backward)
         self._update = jax.jit(functions.update, donate_argnames="opt_state")
         self._outputs = jax.jit(functions.outputs)
+        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
 
-    def forward(self, batch: int, x: Tree, labels: Tree = None) -> Tree:
-        """Dispatches F. Returns y, or the loss on stage K."""
-        params, extra, opt_state = self.state
-        y, changed, closure = self._forward(params, extra, x, labels)
-        self.memos.append(Memo(batch, closure, params, extra, x, self.updates))
-        self.state = StageState(params, changed, opt_state)
-        return y
+    def make(self, spec: Spec) -> tuple[Functions, StageState]:
+        """The stage's pure functions and its first state. A method's stage may have others."""
+        return made(spec)
 
-    def backward(self, batch: int, dy: Tree) -> Tree:
-        """Dispatches B and the update that falls due. Returns dx, the cotangent for stage k-1 (None for k = 1)."""
+    def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
+        """Dispatches an operation of the schedule; returns what it sends."""
+        return self.forward(batch, **messages) if kind == "F" else self.backward(batch, **messages)
+
+    def forward(self, batch: int, x: Tree, labels: Tree = None) -> dict[str, Tree]:
+        """Dispatches F. Returns {"x": y}, or {"loss": ...} on stage K."""
+        params, extra, version = self.state.params, self.state.extra, self.updates
+        messages, changed, closure = self._forward(params, extra, x, labels)
+        self.memos.append(Memo(batch, closure, params, extra, x, version))
+        self.state = self.state._replace(extra=changed)
+        return messages
+
+    def backward(self, batch: int, dy: Tree = None) -> dict[str, Tree]:
+        """Dispatches B and the update that falls due. Returns {"dy": dx}, the cotangent for stage k-1."""
+        memo = self.oldest(batch)
+        grads, dx = self._backward(memo.closure, self.backward_params(memo), memo.x, dy)
+        self.use(grads, memo.version)
+        return {"dy": dx}
+
+    def backward_params(self, memo: Memo) -> Tree:
+        """The weights that the backward pass is taken at."""
+        return memo.params if self.stashed else self.state.params
+
+    def oldest(self, batch: int) -> Any:
+        """Takes the oldest memo, which must be of that batch."""
         memo = self.memos.popleft()
         if memo.batch != batch:
             raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest memo is of {memo.batch}")
-        params = memo.params if self.stashed else self.state.params
-        grads, dx = self._backward(memo.closure, params, memo.x, dy)
-        self.line.append((grads, memo.version))
+        return memo
+
+    def use(self, grads: Tree, version: int) -> None:
+        """Puts a gradient into the line and applies the one that comes out of it."""
+        self.line.append((grads, version))
         if len(self.line) > self.delay:
+            self.apply(*self.line.popleft())
+
+    def apply(self, grads: Tree, version: int) -> None:
+        """Adds a gradient to the sum; updates when that is complete."""
+        if self.summed == 0:
+            self.sum, self.since = grads, version
+        else:
+            self.sum = self._add(self.sum, grads)
+        self.summed += 1
+        if self.summed == self.accumulate:
             self.update()
-        return dx
 
     def update(self) -> None:
-        """Dispatches the update by the oldest gradient in the line."""
-        grads, version = self.line.popleft()
+        """Dispatches the update by the gradients summed so far."""
+        grads, since, summed = self.sum, self.since, self.summed
+        if self.mean and summed > 1:
+            grads = self._divide(grads, self.place.weights(np.int32(summed)))
         params, opt_state = self._update(self.state.params, self.state.opt_state, grads)
-        self.state = StageState(params, self.state.extra, opt_state)
-        self.staleness = max(self.staleness, self.updates - version)
+        self.state = self.state._replace(params=params, opt_state=opt_state)
+        self.staleness = max(self.staleness, self.updates - since)
         self.updates += 1
+        self.sum, self.summed = None, 0
 
     def drain(self) -> None:
-        """Uses up the delay line."""
+        """Uses up the delay line and what has been summed for the next update."""
         while self.line:
+            self.apply(*self.line.popleft())
+        if self.summed:
             self.update()
 
     def outputs(self, x: Tree) -> Tree:
         """Dispatches a forward pass in evaluation mode with the newest weights and statistics."""
         return self._outputs(self.state.params, self.state.extra, x)
 
-    def replay(self, batch: int, params: Tree, extra: dict[str, Tree], x: Tree, version: int) -> None:
-        """Makes a memo again from what it was made of (after a restore); bit for bit the one that was lost."""
+    def variables(self) -> dict[str, Tree]:
+        """The network's own Flax variables {"params": ..., "batch_stats": ...}, without what a method adds."""
+        return {"params": self.state.params, **{n: value for n, value in self.state.extra.items() if n != "rng"}}
+
+    def auxiliary(self) -> Tree:
+        """The trained parameters that a method adds to the network's."""
+        return ()
+
+    # What follows is the way to a checkpoint and back. All of it is plain arrays: a closure is made again.
+
+    def saved(self) -> dict[str, Any]:
+        """Everything a resumed run needs of this stage, as {path: array}."""
+        flat: dict[str, Any] = checkpoint.flatten(self.state, "state/")
+        counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
+        flat |= {name: np.int64(value) for name, value in counters.items()}
+        flat |= checkpoint.flatten(self.sum, "sum/")
+        for i, (grads, version) in enumerate(self.line):
+            flat |= checkpoint.flatten(grads, f"line/{i}/")
+            flat[f"line/{i}/version"] = np.int64(version)
+        return flat | self.saved_memos()
+
+    def restore(self, flat: Mapping[str, Any]) -> None:
+        """The inverse of `saved`. BadInput where it is of another stage."""
+        state = checkpoint.unflatten(self.state, flat, "state/")
+        summed = int(flat["summed"])
+        self.sum = self.place.weights(checkpoint.unflatten(state.params, flat, "sum/")) if summed else None
+        self.state = self.place.weights(state)
+        self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
+        self.summed, self.since = summed, int(flat["since"])
+        self.line.clear()
+        for i in range(sum(name.startswith("line/") and name.endswith("/version") for name in flat)):
+            grads = self.place.weights(checkpoint.unflatten(state.params, flat, f"line/{i}/"))
+            self.line.append((grads, int(flat[f"line/{i}/version"])))
+        self.memos.clear()
+        for batch in sorted({int(name.split("/")[1]) for name in flat if name.startswith("memo/")}):
+            self.memos.append(self.restored_memo(batch, flat))
+
+    def saved_memos(self) -> dict[str, Any]:
+        """A memo as its input and its weights, each version of these once."""
+        flat: dict[str, Any] = {}
+        for memo in self.memos:
+            flat |= checkpoint.flatten(memo.x, f"memo/{memo.batch}/x")
+            flat |= checkpoint.flatten(memo.extra, f"memo/{memo.batch}/extra")
+            flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
+            flat |= checkpoint.flatten(memo.params, f"weights/{memo.version}/")
+        return flat
+
+    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
+        """The memo again, by replaying the forward pass it comes from; bit for bit the one that was saved."""
+        version = int(flat[f"memo/{batch}/version"])
+        params = next((memo.params for memo in self.memos if memo.version == version), None)
+        if params is None:
+            params = self.place.weights(checkpoint.unflatten(self.state.params, flat, f"weights/{version}/"))
+        extra = self.place.weights(checkpoint.unflatten(self.state.extra, flat, f"memo/{batch}/extra"))
+        x = self.restored(self.spec.x, flat, f"memo/{batch}/x")
         _, _, closure = self._forward(params, extra, x, None)
-        self.memos.append(Memo(batch, closure, params, extra, x, version))
+        return Memo(batch, closure, params, extra, x, version)
+
+    def restored(self, template: Tree, flat: Mapping[str, Any], prefix: str) -> Tree:
+        """A message (its first axis is the batch) back on the stage's device."""
+        return self.place.batch(checkpoint.unflatten(template, flat, prefix, any_batch_size=True))

@@ -10,7 +10,6 @@ from small import Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
-from fdg_jax.stage import StageState
 
 DATA = batches(3)
 
@@ -278,8 +277,7 @@ def test_the_parameter_hash_does_not_depend_on_where_the_network_is_cut():
     def made(groups):
         whole = {f"d{i}": {"kernel": np.full((2, 2), i, np.float32)} for i in range(4)}
         pipe = pipeline(len(groups), DATA[0])
-        states = [StageState({name: whole[name] for name in group}, {}, ()) for group in groups]
-        pipe.engine.stage_states = lambda: states
+        pipe.engine.stage_variables = lambda: [{"params": {name: whole[name] for name in group}} for group in groups]
         return pipe.parameters_sha256()
 
     whole = made([["d0", "d1", "d2", "d3"]])

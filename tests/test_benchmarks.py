@@ -21,7 +21,7 @@ import small
 
 from benchmarks import __main__ as overview
 from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second
-from fdg_jax import host_engine, schedule
+from fdg_jax import api, host_engine, schedule
 from fdg_jax.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +58,7 @@ def commands_shown():
     files = [
         ROOT / "benchmarks" / "README.md",
         *(ROOT / "benchmarks").glob("[a-z]*.py"),
-        ROOT / "fdg_jax/models/layers.py",
+        ROOT / "fdg_jax/layers.py",
     ]
     for file in files:
         text = file.read_text().replace("\\\n", " ")
@@ -163,7 +163,7 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
 def trained(stage=None, turned=False):
     """Parameters after 6 batches of K = 3."""
     data = small.batches(6)
-    with mock.patch.object(host_engine, "Stage", stage or host_engine.Stage):
+    with mock.patch.object(api, "Stage", stage or api.Stage):
         made = small.pipeline(3, data[0])
     if turned:
         made.engine.loop.schedule = _worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
@@ -268,7 +268,7 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
     data = small.batches(1)[0]
     stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
     x, labels = jax.device_put(data)
-    params, extra, optimizer = map(len, map(jax.tree.leaves, stage.state))
+    params, extra, optimizer, _ = map(len, map(jax.tree.leaves, stage.state))
     assert (params, extra) == (4, 2)  # Dense: kernel, bias; BatchNorm: scale, bias; mean, var
     loss = stage.forward(1, x, labels)
     counted, memo = count_leaves(stage, 1), stage.memos[0]

@@ -71,7 +71,7 @@ def test_nothing_private_to_jax_is_stored():
     ours = stepped()
     state = ours.state()
     memo = ours.engine.stages[1].memos[0]
-    written = [name for name in state if name.startswith(f"memo1/{memo.batch}/")]
+    written = [name for name in state if name.startswith(f"stage1/memo/{memo.batch}/")]
     parts = {"version": np.int64(memo.version), "x": memo.x, "extra": memo.extra}
     assert len(written) == len(jax.tree.leaves(parts))
     assert {np.asarray(value).dtype.kind for value in state.values()} <= set("fiu")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
 
-from fdg_jax.models import layers
+from fdg_jax import layers
 from fdg_jax.schedule import fdg
 
 ORDERS = ("backward-first", "forward-first")

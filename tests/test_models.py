@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fdg_jax import compat, models
+from fdg_jax import compat, layers, models
 from fdg_jax.errors import BadInput
-from fdg_jax.models import layers
 from fdg_jax.split import Stage
 
 

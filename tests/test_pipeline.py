@@ -15,10 +15,9 @@ import pytest
 from small import batches, cross_entropy, parts, pipeline, recipe
 
 from fdg_jax import engine as engines
-from fdg_jax import models, split
+from fdg_jax import functions as pure
+from fdg_jax import layers, models, split
 from fdg_jax import pipeline as host_loop
-from fdg_jax import stage as stages
-from fdg_jax.models import layers
 from fdg_jax.schedule import fdg
 
 
@@ -62,15 +61,15 @@ def test_stage_k_holds_two_times_K_minus_k_memos(K, order):
 
 @pytest.mark.parametrize("weights", ["stashed", "current"])
 def test_one_compilation_per_stage_and_direction(weights, monkeypatch):
-    K, data, functions = 3, batches(12), stages.functions
+    K, data, functions = 3, batches(12), pure.functions
 
     def counting(*arguments):
         made = functions(*arguments)
         # chex counts a function by its source, which the K stages share: K traces are one a stage.
         once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward, made.update)]
-        return stages.Functions(*once, made.outputs)
+        return pure.Functions(*once, made.outputs)
 
-    monkeypatch.setattr("fdg_jax.api.functions", counting)
+    monkeypatch.setattr("fdg_jax.functions.functions", counting)
     chex.clear_trace_counter()
     ours = pipeline(K, data[0], weights=weights)
     for batch in data:
@@ -208,7 +207,7 @@ def test_two_loops_share_a_pipeline(cut):
     loops = []
 
     def send(box, array):
-        array = jax.device_put(array, stages[box.k].device)
+        array = stages[box.k].place.batch(array)
         owner = loops[0] if box.k <= cut else loops[1]
         owner.mail[box] = array
         return array
@@ -219,7 +218,7 @@ def test_two_loops_share_a_pipeline(cut):
     for x, y in data:
         whole.step((x, y))
         for loop in loops:
-            loop.step(jax.device_put(x, stages[1].device), jax.device_put(y, stages[K].device))
+            loop.step([{"x": x, "labels": y}])
     whole.drain()
     last = loops[0].t
     for t in range(last + 1, fdg(K).ticks(last) + 1):
@@ -266,9 +265,9 @@ def test_the_closures_of_our_networks_hold_no_weights(name):
     """Else `current` would go back through yesterday's weights, and every memo would carry a copy of them."""
     module = split.stages(models.blocks(name, 10), ())[0]
     x = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
-    variables = jax.eval_shape(lambda x: stages.init_variables(module, jax.random.PRNGKey(0), x), x)
+    variables = jax.eval_shape(lambda x: pure.init_variables(module, jax.random.PRNGKey(0), x), x)
     params = variables.pop("params")
-    _, _, closure = jax.eval_shape(stages.functions(module, optax.identity()).forward, params, variables, x)
+    _, _, closure = jax.eval_shape(pure.functions(module, optax.identity()).forward, params, variables, x)
     kernels = {leaf.shape for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
     assert kernels and not kernels & {leaf.shape for leaf in jax.tree.leaves(closure)}
 
@@ -276,10 +275,11 @@ def test_the_closures_of_our_networks_hold_no_weights(name):
 def test_a_batch_norm_goes_back_through_the_scale_it_is_given():
     """dx is proportional to the scale, so twice the scale, put into an old closure, gives exactly twice dx."""
     module, x = layers.BatchNorm(), np.random.default_rng(0).normal(size=(4, 2, 2, 3)).astype(np.float32)
-    variables = stages.init_variables(module, jax.random.PRNGKey(0), x)
+    variables = pure.init_variables(module, jax.random.PRNGKey(0), x)
     params = variables.pop("params")
-    made = stages.functions(module, optax.identity())
-    y, _, closure = jax.jit(made.forward)(params, variables, x)
+    made = pure.functions(module, optax.identity())
+    messages, _, closure = jax.jit(made.forward)(params, variables, x)
+    y = messages["x"]
     other = {**params, "scale": 2 * params["scale"]}
     dx, twice = (jax.jit(made.backward)(closure, p, x, jnp.cos(y))[1] for p in (params, other))
     assert np.abs(dx).max() > 0.01

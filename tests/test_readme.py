@@ -21,7 +21,7 @@ def run(program: str) -> str:
 
 
 def test_the_host_loop_shown_is_the_host_loop():
-    shown = next(block for block in blocks("python") if block.startswith("for kind"))
+    shown = next(block for block in blocks("python") if block.startswith("takes, gives"))
     assert textwrap.indent(shown, " " * 8) in (ROOT / "fdg_jax/pipeline.py").read_text()
 
 

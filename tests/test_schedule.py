@@ -56,8 +56,8 @@ def test_bp_has_no_staleness_and_no_memos_between_batches(K, n):
 
 @pytest.mark.parametrize("K", [1, 2, 3, 5])
 def test_bp_is_locked_and_fdg_is_not(K):
-    assert len(columns(bp(K).tick(1, None), K)[0]) == 2 * K - 1
-    assert all(len(columns(tick, K)[0]) == 1 for _, tick in fdg(K).run(10))
+    assert len(columns(bp(K), bp(K).tick(1, None))[0]) == 2 * K - 1
+    assert all(len(columns(fdg(K), tick)[0]) == 1 for _, tick in fdg(K).run(10))
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
@@ -75,7 +75,7 @@ def spoiled(change):
 
 def test_an_operation_too_early_is_an_error_with_a_drawing():
     early = spoiled(lambda t, tick: (Op("F", 3, 1), *tick) if t == 1 else tick)
-    with pytest.raises(ScheduleError, match=r"t=1 stage k=3 does F1, which needs F1 of stage k=2(.|\n)*k=3"):
+    with pytest.raises(ScheduleError, match=r"t=1 stage k=3 does F1, which needs x of batch 1(.|\n)*k=3"):
         validate(early, 8)
 
 
@@ -86,20 +86,21 @@ def test_a_forgotten_operation_is_an_error():
 
 def test_an_operation_done_twice_is_an_error():
     with pytest.raises(ScheduleError, match="second time"):
-        validate(spoiled(lambda t, tick: (*tick, tick[0]) if t == 6 else tick), 8)
+        validate(spoiled(lambda t, tick: (*tick, Op("B", 3, 4)) if t == 6 else tick), 8)  # needs no message
 
 
 def test_batches_out_of_order_are_an_error():
-    """Batches 1 and 2 change places everywhere: everything exists in time, but not in order."""
-    swap = {1: 2, 2: 1}
-    changed = spoiled(lambda t, tick: tuple(op._replace(batch=swap.get(op.batch, op.batch)) for op in tick))
+    """Batches 1 and 2 change places: everything exists in time, but not in order."""
+    good = bp(1)
+    both = lambda t, last: tuple(op for n in (2, 1) for op in good.tick(n, last)) if t == 2 else ()  # noqa: E731
+    changed = good._replace(tick=lambda t, last: both(t, last) if t < 3 else good.tick(t, last))
     with pytest.raises(ScheduleError, match="order"):
         validate(changed, 8)
 
 
 def test_a_false_claim_of_staleness_is_an_error():
     with pytest.raises(ScheduleError, match="staleness"):
-        validate(fdg(3)._replace(staleness=(4, 2, 0)), 8)
+        validate(fdg(3)._replace(behind=(4, 2, 0)), 8)
 
 
 @pytest.mark.parametrize("arguments", [["--K", "3"], ["--K", "1"], ["--K", "4", "--method", "bp"], ["--ticks", "2"]])

@@ -5,7 +5,7 @@ import math
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments.options import Options, spelled
+from fdg_jax.experiments.options import FIELDS, Options, spelled
 
 
 def check(options: Options, given: frozenset[str]) -> None:
@@ -45,8 +45,16 @@ def check(options: Options, given: frozenset[str]) -> None:
 def check_method(options: Options, given: frozenset[str]) -> None:
     """The method exists, has the options given for it, and can run on the engine asked for."""
     method = methods.find(options.method)
-    about_methods = ("beta", "order", "weights")
+    about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
+    schedule = method.schedule(
+        options.K, **{name: getattr(options, name) for name in method.schedule_options}
+    )  # refuses values of its own
+    if options.batch_size < schedule.micro_batches:
+        raise BadInput(
+            f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "
+            "Use fewer micro-batches or larger batches."
+        )
     if options.engine == "delay-line" and not method.delay_line:
         raise BadInput(f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline.")
     if options.engine == "delay-line" and options.weights == "current":

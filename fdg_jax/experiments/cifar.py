@@ -148,6 +148,7 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
         **{name: getattr(o, name) for name in names},
         "split": list(job.cuts),
         "parameters": pipeline.parameter_count,
+        "auxiliary_parameters": pipeline.auxiliary_parameter_count,
         "steps": record.step,
         "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 4),
         "seconds": round(record.elapsed(), 2),

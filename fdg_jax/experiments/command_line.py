@@ -63,7 +63,7 @@ def scan(arguments: Sequence[str]) -> frozenset[str]:
 
 def unknown_flag(written: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(
-        "--" + written.lstrip("-").replace("_", "-"), list(dict.fromkeys(known)), n=3, cutoff=0.6
+        "--" + written.lstrip("-").replace("_", "-"), list(dict.fromkeys(known)), n=3, cutoff=0.7
     )
     hint = f"Did you mean {' or '.join(near)}?" if near else "--help lists the flags."
     return f"{written} is no flag of this command. {hint}"

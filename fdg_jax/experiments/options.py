@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; stage k runs from 1 to K.",
+    "fdg": "What --method fdg can be asked for. A flag that a method does not have is refused.",
+    "others": "What the methods it is compared with can be asked for, each for its own.",
     "model": "What is trained.",
     "data": "What it is trained on.",
     "recipe": "The paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and 91.67%.",
@@ -33,7 +35,7 @@ class Options:
         "fdg",
         "method",
         "Training method: the name of a file in fdg_jax/methods. fdg is the paper's (Algorithm I), "
-        "bp is back-propagation, the baseline.",
+        "bp is back-propagation, the baseline; python -m fdg_jax.methods tells them all apart.",
         metavar="NAME",
     )
     K: int = flag(
@@ -41,24 +43,6 @@ class Options:
         "method",
         "Number of stages K the network is cut into, one worker each. Stage k uses its gradient "
         "2(K-k) batches late (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
-    )
-    beta: float = flag(
-        1.0,
-        "method",
-        "Shrinking factor beta in (0, 1] (Eq. 15): stage k's gradient is multiplied by beta^(K-k) "
-        "before weight decay and momentum. 1 is no shrinking; the paper's best are 0.2 to 0.8.",
-    )
-    order: Literal["backward-first", "forward-first"] = flag(
-        "backward-first",
-        "method",
-        "What a stage does first in an iteration. backward-first is Algorithm I and the "
-        "experiments (staleness 2(K-k)-1 updates); forward-first is Figure 1 and the theorem (2(K-k)).",
-    )
-    weights: Literal["stashed", "current"] = flag(
-        "stashed",
-        "method",
-        "The weights the late backward pass is taken at: stashed, those of its own forward pass "
-        "(Eq. 10); or current, today's, as the authors' released code does.",
     )
     engine: Literal["auto", "pipeline", "delay-line"] = flag(
         "auto",
@@ -83,6 +67,58 @@ class Options:
         "signal is obeyed and a checkpoint written between two dispatches.",
         metavar="INT",
         shown="1; up to 50 for delay-line on an accelerator",
+    )
+
+    beta: float = flag(
+        1.0,
+        "fdg",
+        "Shrinking factor beta in (0, 1] (Eq. 15): stage k's gradient is multiplied by beta^(K-k) "
+        "before weight decay and momentum. 1 is no shrinking; the paper's best are 0.2 to 0.8.",
+    )
+    order: Literal["backward-first", "forward-first"] = flag(
+        "backward-first",
+        "fdg",
+        "What a stage does first in an iteration. backward-first is Algorithm I and the "
+        "experiments (staleness 2(K-k)-1 updates); forward-first is Figure 1 and the theorem (2(K-k)).",
+    )
+    weights: Literal["stashed", "current"] = flag(
+        "stashed",
+        "fdg",
+        "The weights the late backward pass is taken at: stashed, those of its own forward pass "
+        "(Eq. 10); or current, today's, as the authors' released code does.",
+    )
+    accumulate: int = flag(
+        1,
+        "fdg",
+        "ADL: update a stage after every M backward passes. Counted in updates, gradients are then less stale: about "
+        "2(K-k)/M. The learning rate still follows the batches. 1 is FDG.",
+        metavar="M",
+    )
+    accumulation: Literal["sum", "mean"] = flag(
+        "sum",
+        "fdg",
+        "What becomes of the M gradients: their sum (ADL's) or their mean (like one batch M times as large).",
+    )
+    aux: Literal["mlp-sr", "linear", "predsim"] = flag(
+        "mlp-sr",
+        "others",
+        "dgl: the auxiliary network of stages 1 to K-1. mlp-sr is DGL's MLP-SR-aux; linear a local linear classifier; "
+        "predsim adds similarity matching to it (Nokland and Eidnes).",
+    )
+    conditional: bool = flag(
+        True, "others", "dni: synthesizers are told the labels (conditional DNI). --no-conditional: they are not."
+    )
+    micro_batches: int = flag(
+        4,
+        "others",
+        "gpipe: parts M a batch is cut into; stages idle for (K-1)/(M+K-1) of the time, and BatchNorm sees one part.",
+        metavar="M",
+    )
+    batch_norm: Literal["local", "sync"] = flag(
+        "local",
+        "others",
+        "data_parallel: statistics of each replica's own part of the batch (local, as PyTorch's DDP has it) or of the "
+        "whole batch (sync: exactly BP).",
     )
 
     model: str = flag(

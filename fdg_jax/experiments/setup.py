@@ -58,8 +58,10 @@ def prepare(options: Options, note: str = "") -> Job:
         warmup="on" if wants_warmup(options) else "off",
         window=options.window or default_window(options, stage_devices[0].platform, N),
     )
+    check_last_batch(options, N)
     per_epoch = math.ceil(N / options.batch_size)
-    schedule = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    by_batch = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = fdg_jax.Pipeline(
         stages=split.stages(blocks, cuts),
         loss=cross_entropy,
@@ -73,7 +75,8 @@ def prepare(options: Options, note: str = "") -> Job:
     initialise(pipeline, blocks, cuts, dataset, options)
     total = options.epochs * per_epoch
     steps = min(total, options.steps or total)
-    names, rates = [device_name(device) for device in stage_devices], learning_rates(schedule, total)
+    names = [device_name(device) for device in stage_devices]
+    rates = learning_rates(by_batch, total, options.accumulate)
     return Job(
         options, dataset, pipeline, name, cuts, len(blocks), per_epoch, steps, rates, names, remark
     )  # fmt: skip
@@ -94,6 +97,16 @@ def load_data(options: Options, note: str) -> data.Dataset:
         train_labels=dataset.train_labels[:n],
         note=dataset.note or note,
     )
+
+
+def check_last_batch(options: Options, N: int) -> None:
+    """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
+    last, M = N % options.batch_size, options.micro_batches
+    if "micro_batches" in methods.find(options.method).answers_to and 0 < last < M:
+        raise BadInput(
+            f"--micro-batches {M}: an epoch of {N} images ends in a batch of {last}, which has fewer images. Use fewer "
+            f"micro-batches, or another --batch-size or --train-size."
+        )
 
 
 def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
@@ -143,22 +156,23 @@ def default_window(options: Options, platform: str, images: int) -> int:
 
 
 def wants_warmup(options: Options) -> bool:
-    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4. BP is the same for every K."""
+    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to."""
     if options.warmup == "paper":
-        return options.model in WARMED_UP or (options.K >= 3 and options.method != "bp")
+        return options.model in WARMED_UP or (options.K >= 3 and not methods.find(options.method).same_for_every_K)
     return options.warmup == "on"
 
 
-def learning_rates(schedule: optax.Schedule, batches: int) -> np.ndarray:
-    """The schedule's values for every batch, read once, so that logging never asks a device."""
-    return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(jnp.arange(batches)), (batches,)))
+def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
+    """The rate each batch's gradient is used with, read once, so that logging never asks a device. Of `accumulate`
+    batches that make one update the first one decides."""
+    first = jnp.arange(batches) // accumulate * accumulate
+    return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
 
 
 def method_options(options: Options) -> dict[str, Any]:
-    """Of beta, order and weights those the method has."""
+    """Of the flags those the method has."""
     method = methods.find(options.method)
-    known = (*method.schedule_options, *method.options)
-    return {name: getattr(options, name) for name in ("beta", "order", "weights") if name in known}
+    return {name: getattr(options, name) for name in method.answers_to}
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -1,5 +1,6 @@
 """The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
 
+from fdg_jax import methods
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.setup import Job, stage_parameters
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
@@ -9,13 +10,16 @@ def tell(job: Job) -> list[str]:
     """What a person sees first: method, data, model, stages with devices and staleness, schedule."""
     o, data, pipeline = job.options, job.dataset, job.pipeline
     height, width, channels = data.train_images.shape[1:]
-    beta = f", beta={o.beta:g}" if o.method != "bp" and o.K > 1 else ""
+    asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to if o.K > 1]
+    auxiliary = pipeline.auxiliary_parameter_count
     lines = [
-        f"method     {o.method} with K={o.K}{beta}, engine {o.engine}, seed {o.seed}",
+        f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
         f"data       {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test "
         f"images {height}x{width}x{channels}, {data.classes} classes",
         f"model      {o.model}: {pipeline.parameter_count:,} parameters in {job.n_blocks} blocks, {o.dtype}",
     ]
+    if auxiliary:
+        lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
     bounds = (0, *job.cuts, job.n_blocks)
     for k, size in enumerate(stage_parameters(pipeline), 1):
         staleness = pipeline.schedule.staleness[k - 1]

@@ -1,12 +1,13 @@
 """A training method is one file here: its name on the command line, a schedule, and what it can be asked.
 
-`METHOD` in `methods/<name>.py` is all there is to it; nothing needs to be registered. The files import no JAX,
-so that a schedule can be drawn, and an option refused, at once.
+`METHOD` in `methods/<name>.py` is all there is to it; nothing needs to be registered. Where a stage has to remember
+or compute something of its own, the file has a subclass of `fdg_jax.stage.Stage` as well. This module and the files
+of FDG and BP import no JAX, so that a schedule can be drawn, and an option refused, at once.
 """
 
 import difflib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -19,27 +20,43 @@ class Method(NamedTuple):
 
     schedule(K, **schedule_options) -> Schedule.
     schedule_options: keyword arguments of `schedule`, and with them the flags it answers to.
+    stage_options: flags that its stages answer to (`Spec.options`), with their defaults.
     options: further flags it answers to ("beta", "weights").
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
-        `schedule.staleness` updates, so that one device can stand in for K.
+        `schedule.behind` backward passes, so that one device can stand in for K.
+    same_for_every_K: True where K changes where the work is done and not what is trained.
+    cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2).
+    stage() -> the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not
+        simply on its device.
     """
 
     name: str
     summary: str
     schedule: Callable[..., Schedule]
     schedule_options: tuple[str, ...] = ()
+    stage_options: Mapping[str, Any] = {}
     options: tuple[str, ...] = ()
     delay_line: bool = False
+    same_for_every_K: bool = False
+    cost: Mapping[str, tuple[float, float, float]] = {"F": (1, 0, 0), "B": (0, 1, 0)}
+    stage: Callable[[], Any] | None = None
+    places: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
-    def accepted(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Refuses options this method does not have; returns those its schedule takes."""
+    @property
+    def answers_to(self) -> tuple[str, ...]:
+        """The names of all its options."""
+        return (*self.schedule_options, *self.stage_options, *self.options)
+
+    def accepted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Refuses options this method does not have; returns those of its schedule and all those of its stages."""
         for option, value in options.items():
-            if option not in (*self.schedule_options, *self.options):
+            if option not in self.answers_to:
                 raise BadInput(
-                    f"--{option} {value}: method {self.name} has no such option "
-                    f"(it has: {', '.join((*self.schedule_options, *self.options)) or 'none'}). Leave it out."
+                    f"--{option.replace('_', '-')} {value}: method {self.name} has no such option "
+                    f"(it has: {', '.join(self.answers_to) or 'none'}). Leave it out."
                 )
-        return {option: value for option, value in options.items() if option in self.schedule_options}
+        of_schedule = {option: value for option, value in options.items() if option in self.schedule_options}
+        return of_schedule, {name: options.get(name, default) for name, default in self.stage_options.items()}
 
 
 def names() -> list[str]:

@@ -8,4 +8,5 @@ METHOD = Method(
     summary="back-propagation through the stages, one batch at a time (Eq. 6)",
     schedule=bp,
     delay_line=True,
+    same_for_every_K=True,
 )

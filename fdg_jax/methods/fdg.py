@@ -7,7 +7,7 @@ METHOD = Method(
     name="fdg",
     summary="fully decoupled learning with delayed gradients (Algorithm I)",
     schedule=fdg,
-    schedule_options=("order",),
+    schedule_options=("order", "accumulate", "accumulation"),
     options=("beta", "weights"),
     delay_line=True,
 )

@@ -1,7 +1,7 @@
 """A model family is one file here: the names it answers to, its blocks, and where the paper's authors cut it.
 
-Nothing needs to be registered: a file with a `NAMES` table is a family (see `Family` for what else it has).
-`layers.py`, which they share, has none. A network is a flat list of blocks because that is what can be cut:
+Nothing needs to be registered: a file with a `NAMES` table is a family (see `Family` for what else it has); the
+layers they share are in `fdg_jax.layers`. A network is a flat list of blocks because that is what can be cut:
 block 0 is the stem, then one per residual block, and the last is the head.
 """
 

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.models.layers import BatchNorm, Conv, Head, three_layers
+from fdg_jax.layers import BatchNorm, Conv, Head, three_layers
 
 NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
 

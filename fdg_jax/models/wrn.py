@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from fdg_jax.models.layers import BatchNorm, Conv, Head, three_layers
+from fdg_jax.layers import BatchNorm, Conv, Head, three_layers
 
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
 

@@ -1,0 +1,30 @@
+"""DDG (Huo et al. 2018): the backward pass is decoupled, the forward pass is not; stage k's gradient is K-k old."""
+
+from fdg_jax.methods import Method
+from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K
+
+
+def forward_locked(K: int, name: str = "ddg") -> Schedule:
+    """Tick t: batch t goes forward through all stages, then stage k backwards batch t-(K-k), all of them at once.
+
+    K = 3:  t=1        2            3               4
+      k=1   F1         F2           F3B1            F4B2
+      k=2      F1         F2B1         F3B2            F4B3
+      k=3         F1B1        F2B2        F3B3            F4B4
+    """
+    check_K(K)
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (K - k)) for k in range(1, K + 1)]
+        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+
+    behind = tuple(K - k for k in range(1, K + 1))
+    return Schedule(name, K, tick, behind, lambda batches: batches + K - 1 if batches else 0, chain(K))
+
+
+METHOD = Method(
+    name="ddg",
+    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, forward-locked",
+    schedule=forward_locked,
+    delay_line=True,
+)

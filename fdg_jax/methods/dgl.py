@@ -1,0 +1,105 @@
+"""DGL, decoupled greedy learning (Belilovsky et al. 2020), pipelined: every stage learns from a loss of its own.
+
+A stage below K ends in a small auxiliary network (`--aux`) that sees the labels; nothing comes back from above, so a
+batch is done with in the tick in which it comes. With the linear head or with similarity matching it is local error
+learning (Mostafa et al. 2018; Nokland and Eidnes 2019), cut by stages instead of layers.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.errors import BadInput
+from fdg_jax.functions import Spec, StageState, applied, differentiated, split
+from fdg_jax.methods import Method
+from fdg_jax.methods._auxiliary import HEADS, local_loss
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.shapes import zeros
+from fdg_jax.stage import Stage
+
+
+def dgl(K: int) -> Schedule:
+    """Tick t: stage k forwards and backwards batch t-k+1; nobody waits for anybody, and nothing is stale."""
+    check_K(K)
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        ops = [Op(kind, k, t - k + 1) for k in range(1, K + 1) for kind in "FB"]
+        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+
+    return Schedule("dgl", K, tick, (0,) * K, lambda batches: batches + K - 1 if batches else 0, upwards(K))
+
+
+def upwards(K: int) -> Messages:
+    """Activations go up, labels to every stage, no cotangent comes down."""
+    gives = chain(K).gives
+    return Messages(
+        takes=lambda op: (Box("x", op.k, op.batch), Box("labels", op.k, op.batch)) if op.kind == "F" else (),
+        gives=lambda op: gives(op) if op.kind == "F" else (),
+        enters=lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in range(1, K + 1)]),
+    )
+
+
+class Local(Stage):
+    """A stage that trains the pair (module's parameters, auxiliary network's parameters) on its local loss.
+
+    The auxiliary network's statistics lie in extra["auxiliary"]. Stage K is an ordinary one.
+    """
+
+    cotangent_down = False
+
+    def make(self, spec: Spec):
+        if spec.last:
+            return super().make(spec)
+        aux, apply = head(spec), applied(spec.module)
+
+        def network(extra):
+            return {name: value for name, value in extra.items() if name != "auxiliary"}
+
+        def objective(params, extra, x, labels):
+            y, changed = apply(params[0], network(extra), x, train=True)
+            variables = {"params": params[1], **extra["auxiliary"]}
+            outputs, moved = aux.apply(variables, y, True, mutable=list(extra["auxiliary"]))
+            value = local_loss(spec.loss, outputs, labels).astype(spec.value.dtype)
+            return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
+
+        def outputs(params, extra, x):
+            return apply(params[0], network(extra), x, train=False)[0]
+
+        params, extra = split(spec.variables)
+        aux_params, aux_extra = split(jax.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
+        pair = (params, aux_params)
+        state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
+        return differentiated(objective, outputs, spec.optimizer, spec.value.dtype), state
+
+    def variables(self):
+        if self.spec.last:
+            return super().variables()
+        extra = {name: value for name, value in self.state.extra.items() if name not in ("auxiliary", "rng")}
+        return {"params": self.state.params[0], **extra}
+
+    def auxiliary(self):
+        return () if self.spec.last else self.state.params[1]
+
+
+def head(spec: Spec) -> nn.Module:
+    """The auxiliary network of a stage, with as many classes as the network has. BadInput where that is no number."""
+    outputs, kind = spec.outputs, spec.options["aux"]
+    array = isinstance(outputs, jax.ShapeDtypeStruct)
+    if not (array and outputs.ndim == 2 and jnp.issubdtype(outputs.dtype, jnp.floating)):
+        raise BadInput(
+            f"method dgl gives every stage a loss on class scores [batch, classes], but stage k={spec.K} gives "
+            f"{jax.tree.map(jnp.shape, outputs)}. Use a method without auxiliary networks, e.g. fdg."
+        )
+    if kind not in HEADS:
+        raise BadInput(f"aux={kind!r} is not known. Use {', '.join(HEADS)}.")
+    return HEADS[kind](outputs.shape[1])
+
+
+METHOD = Method(
+    name="dgl",
+    summary="decoupled greedy learning (Belilovsky et al. 2020): a local loss for every stage, pipelined",
+    schedule=dgl,
+    stage_options={"aux": "mlp-sr"},
+    cost={"F": (1, 0, 0), "B": (0, 1, 1)},
+    stage=lambda: Local,
+)

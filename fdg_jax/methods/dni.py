@@ -1,0 +1,162 @@
+"""DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for one.
+
+A synthesizer at every boundary maps activations (and labels) to the gradient that stage k+1 would send. It is trained
+on what stage k+1 does send a tick later, which is itself made of a guess (bootstrapped). Known to learn poorly in
+deep networks, here as elsewhere.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fdg_jax import checkpoint
+from fdg_jax.functions import Spec, split
+from fdg_jax.methods import Method
+from fdg_jax.methods._auxiliary import Synthesizer
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.shapes import zeros
+from fdg_jax.stage import Stage
+
+LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
+
+
+def dni(K: int) -> Schedule:
+    """Tick t: stage k < K trains its synthesizer (S) on batch t-k-1, then forwards and backwards batch t-k+1.
+
+    K = 2:  t=1    2      3        4
+      k=1   F1B1   F2B2   S1F3B3   S2F4B4
+      k=2          F1B1   F2B2     F3B3
+    """
+    check_K(K)
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        ops: list[Op] = []
+        for k in range(1, K + 1):
+            ops += [Op("S", k, t - k - 1)] if k < K else []
+            ops += [Op("F", k, t - k + 1), Op("B", k, t - k + 1)]
+        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+
+    def ticks(batches: int) -> int:
+        return batches + (K if K > 1 else 0) if batches else 0
+
+    return Schedule("dni", K, tick, (0,) * K, ticks, guessed(K))
+
+
+def guessed(K: int) -> Messages:
+    """B waits for no cotangent, S takes the one that came; labels go to every stage."""
+    ordinary = chain(K)
+
+    def takes(op: Op) -> tuple[Box, ...]:
+        if op.kind == "F":
+            return Box("x", op.k, op.batch), Box("labels", op.k, op.batch)
+        return (Box("dy", op.k, op.batch),) if op.kind == "S" else ()
+
+    return Messages(
+        takes=takes,
+        gives=lambda op: () if op.kind == "S" else ordinary.gives(op),
+        enters=lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in range(1, K + 1)]),
+    )
+
+
+class Guesser(NamedTuple):
+    """A synthesizer's state."""
+
+    params: Any
+    extra: Any
+    opt_state: Any
+
+
+class Asked(NamedTuple):
+    """What the synthesizer was asked about a batch, kept until the answer comes."""
+
+    batch: int
+    y: Any
+    labels: Any
+
+
+class Synthetic(Stage):
+    """A stage whose `own` is a synthesizer. Stage K is an ordinary one."""
+
+    def make(self, spec: Spec):
+        functions, state = super().make(spec)
+        if spec.last:
+            return functions, state
+        module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
+        example = zeros((spec.y, spec.labels))
+        params, extra = split(jax.jit(lambda key: module.init(key, *example, False))(spec.key))
+        adam = optax.adam(LEARNING_RATE)
+
+        def apply(params, extra, y, labels):
+            return module.apply({"params": params, **extra}, y, labels, True, mutable=list(extra))
+
+        def error(params, extra, y, labels, dy):
+            guess, extra = apply(params, extra, y, labels)
+            return jnp.sum(jnp.square(guess - dy)) / len(dy), dict(extra)
+
+        def learn(own: Guesser, y, labels, dy) -> Guesser:
+            grads, extra = jax.grad(error, has_aux=True)(own.params, own.extra, y, labels, dy)
+            updates, opt_state = adam.update(grads, own.opt_state, own.params)
+            return Guesser(optax.apply_updates(own.params, updates), extra, opt_state)
+
+        # Guessing looks at the batch's own statistics and leaves the running ones alone.
+        self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0])
+        self._learn = jax.jit(learn, donate_argnums=0)
+        return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
+
+    def __init__(self, spec: Spec, place, **options):
+        super().__init__(spec, place, **options)
+        self.asked: deque[Asked] = deque()
+
+    def run(self, kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+        return self.learn(batch, **messages) if kind == "S" else super().run(kind, batch, messages)
+
+    def forward(self, batch: int, x, labels=None):
+        if self.spec.last:
+            return super().forward(batch, x, labels)
+        messages = super().forward(batch, x)
+        self.asked.append(Asked(batch, messages["x"], labels))
+        return messages
+
+    def backward(self, batch: int, dy=None):
+        if self.spec.last:
+            return super().backward(batch)
+        newest = self.asked[-1]
+        assert newest.batch == batch
+        return super().backward(batch, self._guess(self.state.own, newest.y, newest.labels))
+
+    def learn(self, batch: int, dy) -> dict[str, Any]:
+        """Dispatches S: the synthesizer's step towards the gradient that came."""
+        asked = self.asked.popleft()
+        assert asked.batch == batch
+        self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))
+        return {}
+
+    def auxiliary(self):
+        return () if self.spec.last else self.state.own.params
+
+    def saved_memos(self) -> dict[str, Any]:
+        flat = super().saved_memos()
+        for asked in self.asked:
+            flat |= checkpoint.flatten((asked.y, asked.labels), f"asked/{asked.batch}/")
+        return flat
+
+    def restore(self, flat: Mapping[str, Any]) -> None:
+        super().restore(flat)
+        self.asked.clear()
+        for batch in sorted({int(name.split("/")[1]) for name in flat if name.startswith("asked/")}):
+            y, labels = self.restored((self.spec.y, self.spec.labels), flat, f"asked/{batch}/")
+            self.asked.append(Asked(batch, y, labels))
+
+
+METHOD = Method(
+    name="dni",
+    summary="decoupled neural interfaces (Jaderberg et al. 2017): synthetic gradients, pipelined",
+    schedule=dni,
+    stage_options={"conditional": True},
+    cost={"F": (1, 0, 0), "B": (0, 1, 0), "S": (0, 0, 1)},
+    stage=lambda: Synthetic,
+)

@@ -1,0 +1,40 @@
+"""FA, feedback alignment (Lillicrap et al. 2016): BP that goes back through fixed random weights.
+
+Every parameter with more than one axis (kernels) is replaced, where a cotangent passes it, by a random one of the
+same distribution; scales and biases of batch norms are the true ones. A layer's own gradient, input times cotangent,
+is as ever. It costs no line of calculus: a stripped VJP closure takes the weights it is given.
+"""
+
+import jax
+
+from fdg_jax import compat
+from fdg_jax.errors import BadInput
+from fdg_jax.functions import Spec, init_variables
+from fdg_jax.methods import Method
+from fdg_jax.schedule import bp
+from fdg_jax.shapes import zeros
+from fdg_jax.stage import Stage
+
+
+class Feedback(Stage):
+    """A stage whose `own` is a second set of weights, for the way back."""
+
+    backward_at_other_weights = "method=fa"
+
+    def make(self, spec: Spec):
+        if not compat.strippable():
+            raise BadInput(f"method fa needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
+        functions, state = super().make(spec)
+        variables = jax.jit(lambda key: init_variables(spec.module, key, zeros(spec.x)))(spec.key)
+        return functions, state._replace(own=variables.get("params", {}))
+
+    def backward_params(self, memo):
+        return jax.tree.map(lambda own, random: random if own.ndim > 1 else own, memo.params, self.state.own)
+
+
+METHOD = Method(
+    name="fa",
+    summary="feedback alignment (Lillicrap et al. 2016): BP through fixed random weights",
+    schedule=lambda K: bp(K)._replace(name="fa"),
+    stage=lambda: Feedback,
+)

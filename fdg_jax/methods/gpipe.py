@@ -1,0 +1,47 @@
+"""GPipe (Huang et al. 2019): the batch is cut into micro-batches that follow one another; BP's gradient, with a bubble.
+
+The sum of the micro-batches' gradients, each weighted by its share of the images, is the gradient of the whole
+batch, except where a batch norm sees only a micro-batch. Deviations: activations are kept, not recomputed, and the
+backward passes come in the order of the forward passes (the bubble is the same).
+"""
+
+from fdg_jax.errors import BadInput
+from fdg_jax.methods import Method
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+
+
+def gpipe(K: int, micro_batches: int = 4) -> Schedule:
+    """Tick t: the M micro-batches (t-1)M+1..tM forward through all stages, then all backward, then one update."""
+    check_K(K)
+    M = micro_batches
+    if M < 1:
+        raise BadInput(f"micro_batches={M}: a batch is at least one. Use 1 (plain BP) or more, e.g. 4 times K.")
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        if last is not None and t > last:
+            return ()
+        parts, stages = range((t - 1) * M + 1, t * M + 1), range(1, K + 1)
+        up = [Op("F", k, part) for part in parts for k in stages]
+        return tuple(up + [Op("B", k, part) for part in parts for k in reversed(stages)])
+
+    messages = weighted(K) if M > 1 else chain(K)
+    return Schedule("gpipe", K, tick, (0,) * K, lambda batches: batches, messages, accumulate=M, micro_batches=M)
+
+
+def weighted(K: int) -> Messages:
+    """BP's messages, and beside the labels the loss's own cotangent: the part's share of the batch."""
+    ordinary = chain(K)
+
+    def takes(op: Op) -> tuple[Box, ...]:
+        return (Box("dy", K, op.batch),) if op.kind == "B" and op.k == K else ordinary.takes(op)
+
+    return ordinary._replace(takes=takes, enters=lambda part: (*ordinary.enters(part), Box("dy", K, part)))
+
+
+METHOD = Method(
+    name="gpipe",
+    summary="GPipe (Huang et al. 2019): synchronous micro-batches, BP's gradient, bubble (K-1)/(M+K-1)",
+    schedule=gpipe,
+    schedule_options=("micro_batches",),
+    same_for_every_K=True,
+)
