@@ -1,0 +1,138 @@
+"""ResNet-20 on CIFAR-10 by every method, K = 2 and 4, for one epoch: as far as a CPU takes all of them.
+
+It is not a table of the paper: its numbers compare methods with one another, on the same batches under one recipe,
+and with nothing else.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments import _bars, _markdown
+from experiments._command import main
+from experiments._runs import Lines, Run, Table
+
+NAME, EPOCHS = "methods_short", 1
+SHARED = {"dataset": "cifar10", "model": "resnet20", "epochs": EPOCHS, "batch_size": 128, "seed": 0}
+
+# What a row is called: the flags that make it. The paper's five come first, then what the repository adds.
+ROWS: dict[str, dict[str, Any]] = {
+    "FDG, beta = 0.5": {"method": "fdg", "beta": 0.5},
+    "FDG": {"method": "fdg"},
+    "DDG": {"method": "ddg"},
+    "FR": {"method": "fr"},
+    "DGL": {"method": "dgl"},
+    "DNI": {"method": "dni"},
+    "ADL, M = 2": {"method": "fdg", "accumulate": 2},
+    "local classifiers": {"method": "dgl", "aux": "linear"},
+    "local classifiers and similarity": {"method": "dgl", "aux": "predsim"},
+    "FA": {"method": "fa"},
+    "DFA": {"method": "dfa"},
+    "GPipe, M = 4": {"method": "gpipe"},
+    "data parallel": {"method": "data_parallel"},
+    "data parallel, sync BatchNorm": {"method": "data_parallel", "batch_norm": "sync"},
+}
+
+
+def name(flags: dict[str, Any], K: int) -> str:
+    rest = [f"{key.replace('_', '-')}-{value}" for key, value in flags.items() if key != "method"]
+    return "-".join([flags["method"], f"K{K}", *rest])
+
+
+LABELS = {name(flags, K): (label, K) for K in (2, 4) for label, flags in ROWS.items()}
+RUNS = (
+    Run("bp", {**SHARED, "method": "bp", "K": 1}),
+    *(Run(name(flags, K), {**SHARED, "K": K, **flags}) for K in (2, 4) for flags in ROWS.values()),
+)
+LABELS["bp"] = ("BP", 1)
+
+HEADS = (
+    "method", "K", "test error %", "train loss", "images/s", "staleness of stages 1..K (updates)", "parameters",
+    "auxiliary parameters", "batches", "n", "command",
+)  # fmt: skip
+
+# The order that the paper reports: FDG with shrinking at least as good as FDG, DDG and DGL, and DNI last.
+BEST, MIDDLE, LAST = "FDG, beta = 0.5", ("FDG", "DDG", "DGL"), "DNI"
+
+WORDS = (
+    f"**Scaled:** {EPOCHS} epoch instead of the paper's 300, one seed (n = 1) instead of the median of three. The "
+    "learning rate, 0.1, is divided by 10 at 50%, 75% and 91.67% of the run; for K = 4 of the methods that K makes a "
+    "difference to it is 0.01 for the first 1% of the batches (the paper: 3 of 300 epochs). The rest is the paper's.",
+    "**Readings:** the network is cut where the authors cut it for K = 2, and by equal cost for K = 4, where they do "
+    "not. FR trains all modules at the same rate. DNI is conditional. The training loss is the mean over the epoch and, for "
+    "the local methods, stage K's. Images/s is what a run logged on one core beside whatever else the machine was "
+    "doing: `benchmarks.images_per_second` compares speeds.",
+)
+
+
+def row(run: Run, line: Any) -> list[str]:
+    label, K = LABELS[run.name]
+    if line is None:
+        return [label, str(K), *[""] * 9]
+    return [
+        label,
+        str(K),
+        f"{line['test_error_percent']:.2f}",
+        f"{line['train_loss']:.4f}",
+        f"{line['images_per_second']:.0f}",
+        ", ".join(map(str, line["staleness"])),
+        f"{line['parameters']:,}",
+        f"{line['auxiliary_parameters']:,}",
+        str(line["steps"]),
+        "1",
+        f"`{line['command']}`",
+    ]
+
+
+def verdict(lines: Lines, K: int) -> str:
+    """Whether the results have the order that the paper reports, as far as they are there."""
+    errors = {LABELS[run][0]: line["test_error_percent"] for run, line in lines.items() if LABELS[run][1] == K}
+    ranked = sorted(errors, key=lambda label: errors[label])
+    told = [f"**K = {K}**, best first: " + ", ".join(f"{label} ({errors[label]:.2f}%)" for label in ranked) + "."]
+    claims = [(BEST, other) for other in MIDDLE] + [(other, LAST) for other in (BEST, *MIDDLE)]
+    known = [(better, worse) for better, worse in claims if better in errors and worse in errors]
+    against = [f"{worse} is ahead of {better}" for better, worse in known if errors[worse] < errors[better]]
+    if not known:
+        return ""
+    share = f"{len(known) - len(against)} of the {len(known)} comparisons of the paper's order"
+    told.append(f"They confirm {share}" + (f" and contradict the others: {', '.join(against)}." if against else "."))
+    return " ".join(told)
+
+
+def document(lines: Lines, beside: str) -> str:
+    """The table, whether it has the paper's order, what it was made with, and what it can't be used for."""
+    finished = f"{len(lines)} of {len(RUNS)} runs are finished; the others' cells are blank."
+    parts = [
+        _markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
+        finished if len(lines) < len(RUNS) else "",
+        f"![Test error of every method]({beside}{NAME}.png)",
+        f"**The paper's order** (after 300 epochs): {BEST} at least as good as {', '.join(MIDDLE)}; {LAST} last. "
+        "With n = 1 small differences mean nothing.",
+        *[verdict(lines, K) for K in (2, 4)],
+        _markdown.origin(lines),
+        *WORDS,
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def picture(lines: Lines, path: Path) -> None:
+    groups = {
+        f"K = {K}": {LABELS[run][0]: line["test_error_percent"] for run, line in lines.items() if LABELS[run][1] == K}
+        for K in (2, 4)
+    }
+    title = f"ResNet-20 on CIFAR-10 by every method, {EPOCHS} epoch, one seed"
+    reference = ("BP", lines["bp"]["test_error_percent"]) if "bp" in lines else None
+    _bars.draw(groups, path, title, "test error (% of the test images)", reference)
+
+
+TABLE = Table(
+    name=NAME,
+    summary=f"ResNet-20 on CIFAR-10, {EPOCHS} epoch: every method, K = 2 and 4",
+    title=f"ResNet-20 on CIFAR-10 in {EPOCHS} epoch by every method",
+    runs=RUNS,
+    document=document,
+    picture=picture,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE))
