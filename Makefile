@@ -19,7 +19,7 @@ help:  ## this list
 	@echo "PYTHON=python3.12 chooses the interpreter, REQUIREMENTS=requirements-cuda12.txt the GPU packages (kept until chosen anew)."
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup:  ## the virtual environment .venv and nothing else; nothing to do when it is up to date
+setup:  ## the virtual environment .venv; nothing to do when it is up to date
 	@sh tools/setup.sh "$(PYTHON)" "$(REQUIREMENTS)"
 
 demo: setup  ## set up and train with fully decoupled modules on real images; also offline (DEMO="--K 3 ...")

@@ -27,17 +27,14 @@ def summary(name: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    if not arguments:
+    if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, names()))
         print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
         print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
         return 0
-    if arguments[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0
     if arguments[0] not in names():
-        near = difflib.get_close_matches(arguments[0], names(), n=3, cutoff=0.4) or names()
-        asked = f"Did you mean {' or '.join(near)}?"
+        near = difflib.get_close_matches(arguments[0], names(), n=3, cutoff=0.5)
+        asked = f"Did you mean {' or '.join(near)}?" if near else "python -m benchmarks lists them."
         print(f"error: there is no benchmark {arguments[0]!r}. {asked}", file=sys.stderr)
         return 2
     return import_module(f"benchmarks.{arguments[0]}").main(list(arguments[1:])) or 0

@@ -1,23 +1,43 @@
-"""`python -m experiments` lists the tables: what each shows and how much of it has been run."""
+"""`python -m experiments` lists the tables; `python -m experiments NAME list|run|collect|render` works on one.
 
+The list says what each table shows and how much of it has been run; NAME --help explains the rest.
+"""
+
+import difflib
 import sys
+from collections.abc import Sequence
 
 import experiments
-from experiments import _results
+from experiments import _command, _results
 from fdg_jax.errors import BadInput
 
 
-def main() -> int:
+def overview() -> str:
+    """Every table with its summary."""
+    lines, width = [], max(map(len, experiments.names()))
     for name in experiments.names():
         table = experiments.find(name)
         try:
             done = f"{len(_results.read(table, experiments.RESULTS))} of {len(table.runs)} runs have results"
         except BadInput as error:
             done = str(error)
-        print(f"{name:16}  {table.summary} ({done})")
-    print("\npython -m experiments.TABLE list|run|collect|render; --help explains each.")
-    return 0
+        lines.append(f"{name:{width}}  {table.summary} ({done})")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit codes as those of a table; 2 for one that does not exist."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"{overview()}\n\npython -m experiments NAME list|run|collect|render; NAME --help explains each.")
+        return 0
+    name, known = arguments[0], experiments.names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        asked = f" Did you mean {' or '.join(near)}?" if near else ""
+        print(f"error: there is no table {name!r}.{asked} There are {', '.join(known)}.", file=sys.stderr)
+        return 2
+    return _command.main(experiments.find(name), arguments[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -59,9 +59,10 @@ WORDS = (
     "learning rate, 0.1, is divided by 10 at 50%, 75% and 91.67% of the run; for K = 4 of the methods that K makes a "
     "difference to it is 0.01 for the first 1% of the batches (the paper: 3 of 300 epochs). The rest is the paper's.",
     "**Readings:** the network is cut where the authors cut it for K = 2, and by equal cost for K = 4, where they do "
-    "not. FR trains all modules at the same rate. DNI is conditional. The training loss is the mean over the epoch and, for "
-    "the local methods, stage K's. Images/s is what a run logged on one core beside whatever else the machine was "
-    "doing: `benchmarks.images_per_second` compares speeds.",
+    "not. FR trains all modules at the same rate. DNI is conditional. The training loss is the mean over the epoch, "
+    "stage K's where others have one of their own. For K = 2 FDG and DDG are the same training (stage 1's gradient is "
+    "one update old in both) and differ in time only. Images/s is what a run logged on one core beside whatever else "
+    "the machine was doing: `benchmarks.images_per_second` compares speeds.",
 )
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fdg_jax.evaluate import Evaluation
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str):
     if name not in _HOME:
         raise AttributeError(f"module 'fdg_jax' has no attribute {name!r}")

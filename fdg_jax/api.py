@@ -4,7 +4,6 @@ Everything that can be wrong is checked by `jax.eval_shape` before anything comp
 """
 
 import hashlib
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -14,8 +13,10 @@ import jax
 import numpy as np
 import optax
 
-from fdg_jax import checkpoint, compat, methods
-from fdg_jax.devices import Place, stage_devices
+from fdg_jax import checkpoint, names
+from fdg_jax.arguments import check_beta, check_devices, check_key, check_options, check_problem
+from fdg_jax.batches import check_batch, check_example, check_indices, checked, own
+from fdg_jax.devices import Place
 from fdg_jax.engine import Metrics, Parts
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
@@ -23,7 +24,7 @@ from fdg_jax.functions import Spec, init_variables
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
 from fdg_jax.scan_engine import ScanEngine
-from fdg_jax.shapes import check_batch, check_shapes, zeros
+from fdg_jax.shapes import check_shapes, zeros
 from fdg_jax.stage import Stage
 
 Tree = Any
@@ -32,7 +33,6 @@ ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
     "delay-line": delay_line_engine,
 }
 UNREAD = 100_000  # losses kept for a caller who never asks for them
-WEIGHTS = ("stashed", "current")
 
 
 class Pipeline:
@@ -68,17 +68,19 @@ class Pipeline:
         read_behind: int = 16,
         **options: Any,
     ):
+        self._stages = check_problem(stages, loss, optimizer)
+        check_beta(beta)
         self.K = K = len(stages)
-        self.method = methods.find(method)
+        self.method = names.find_method(method)
         self.beta, self.weights = beta, weights or "stashed"
         asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
         of_schedule, self._stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
-        check_options(beta, self.weights, engine, self.method)
+        check_options(self.weights, engine, ENGINES, self.method)
         self.devices = check_devices(devices, K)
         self.engine_name = engine
-        self._stages, self._loss, self._optimizer = list(stages), loss, optimizer
+        self._loss, self._optimizer = loss, optimizer
         self._preprocess, self._read_behind = preprocess, read_behind
         self._engine: HostEngine | ScanEngine | None = None
 
@@ -86,13 +88,16 @@ class Pipeline:
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
-        jax.ShapeDtypeStruct. variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
+        jax.ShapeDtypeStruct, and of the dtypes that batches will have (fdg_jax.batches says what becomes of 64 bits).
+        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
         """
-        stage = self.method.stage() if self.method.stage else Stage
+        check_key(key)
+        example = check_example(example_batch)
+        stage = self.method.stage or Stage
         other = stage.backward_at_other_weights or ("weights=current" if self.weights == "current" else "")
         stale = [other if stage.backward_at_other_weights or n else "" for n in self.schedule.behind]
-        shapes = check_shapes(self._stages, self._loss, self._preprocess, example_batch, variables, stale)
-        self._example, specs = shapes.example, []
+        shapes = check_shapes(self._stages, self._loss, self._preprocess, example, variables, stale)
+        specs = []
         for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
             stage_key = jax.random.fold_in(key, k)
             # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
@@ -121,9 +126,14 @@ class Pipeline:
         parts = Parts(
             self.schedule, stage, specs, self._preprocess, places, (0,) * self.K, self.weights, self._read_behind
         )
-        self._engine = ENGINES[self.engine_name](parts)
+        self._engine, self._example = ENGINES[self.engine_name](parts), example
         self._forget()
         return self
+
+    def __repr__(self) -> str:
+        stages = ", ".join(type(stage).__name__ for stage in self._stages)
+        devices = ", ".join(f"{device.platform}:{device.id}" for device in self.devices)
+        return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
     def _forget(self) -> None:
         self._seen: Metrics | None = None
@@ -147,12 +157,9 @@ class Pipeline:
 
         The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
         """
-        if len(indices) and not (indices.min() >= 0 and indices.max() < len(images) == len(labels)):
-            raise BadInput(
-                f"indices {indices.min()} to {indices.max()} into {len(images)} images and {len(labels)} labels: "
-                "they must lie in both."
-            )
-        self.engine.train(images, labels, indices)
+        engine = self.engine
+        check_indices(self._example, images, labels, indices)
+        engine.train(images, labels, indices)
         return self._newest()
 
     def _newest(self) -> Metrics | None:
@@ -185,7 +192,7 @@ class Pipeline:
 
         batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes.
         """
-        return self.engine.evaluate(map(own, batches), transform)
+        return self.engine.evaluate(checked(batches), transform)
 
     @property
     def params(self) -> list[dict[str, Tree]]:
@@ -235,41 +242,3 @@ class Pipeline:
         """Goes on exactly where `state()` was taken. Call init first, with the same stages and method."""
         self.engine.restore(dict(state))
         self._forget()
-
-
-def own(tree: Tree) -> Tree:
-    """Copies NumPy arrays: a CPU device would use the caller's memory for as long as a batch is under way, and he may
-    refill it at once."""
-    return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, tree)
-
-
-def check_options(beta: float, weights: str, engine: str, method: methods.Method) -> None:
-    """Raises BadInput for values outside their range and for combinations that no engine can run."""
-    if not 0.0 < beta <= 1.0:
-        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
-    if weights not in WEIGHTS:
-        raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
-    if engine not in ENGINES:
-        raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
-    if engine == "delay-line" and (weights == "current" or not method.delay_line):
-        fact = "gradients at current weights" if weights == "current" else f"method {method.name}"
-        raise BadInput(
-            f"engine delay-line cannot run {fact}: only gradients taken at the weights of the forward pass are a delay "
-            "of BP's. Use --engine pipeline" + (" or --weights stashed." if weights == "current" else ".")
-        )
-    if weights == "current" and not compat.strippable():
-        raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
-
-
-def check_devices(devices: Sequence[Any] | None, K: int) -> list[Any]:
-    """A device per stage. Warns where stages share one; raises BadInput where their number is not K."""
-    if K < 1:
-        raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
-    if devices is None:
-        found, remark = stage_devices(K)
-        if remark:
-            warnings.warn(remark, stacklevel=3)
-        return found
-    if len(devices) != K:
-        raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. Name a device per stage, or none.")
-    return list(devices)

@@ -1,5 +1,7 @@
 """Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
 
+import numbers
+import warnings
 from typing import Any
 
 import jax
@@ -8,12 +10,26 @@ from fdg_jax.errors import BadInput, first_line
 
 
 def emulate_cpu(K: int) -> None:
-    """Asks for at least K CPU devices. Works only before JAX computes anything; later it changes nothing."""
+    """Asks for at least K CPU devices. Works only before JAX computes anything; later it can but warn."""
+    if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
+        raise BadInput(f"emulate_cpu({K!r}): a number of devices is 1 or more. Use one for each stage.")
+    if asked_for(K) or jax.default_backend() != "cpu":
+        return
+    there = jax.local_device_count()
+    if there < K:
+        fact = f"emulate_cpu({K}) comes too late: JAX has begun to compute and has {there}"
+        way_out = "Call it before anything that makes an array or asks for devices, right after the imports."
+        warnings.warn(f"{fact} CPU device{'s' if there > 1 else ''}. {way_out}", stacklevel=2)
+
+
+def asked_for(K: int) -> bool:
+    """Asks JAX for K CPU devices; False where it has started already and cannot be asked any more."""
     try:
         if getattr(jax.config, "jax_num_cpu_devices", 0) < K:  # -1: not set yet
             jax.config.update("jax_num_cpu_devices", K)
-    except RuntimeError:  # the backend is up: stage_devices tells what there is
-        pass
+    except RuntimeError:
+        return False
+    return True
 
 
 def stage_devices(K: int) -> tuple[list[Any], str]:
@@ -22,8 +38,8 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
     With fewer devices than stages neighbours share one, as evenly as can be.
     """
     if K < 1:
-        raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
-    emulate_cpu(K)
+        raise BadInput(f"K={K} stages: a pipeline has at least one. Use K=1 (plain BP) or more.")
+    asked_for(K)  # where it is too late for that, the number of devices tells
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there
@@ -34,7 +50,7 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
     shared = [found[k * n // K] for k in range(K)]
     return shared, (
         f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
-        f"is not (stages on one device run one after the other). --engine delay-line runs the same training faster."
+        f"is not (stages on one device run one after the other). Engine delay-line, if the method has it, is faster."
     )
 
 

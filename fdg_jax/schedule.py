@@ -124,8 +124,8 @@ def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulati
     check_K(K)
     if order not in ("backward-first", "forward-first"):
         raise BadInput(f"order={order!r} is not known. Use backward-first (the paper's) or forward-first.")
-    if accumulate < 1:
-        raise BadInput(f"accumulate={accumulate}: an update takes at least one backward pass. Use 1 (FDG) or more.")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
     if accumulation not in ("sum", "mean"):
         raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
 

@@ -1,5 +1,6 @@
 """Checks that stages, loss and data fit together, by `jax.eval_shape`: nothing is computed, nothing compiles."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,15 +12,15 @@ import optax
 
 from fdg_jax import checkpoint
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.functions import draws_random_numbers, functions, init_variables
+from fdg_jax.functions import applied, draws_random_numbers, functions, init_variables, takes_train
 
 Tree = Any
+OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
 
 
 class Shapes(NamedTuple):
     """What flows where, as jax.ShapeDtypeStruct, and which stages draw random numbers."""
 
-    example: tuple[Tree, Tree]  # (inputs, labels) as they enter
     inputs: list[Tree]  # of each stage
     outputs: Tree  # of stage K
     labels: Tree
@@ -48,16 +49,21 @@ def check_shapes(stages, loss, preprocess, example_batch, variables, other: Sequ
     """
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
-    example = shape_of(example_batch[0]), shape_of(example_batch[1])
-    x, labels = example
+    x, labels = shape_of(example_batch[0]), shape_of(example_batch[1])
     if preprocess is not None:
         step = jax.ShapeDtypeStruct((), jnp.int32)
         x = traced(f"preprocess cannot take {text(x)}.", lambda *a: jax.eval_shape(preprocess, *a), x, step)
     inputs, draws, before = [], [], f"the input is {text(x)}"
     for k, module in enumerate(stages, 1):
         inputs.append(x)
-        fact = f"stage k={k} ({type(module).__name__}) cannot take {text(x)}; {before}."
-        y, made, drew = traced(fact, follow, module, x)
+        who = f"stage k={k} ({type(module).__name__})"
+        y, made, drew = traced(
+            f"{who} cannot take {text(x)}; {before}.", follow, module, x, way_out=check_switch(who, module)
+        )
+        check_evaluation(who, module, made, x)
+        if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
+            fact = f"{who} gives {text(y)} to stage k={k + 1}: no gradient comes back through integers"
+            raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
         if other[k - 1]:
@@ -68,15 +74,45 @@ def check_shapes(stages, loss, preprocess, example_batch, variables, other: Sequ
     value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
     if getattr(value, "shape", None) != ():
         raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
-    return Shapes(example, inputs, x, labels, value, draws)
+    return Shapes(inputs, x, labels, value, draws)
 
 
-def traced(fact: str, run: Callable, *arguments):
+def traced(fact: str, run: Callable, *arguments, way_out: str = ""):
     """The result of tracing something of the user's, or BadInput with the fact and the first line of what it raised."""
     try:
         return run(*arguments)
     except Exception as error:  # whatever a user's module raises when shapes do not fit
-        raise BadInput(f"{fact} {first_line(error)} Change one of the two, or cut the network elsewhere.") from error
+        way_out = way_out or "Change one of the two, or cut the network elsewhere."
+        raise BadInput(f"{fact} {first_line(error)} {way_out}") from error
+
+
+def check_switch(who: str, module: nn.Module) -> str:
+    """Refuses a module that tells training from evaluation by an argument nobody here sets. Where it need not be
+    given, as the module may have an attribute for it, returns what to do if that does not go well; else ""."""
+    if takes_train(module):
+        return ""
+    for name, argument in inspect.signature(type(module).__call__).parameters.items():
+        if name in OTHER_SWITCHES:
+            way_out = f"Give __call__ of your module an argument `train` and make `{name}` of it inside."
+            if argument.default is None:
+                return f"This library sets `train` only, True in training and False in evaluation. {way_out}"
+            raise BadInput(
+                f"{who} has an argument `{name}`, which would be left alone: this library sets `train`, True in "
+                f"training and False in evaluation. {way_out}"
+            )
+    return ""
+
+
+def check_evaluation(who: str, module: nn.Module, variables: Tree, x: Tree) -> None:
+    """Refuses a module that cannot be evaluated: dropout that is always on, a batch norm that always learns."""
+    extra = {name: value for name, value in variables.items() if name != "params"}
+    try:
+        jax.eval_shape(lambda p, e, x: applied(module)(p, e, x, False)[0], variables.get("params", {}), extra, x)
+    except Exception as error:  # whatever a user's module raises
+        raise BadInput(
+            f"{who} can be trained but not evaluated: {first_line(error)} This library tells a module which of the two "
+            "it is by an argument `train` (True or False) where __call__ has one. Give it that."
+        ) from error
 
 
 def follow(module: nn.Module, x: Tree) -> tuple[Tree, Tree, bool]:
@@ -111,23 +147,6 @@ def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: boo
                 f"stage k={k} ({type(module).__name__}) keeps {text(small)}, made of its weights, for the backward "
                 f"pass, so {other} would go back through these. Cast weights outside the module, or leave that out."
             )
-
-
-def check_batch(example: tuple[Tree, Tree], batch: Any) -> None:
-    """Refuses a batch that is not like the example the pipeline was initialised with (other lengths are fine)."""
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise BadInput(f"a batch is (inputs, labels), not {type(batch).__name__}. Use step((inputs, labels)).")
-    lengths = set()
-    for name, like, given in zip(("inputs", "labels"), example, batch, strict=True):
-        found = shape_of(given)
-        if jax.tree.structure(found) != jax.tree.structure(like):
-            raise BadInput(f"the {name} are {text(found)}, at init they were {text(like)}: other arrays.")
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise BadInput(f"the {name} are {text(a)}, at init {text(b)}. Only the batch size may differ.")
-            lengths |= set(a.shape[:1])
-    if len(lengths) > 1:
-        raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}.")
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:

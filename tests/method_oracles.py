@@ -149,8 +149,8 @@ def dni(modules, loss_fn, optimizer, variables, batches, synthesizers, auxiliary
     towards what B_{k+1} sent one tick before, with Adam at 3e-5 unless another is given. Returns them too."""
 
     def error(synthesizer, params, extra, y, labels, dy):
-        guessed, extra = synthesizer(params, extra, y, labels)
-        return ((guessed - dy) ** 2).sum() / y.shape[0], extra
+        guessed, extra = synthesizer(params, extra, y, labels)  # compared as gradients of an example's own loss
+        return ((y.shape[0] * (guessed - dy)) ** 2).sum() / y.shape[0], extra
 
     stages, top, losses = made(modules, optimizer, variables), jit(jax.value_and_grad(loss_fn)), []
     K, n, adam = len(stages), len(batches), adam or optax.adam(3e-5)

@@ -62,3 +62,21 @@ def as_functions(modules):
 
 def leaves(trees):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]
+
+
+def goes_on_exactly(made, data, at):
+    """A pipeline stopped after `at` batches and restored into a new one ends as one that was never stopped."""
+    whole, first, second = made(), made(), made()
+    for batch in data:
+        whole.step(batch)
+    for batch in data[:at]:
+        first.step(batch)
+    second.restore(first.state())
+    assert second.state_sha256() == first.state_sha256()
+    for batch in data[at:]:
+        second.step(batch)
+    assert second.state_sha256() == whole.state_sha256()
+    whole.drain()
+    second.drain()
+    assert second.parameters_sha256() == whole.parameters_sha256()
+    assert (second.staleness, second.updates) == (whole.staleness, whole.updates)

@@ -72,8 +72,8 @@ def test_beta_outside_zero_to_one_is_refused(beta):
     ({"engine": "turbo"}, "pipeline .* or delay-line"),
     ({"weights": "fresh"}, "stashed .* or current"),
     ({"order": "sideways"}, "backward-first"),
-    ({"engine": "delay-line", "weights": "current"}, "Use --engine pipeline or --weights stashed"),
-    ({"method": "bp", "beta": 0.5}, "--beta 0.5: method bp has no such option"),
+    ({"engine": "delay-line", "weights": "current"}, "Use engine pipeline or weights stashed"),
+    ({"method": "bp", "beta": 0.5}, "^beta=0.5: method bp has no such option"),
     ({"devices": [None]}, "K=2 stages need 2 devices, 1 were given"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused_at_once(options, match):

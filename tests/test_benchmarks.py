@@ -50,7 +50,14 @@ def test_the_list_names_every_benchmark_with_its_first_line():
 
 def test_a_benchmark_that_does_not_exist_is_refused_with_the_nearest_name(capsys):
     assert overview.main(["image_per_second"]) == 2
-    assert "images_per_second" in capsys.readouterr().err
+    assert "Did you mean images_per_second?" in capsys.readouterr().err
+    assert overview.main(["nonsense"]) == 2
+    assert "Did you mean" not in capsys.readouterr().err
+
+
+def test_help_lists_the_benchmarks(capsys):
+    assert overview.main(["--help"]) == 0
+    assert set(overview.names()) <= set(capsys.readouterr().out.split())
 
 
 def commands_shown():

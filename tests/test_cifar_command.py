@@ -108,7 +108,10 @@ BAD = {
     "fdg": "belongs to no flag",
     "--method fgd": "Did you mean fdg",
     "--method bp --beta 0.5": "method bp has no such option",
+    "--method FDG": "Did you mean fdg?",
     "--model resnet21": "Did you mean resnet20",
+    "--model ResNet-110": "'ResNet-110' is not known. Did you mean resnet110?",
+    "--dataset CIFAR-10": "Did you mean cifar10?",
     "--dataset cifar11": "Did you mean cifar10",
     "--engine fast": "'fast' is none of 'auto', 'pipeline', 'delay-line'",
     "--engine delay-line --weights current": "--weights stashed",
@@ -225,13 +228,13 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
 
 
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
-    from fdg_jax.experiments import cifar
+    from fdg_jax.experiments import ending
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert cifar.interpreter() == ".venv/bin/python"
+    assert ending.interpreter() == ".venv/bin/python"
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
-    assert cifar.interpreter() == "/elsewhere/python"
+    assert ending.interpreter() == "/elsewhere/python"
 
 
 def test_the_help_does_not_promise_what_is_refused():
@@ -268,6 +271,13 @@ def test_the_last_of_two_values_counts_and_underscores_are_dashes():
     options, given = command_line.parse(["--K", "2", "--train_size=7", "--K", "3", "--no-drain"], "x")
     assert (options.K, options.train_size, options.drain) == (3, 7, False)
     assert given == {"K", "train_size", "drain"}
+
+
+def test_one_epoch_is_not_epochs():
+    from fdg_jax.experiments.story import schedule_sentence
+
+    assert schedule_sentence(Options(epochs=1, warmup="off"), 1).startswith("1 epoch of 1 batch; ")
+    assert schedule_sentence(Options(warmup="on"), 391).startswith("300 epochs of 391 batches; ")
 
 
 def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):
@@ -355,7 +365,7 @@ def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     assert (path / "summary.json").read_text() == before
 
 
-def test_auto_without_cifar_is_digits_and_says_so_three_times(tmp_path):
+def test_auto_without_cifar_is_digits_and_says_so_first_and_last(tmp_path):
     nothing = tmp_path / "nothing"
     nothing.mkdir()
     words = SHORT.replace("digits", "auto").split()
@@ -365,9 +375,13 @@ def test_auto_without_cifar_is_digits_and_says_so_three_times(tmp_path):
     process = command(*words, "--steps", "2", "--run-dir", str(tmp_path / "run"), environment=offline)
     code, out, err = finish(process)
     assert code == 0, err
-    assert out.count("!!! ") == 2
+    assert err.count("NOT CIFAR-10") == 1
+    assert out.count("!!! ") == 1 and out.rstrip().splitlines()[-1].startswith("!!! NOT CIFAR-10")
+    assert "- images/s" in out  # both batches may have compiled something
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert {event["images_per_second"] for event in lines if "train_loss" in event} == {None}
     summary = read(tmp_path / "run" / "summary.json")
-    assert summary["dataset"] == "digits"
+    assert (summary["dataset"], summary["images_per_second"]) == ("digits", None)
     assert "digits" in summary["note"]
 
 
@@ -397,8 +411,9 @@ def test_a_run_that_was_stopped_ends_exactly_as_one_that_was_not(engine, number,
     )
     assert not (stopped / "summary.json").exists()
     assert (stopped / "report.html").exists()
-    code, _, err = finish(command("--run-dir", str(stopped), "--resume"))
+    code, out, err = finish(command("--run-dir", str(stopped), "--resume"))
     assert code == 0, err
+    assert "going on after batch " in out
     a, b = read(whole / "summary.json"), read(stopped / "summary.json")
     for name in (
         "final_parameters_sha256",

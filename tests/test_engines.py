@@ -11,7 +11,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
+from small import CLASSES, Part, as_functions, batches, cross_entropy, goes_on_exactly, leaves, parts, pipeline, recipe
 
 from fdg_jax import layers
 from fdg_jax.schedule import fdg
@@ -113,8 +113,7 @@ def test_the_two_engines_agree_bit_for_bit(K, order):
     assert one.losses(wait=True) == two.losses(wait=True)
 
 
-@pytest.mark.parametrize("K", [1, 2, 4])
-@pytest.mark.parametrize("n", [1, 3, 12])
+@pytest.mark.parametrize(("K", "n"), [(1, 3), (2, 1), (4, 3), (4, 12)])
 def test_a_scan_over_a_window_is_the_same_training(K, n):
     data = batches(n)
     one, _ = run(K, data, beta=0.5)
@@ -128,7 +127,7 @@ def test_a_scan_over_a_window_is_the_same_training(K, n):
     assert (two.staleness, two.updates) == (one.staleness, one.updates)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(K=st.integers(1, 4), n=st.integers(1, 9), data=st.data())
 def test_any_split_and_length_gives_the_oracles_weights(K, n, data):
     blocks = 5
@@ -317,19 +316,4 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):
     data, K = batches(10), 3
     stages = [Dropped(12), Part(12), Part(CLASSES)]
-    whole = pipeline(K, data[0], stages=stages, engine=name, **options)
-    for batch in data:
-        whole.step(batch)
-    first = pipeline(K, data[0], stages=stages, engine=name, **options)
-    for batch in data[:at]:
-        first.step(batch)
-    second = pipeline(K, data[0], stages=stages, engine=name, **options)
-    second.restore(first.state())
-    assert second.state_sha256() == first.state_sha256()
-    for batch in data[at:]:
-        second.step(batch)
-    assert second.state_sha256() == whole.state_sha256()
-    whole.drain()
-    second.drain()
-    assert second.parameters_sha256() == whole.parameters_sha256()
-    assert second.staleness == whole.staleness
+    goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, at)

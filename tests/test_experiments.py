@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import experiments
+from experiments import __main__ as overview
 from experiments import _command, _curves, _markdown, _results, _running, _runs, cifar10_short
 from experiments._runs import Run
 from fdg_jax.errors import BadInput
@@ -117,6 +118,19 @@ def test_the_tables_are_listed_in_one_line_each():
         [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert [line.split()[0] for line in done.stdout.split("\n\n")[0].splitlines()] == experiments.names()
+
+
+def test_a_table_can_be_worked_on_by_its_name(tmp_path, capsys):
+    assert overview.main(["cifar10_short", "list", "--runs-dir", str(tmp_path), "--only", "bp"]) == 0
+    assert "bp: missing" in capsys.readouterr().out
+    assert overview.main(["cifar10_shrt", "list"]) == 2
+    said = capsys.readouterr().err
+    assert "no table 'cifar10_shrt'. Did you mean cifar10_short? There are" in said
+    assert overview.main(["nonsense"]) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean" not in said and all(name in said for name in experiments.names())
+    assert overview.main(["--help"]) == 0
+    assert set(experiments.names()) <= set(capsys.readouterr().out.split())
 
 
 def test_listing_imports_neither_jax_nor_matplotlib():

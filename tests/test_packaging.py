@@ -266,6 +266,25 @@ def test_ci_runs_what_a_person_runs():
         assert re.search(rf"^within_budget {target}$", text, re.M)
 
 
+def test_a_script_anywhere_finds_the_package(tmp_path):
+    """Set up before this was so: nothing is installed anew, and yet the repository is on the path."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
+    packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    for folder in (packages, tmp_path / ".venv" / "bin", tmp_path / ".venv" / "requirements"):
+        folder.mkdir(parents=True)
+    for file in (tmp_path / "requirements.txt", tmp_path / ".venv" / "requirements" / "requirements.txt"):
+        file.touch()
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\necho 3.11.9\n")
+    python.chmod(0o755)
+    for _ in range(2):
+        assert subprocess.run(["sh", "tools/setup.sh"], cwd=tmp_path).returncode == 0
+    code = "import site, sys; site.addsitedir(sys.argv[1]); print(sys.path[-1])"
+    shown = subprocess.run([sys.executable, "-S", "-c", code, packages], capture_output=True, text=True).stdout
+    assert Path(shown.splitlines()[-1]).samefile(tmp_path)
+
+
 def fake_python(folder: Path, says: str, has_venv: bool) -> None:
     """A `python3` that answers the two questions tools/setup.sh asks before it makes anything."""
     script = f'#!/bin/sh\ncase "$2" in *ensurepip*) exit {int(not has_venv)};; *) echo {says};; esac\n'

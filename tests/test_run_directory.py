@@ -3,19 +3,36 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import claim, compile_cache, machine, report, run_directory, saving, stored
+from fdg_jax.experiments import (
+    claim,
+    compile_cache,
+    curves,
+    ending,
+    machine,
+    report,
+    run_directory,
+    saving,
+    stored,
+    train,
+)
 from fdg_jax.experiments.options import FIELDS, Options
+from fdg_jax.experiments.progress import per_second
 from fdg_jax.experiments.record import Diverged, Record
 from fdg_jax.experiments.run_directory import MetricsLog
+from fdg_jax.experiments.setup import learning_rates
+from fdg_jax.experiments.signals import Signals, Stopped
+from fdg_jax.optimizer import paper_schedule
 
 
 def asked(**changed) -> Options:
@@ -313,6 +330,44 @@ def test_a_report_of_a_run_that_has_not_logged_anything_can_be_made(tmp_path):
     assert "nothing yet" in (tmp_path / "report.html").read_text()
 
 
+def told(**changed) -> dict:
+    """A config as a run writes it, with 10 batches an epoch."""
+    values = {name: getattr(Options(), name) for name in FIELDS}
+    return {**values, "warmup": "off", "train_size": 320, "batch_size": 32, "epochs": 8, **changed}
+
+
+@pytest.mark.parametrize("changed", [
+    {}, {"warmup": "on"}, {"warmup": "on", "epochs": 300}, {"accumulate": 3, "warmup": "on"}, {"epochs": 1},
+    {"epochs": 1, "train_size": 32, "warmup": "on"}, {"learning_rate": 0.005, "warmup": "on"}, {"train_size": 321},
+])  # fmt: skip
+def test_the_learning_rates_marked_are_those_of_the_schedule(changed):
+    config = told(**changed)
+    per_epoch = -(-config["train_size"] // 32)
+    schedule = paper_schedule(config["learning_rate"], config["epochs"], per_epoch, config["warmup"] == "on")
+    true = learning_rates(schedule, config["epochs"] * per_epoch, config["accumulate"])
+    marked = np.zeros_like(true)
+    for epoch, rate in curves.learning_rates(config):
+        marked[round(epoch * per_epoch) :] = rate
+    np.testing.assert_allclose(marked, true, rtol=1e-6)  # the schedule's are float32
+
+
+def test_a_learning_rate_is_marked_where_it_begins_and_not_at_the_next_line_that_was_logged():
+    axes = [mock.Mock(), mock.Mock()]
+    curves.mark_learning_rates(axes, curves.learning_rates(told(warmup="on")), end=7.0)
+    for each in axes:
+        assert [call.args[0] for call in each.axvline.call_args_list] == [0.1, 4.0, 6.0]  # the fourth is at 7.3
+    labels = [(call.args[0], call.args[1][0]) for call in axes[0].annotate.call_args_list]
+    assert labels == [("learning rate 0.01", 0), ("0.1", 0.1), ("0.01", 4.0), ("0.001", 6.0)]
+
+
+@pytest.mark.parametrize(("points", "marked"), [(1, True), (2, True), (50, False)])
+def test_a_curve_of_one_point_can_be_seen(points, marked, tmp_path):
+    event = {"train_loss": 1.0, "learning_rate": 0.1}
+    svg = curves.draw(told(), [{"epoch": n / 10, **event} for n in range(1, points + 1)], tmp_path / "x.png")
+    above = svg[svg.index('id="axes_1"') : svg.index('id="axes_2"')]
+    assert (f"fill: {curves.TRAIN}; stroke" in above) is marked
+
+
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
     from fdg_jax.experiments import speed
 
@@ -361,6 +416,68 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     assert [event["learning_rate"] for event in events] == [0.1, 0.1, 0.01]
     assert second.train_loss() == 3.5  # of the last 4 batches, an epoch's worth: 1, 2, 3, 8
     assert (second.step, second.images, second.sessions) == (7, 196, 2)
+
+
+def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
+    record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
+    record.open(tmp_path, tensorboard=False)
+    record.entered(1, 32)
+    record.losses([(1, 1.0)])
+    assert record.images_per_second() is None
+    record.timed(32, 0.5)
+    record.entered(1, 32)
+    record.losses([(2, 1.0)])
+    record.close()
+    events = run_directory.read_metrics(tmp_path / "metrics.jsonl")
+    assert [event["images_per_second"] for event in events] == [None, 64.0]
+    assert (per_second(None), per_second(1234.5)) == ("- images/s", "1,234 images/s")
+    assert "<b>–</b><span>images a second" in report.cards([], [events[0]], {})
+
+
+def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
+    stored_run(tmp_path)
+    assert ending.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command") == 130
+    out = capsys.readouterr().out
+    assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
+    assert "after a checkpoint" not in out
+    (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
+    ending.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command")
+    assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
+def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
+    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False)
+    pipeline = SimpleNamespace(restore=lambda state: None)
+    options = asked(batch_size=32, epochs=2, tensorboard=False)
+    job = SimpleNamespace(
+        dataset=dataset, options=options, learning_rates=np.ones(8), pipeline=pipeline, steps=8, steps_per_epoch=4
+    )
+    before = Record(128, 32, 10, job.learning_rates)
+    before.open(tmp_path, tensorboard=False)
+    before.entered(stood or 0, 0)
+    monkeypatch.setattr(saving, "load_newest", lambda root: ({}, before.state()) if stood else None)
+    monkeypatch.setattr(train.Loop, "train", lambda self: None)
+    monkeypatch.setattr(train.Loop, "finish", lambda self: ("", ""))
+    train.run(job, tmp_path, Signals(), resume=True)
+    before.close()
+    assert said in capsys.readouterr().out
+
+
+def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
+    good = {
+        "train_loss": 0.5, "test_error_percent": 9.0, "K": 1, "epochs": 1, "dataset": "digits", "steps": 1,
+        "images_per_second": None, "staleness": [0], "updates": [1],
+    }  # fmt: skip
+    assert ending.tell_done(tmp_path, good) == 0
+    out = capsys.readouterr().out
+    assert "done: test error 9.00% after 1 epoch on digits, training loss 0.5000, - images/s" in out
+    assert "staleness of stage 1, in updates: [0]; updates made: [1] for 1 batch\n" in out
+    for loss in (2e6, float("nan"), float("inf")):
+        assert ending.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "has diverged" in err and f"{loss:.4g}" in err
 
 
 def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):

@@ -4,8 +4,8 @@
 #
 # Done again only when the requirements differ from the copy kept in .venv (written last, so an interrupted set-up
 # is finished by the next), when PYTHON names another interpreter than .venv has, or when .venv does not run.
-# fdg_jax itself is not installed: everything runs from the repository root as `.venv/bin/python -m ...`, which finds
-# it in the current directory. So no edit ever needs a new set-up, and there is no build tool to install.
+# fdg_jax itself is not built: a line in .venv says where it lies, as an editable install would, so that scripts find
+# it from any directory, no edit ever needs a new set-up, and there is no build tool to install.
 set -eu
 cd "$(dirname "$0")/.."
 asked=${1:-}
@@ -19,6 +19,11 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 2; }
 
 version() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null; }
 home() { "$1" -c 'import sys; print(sys.version, sys.base_prefix)' 2>/dev/null; }
+findable() {   # the line is relative to its folder: repository and .venv may be moved together
+    for packages in $venv/lib/python3*/site-packages; do
+        [ -f "$packages/fdg_jax.pth" ] || echo ../../../.. >"$packages/fdg_jax.pth"
+    done
+}
 new_enough() { case $1 in 3.[0-9].* | 3.10.* | [0-2].* | "") false ;; *) true ;; esac; }
 has_venv() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
 
@@ -54,7 +59,10 @@ if [ -z "$requirements" ]; then   # keep to what was chosen when .venv was made 
     [ -f "$requirements" ] || requirements=requirements.txt
 fi
 [ -f "$requirements" ] || fail "there is no file $requirements."
-[ -n "$chosen" ] || ! cmp -s "$requirements" "$kept/$requirements" || exit 0
+if [ -z "$chosen" ] && cmp -s "$requirements" "$kept/$requirements"; then
+    findable
+    exit 0
+fi
 
 if [ -n "$chosen" ]; then
     say "Making $venv with Python $(version "$chosen") ($chosen)."
@@ -75,5 +83,6 @@ import chex, flax.linen, hypothesis, jax, matplotlib.pyplot, optax, orbax.checkp
 import sklearn.datasets, tensorboardX, tensorflow_datasets, tyro
 print(f"Ready: JAX {jax.__version__}, Flax {flax.__version__}.")
 END
+findable
 mkdir $kept
 cp "$requirements" "$kept/$requirements"

@@ -3,7 +3,7 @@
 import difflib
 import math
 
-from fdg_jax import methods
+from fdg_jax import names
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import FIELDS, Options, spelled
 
@@ -44,7 +44,7 @@ def check(options: Options, given: frozenset[str]) -> None:
 
 def check_method(options: Options, given: frozenset[str]) -> None:
     """The method exists, has the options given for it, and can run on the engine asked for."""
-    method = methods.find(options.method)
+    method = names.find_method(options.method)
     about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
     schedule = method.schedule(
@@ -69,12 +69,14 @@ def check_names(options: Options) -> None:
     from fdg_jax import data
 
     known = data.names()
+    names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
         near = difflib.get_close_matches(options.dataset, known, n=3, cutoff=0.5)
         asked = f" Did you mean {' or '.join(near)}?" if near else ""
         raise BadInput(f"data set {options.dataset!r} is not known.{asked} There are {', '.join(known)}.")
     from fdg_jax import models
 
+    names.refuse_other_spelling("model", options.model, models.names())
     n = len(models.blocks(options.model, classes=10))
     if n < options.K:
         raise BadInput(

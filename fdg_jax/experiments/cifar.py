@@ -1,12 +1,12 @@
 """The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
 
-Exit codes: 0 done; 2 bad input (one message, before any long work); 130 and 143 stopped by SIGINT and SIGTERM
-after a checkpoint; 1 anything else. Flags and files: `--help`, and the README.
+Exit codes: 0 done; 2 bad input (one message, before any long work); 130 and 143 stopped by SIGINT and SIGTERM, from
+the first batch on after a checkpoint; 1 anything else, a run that diverged included. Flags and files: `--help`, and
+the README.
 """
 
 import dataclasses
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,10 +20,10 @@ if __name__ == "__main__":
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import checks, claim, command_line, run_directory, stored
 from fdg_jax.experiments.options import Options
+from fdg_jax.experiments.progress import count
 from fdg_jax.experiments.signals import Signals, Stopped
 
 if TYPE_CHECKING:
-    from fdg_jax.experiments.record import Record
     from fdg_jax.experiments.setup import Job
 
 PROGRAM = "python -m fdg_jax.experiments.cifar"
@@ -68,7 +68,7 @@ def finished(path: Path, options: Options) -> bool:
     steps = min(total, options.steps or total)
     if stored.summary(path)["steps"] < steps:
         return False
-    print(f"{path} is finished: {steps} batches. Nothing to do. If --steps was given, raise it to go on.")
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
     return True
 
 
@@ -87,17 +87,15 @@ def prepare_and_run(options: Options, before: dict[str, Any] | None, path: Path,
         config = run_directory.continued(before, config)
     run_directory.write_json(path / run_directory.CONFIG, config)
     opening(job, path, resumed=before is not None)
-    try:
-        return train(job, path, signals, resume=before is not None)
-    except Stopped as stopped:
-        return tell_stopped(path, stopped)
+    return train(job, path, signals, resume=before is not None)
 
 
 def opening(job: "Job", path: Path, resumed: bool) -> None:
     from fdg_jax.experiments.story import tell
 
     print("\n".join([*tell(job), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
-    loudly(job.dataset.note)
+    if resumed:  # a new run's has been said while the data were loaded
+        loudly(job.dataset.note)
     print("compiling...", flush=True)
 
 
@@ -108,7 +106,7 @@ def loudly(note: str) -> None:
 
 def train(job: "Job", path: Path, signals: Signals, resume: bool) -> int:
     """The run itself, then summary.json and the report."""
-    from fdg_jax.experiments import report
+    from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.record import Diverged
 
@@ -117,71 +115,15 @@ def train(job: "Job", path: Path, signals: Signals, resume: bool) -> int:
         record, parameters, state = training.run(job, path, signals, resume)
     except Diverged as diverged:
         report.write(path)
-        print(
-            f"error: {diverged}. The run in {path} has diverged; its report shows where. Lower "
-            "--learning-rate or --beta, or add --warmup on.",
-            file=sys.stderr,
-        )
-        return 1
-    summary = summarise(job, record, parameters, state)
+        return ending.tell_diverged(path, str(diverged))
+    except Stopped as stopped:
+        return ending.tell_stopped(path, stopped, PROGRAM)
+    summary = ending.summarise(job, record, parameters, state)
     run_directory.write_json(path / run_directory.SUMMARY, summary)
     report.write(path)
-    print(
-        f"\ndone: test error {summary['test_error_percent']:.2f}% after {round(summary['epochs'], 2):g} epochs on "
-        f"{job.dataset.name}, training loss {summary['train_loss']:.4f}, "
-        f"{summary['images_per_second']:,.0f} images/s\nmeasured staleness of stages 1 to {job.options.K}, "
-        f"in updates: {summary['staleness']}; updates made: {summary['updates']} for {record.step} batches\n"
-        f"{path / 'report.html'} shows the curves, {path / run_directory.SUMMARY} has the numbers"
-    )
+    code = ending.tell_done(path, summary)
     loudly(job.dataset.note)
-    return 0
-
-
-def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
-    """The content of summary.json. staleness and updates are what the stages counted."""
-    from fdg_jax.experiments.setup import stage_parameters
-
-    o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
-    last = run_directory.read_metrics(Path(o.run_dir or "") / run_directory.METRICS)[-1]
-    names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
-    return {
-        **{name: getattr(o, name) for name in names},
-        "split": list(job.cuts),
-        "parameters": pipeline.parameter_count,
-        "auxiliary_parameters": pipeline.auxiliary_parameter_count,
-        "steps": record.step,
-        "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 4),
-        "seconds": round(record.elapsed(), 2),
-        "images_per_second": round(record.images_per_second(), 2),
-        "train_loss": record.train_loss(),
-        "test_error_percent": last["test_error_percent"],
-        "staleness": pipeline.staleness,
-        "final_parameters_sha256": parameters_sha256,
-        "final_state_sha256": state_sha256,
-        "test_loss": last["test_loss"],
-        "updates": pipeline.updates,
-        "stage_parameters": stage_parameters(pipeline),
-        "drained": o.drain,
-        "seed": o.seed,
-        "batch_size": o.batch_size,
-        "sessions": record.sessions,
-        "note": job.dataset.note,
-    }
-
-
-def tell_stopped(path: Path, stopped: Stopped) -> int:
-    from fdg_jax.experiments import report
-
-    report.write(path)
-    again = shlex.join([interpreter(), *PROGRAM.split()[1:], "--run-dir", str(path), "--resume"])
-    print(f"stopped by {stopped} after a checkpoint. To go on exactly there:\n  {again}", flush=True)
-    return 128 + stopped.number
-
-
-def interpreter() -> str:
-    """The one that runs this, told from here where it lies below: the package may be in its environment only."""
-    python, here = Path(sys.executable), Path.cwd()
-    return str(python.relative_to(here) if python.is_relative_to(here) else python)
+    return code
 
 
 if __name__ == "__main__":

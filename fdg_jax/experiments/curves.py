@@ -1,11 +1,15 @@
 """The curves of a run: training loss and test error over epochs, with the learning rates marked."""
 
 import io
+import math
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
+
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
+FEW = 3  # fewer points make no line one could see
 
 
 def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
@@ -27,7 +31,7 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
         above, below = figure.subplots(2, 1, sharex=True)
         train = [event for event in events if event.get("train_loss") is not None]
         test = [event for event in events if event.get("test_error_percent") is not None]
-        line(above, train, "train_loss", TRAIN, "training loss")
+        line(above, train, "train_loss", TRAIN, "training loss", marker="o" if len(train) < FEW else "")
         line(below, test, "test_error_percent", TEST, "test error (%)", marker="o" if len(test) <= 60 else "")
         if test:
             last = test[-1]
@@ -35,7 +39,7 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
                 f"{last['test_error_percent']:.2f}%", (last["epoch"], last["test_error_percent"]),
                 xytext=(-4, 8), textcoords="offset points", ha="right", color=TEST, weight="bold",
             )  # fmt: skip
-        mark_learning_rates((above, below), train)
+        mark_learning_rates((above, below), learning_rates(config), train[-1]["epoch"] if train else 0.0)
         below.set_xlabel("epoch")
         below.set_xlim(left=0)
         above.set_title(title(config), loc="left", color=INK, pad=32)
@@ -74,23 +78,32 @@ def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[f
     return means
 
 
-def mark_learning_rates(both, train: list[dict[str, Any]]) -> None:
-    """A dashed line and the new value where the learning rate changes; crowded labels go one higher."""
-    before, last, level = None, 0.0, 0
-    span = train[-1]["epoch"] if train else 1.0
-    for event in train:
-        rate, x = event["learning_rate"], 0.0 if before is None else event["epoch"]
-        if rate == before:
+def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
+    """[(epoch, rate)] with which the rate each batch is used with begins (fdg_jax.optimizer.paper_schedule)."""
+    per_epoch, base = math.ceil((config["train_size"] or 0) / config["batch_size"]), config["learning_rate"]
+    total, M = config["epochs"] * per_epoch, config["accumulate"]
+    begins = {0: base}
+    if config["warmup"] == "on":
+        begins = {0: min(base, WARMUP_LEARNING_RATE), max(1, round(WARMUP * total)): base}
+    begins |= {round(drop * total): base / 10**n for n, drop in enumerate(DROPS, 1)}
+    begins = {math.ceil(b / M) * M: rate for b, rate in begins.items()}  # the first of M batches decides for all
+    return [(b / max(1, per_epoch), rate) for b, rate in begins.items()]
+
+
+def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> None:
+    """A dashed line and the new value where the learning rate changes before `end`; crowded labels go one higher."""
+    last, level = 0.0, 0
+    for n, (x, rate) in enumerate(rates):
+        if n and (x >= end or rate == rates[n - 1][1]):
             continue
-        for axes in both:
-            if x:
-                axes.axvline(x, color="#9aa5b1", lw=0.9, ls="--", zorder=0)
-        level = 1 - level if before is not None and x - last < 0.15 * span else 0
+        for axes in both if x else ():
+            axes.axvline(x, color="#9aa5b1", lw=0.9, ls="--", zorder=0)
+        level = 1 - level if n and x - last < 0.15 * end else 0
         both[0].annotate(
-            ("learning rate " if before is None else "") + f"{rate:g}", (x, 1), xytext=(0, 4 + 11 * level),
+            f"{rate:g}" if n else f"learning rate {rate:g}", (x, 1), xytext=(0, 4 + 11 * level),
             xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, color="#52606d",
         )  # fmt: skip
-        before, last = rate, x
+        last = x
 
 
 def title(config: dict[str, Any]) -> str:

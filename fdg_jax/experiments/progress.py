@@ -78,6 +78,16 @@ def rich_bar(steps: int, done: int):
     return bar, task
 
 
+def per_second(images: float | None) -> str:
+    """1,234 images/s, or a dash where nothing could be measured."""
+    return f"{'-' if images is None else f'{images:,.0f}'} images/s"
+
+
+def count(n: float, one: str, ending: str = "s") -> str:
+    """1 epoch, 2.5 epochs, and, with the ending es, 3 batches."""
+    return f"{n} {one}{'' if n == 1 else ending}"
+
+
 def clock(seconds: float) -> str:
     """75 -> 1m15s."""
     minutes, seconds = divmod(round(seconds), 60)

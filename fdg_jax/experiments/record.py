@@ -119,13 +119,13 @@ class Record:
 
     def line(self, step: int) -> None:
         """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""
-        loss = math.fsum(self.pending) / len(self.pending)
+        loss, rate = math.fsum(self.pending) / len(self.pending), self.rate or self.images_per_second()
         event = {
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
             "train_loss": loss,
             "learning_rate": float(f"{self.learning_rates[step - 1]:.7g}"),  # a float32's own digits
-            "images_per_second": round(self.rate or self.images_per_second(), 2),
+            "images_per_second": rate if rate is None else round(rate, 2),
         }
         self.log.append(event)
         self.scalars.add(step, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
@@ -148,8 +148,6 @@ class Record:
         """Mean over the last epoch's worth of batches (fewer where the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
-    def images_per_second(self) -> float:
-        """Of training, without compilation and evaluation; of everything where a run is too short to tell."""
-        if self.timed_seconds > 0:
-            return self.timed_images / self.timed_seconds
-        return self.images / max(self.elapsed(), 1e-9)
+    def images_per_second(self) -> float | None:
+        """Of training, without compilation and evaluation; None where nothing else has been timed yet."""
+        return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None

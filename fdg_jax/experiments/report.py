@@ -87,7 +87,7 @@ def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str
 
 def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     """The numbers one looks for first."""
-    speed = summary.get("images_per_second") or (train[-1].get("images_per_second") if train else None)
+    speed = (summary or (train[-1] if train else {})).get("images_per_second")
     shown = [
         ("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–"),
         ("test error, best", f"{min(e['test_error_percent'] for e in test):.2f}%" if test else "–"),

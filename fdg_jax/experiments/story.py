@@ -2,6 +2,7 @@
 
 from fdg_jax import methods
 from fdg_jax.experiments.options import Options
+from fdg_jax.experiments.progress import count
 from fdg_jax.experiments.setup import Job, stage_parameters
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
@@ -25,7 +26,7 @@ def tell(job: Job) -> list[str]:
         staleness = pipeline.schedule.staleness[k - 1]
         lines.append(
             f"stage k={k}  {blocks(bounds[k - 1], bounds[k] - 1)}, {size:,} parameters, staleness "
-            f"{staleness} update{'' if staleness == 1 else 's'}, on {job.devices[k - 1]}"
+            f"{count(staleness, 'update')}, on {job.devices[k - 1]}"
         )
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
@@ -43,15 +44,15 @@ def schedule_sentence(options: Options, per_epoch: int) -> str:
     """When the learning rate changes, and that this is the paper's schedule scaled, where it is."""
     *early, last = [f"{fraction * options.epochs:.4g}" for fraction in DROPS]
     text = (
-        f"{options.epochs} epochs of {per_epoch} batches; learning rate {options.learning_rate:g}, divided "
-        f"by 10 after epochs {', '.join(early)} and {last}"
+        f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}; learning rate "
+        f"{options.learning_rate:g}, divided by 10 after epochs {', '.join(early)} and {last}"
     )
     if options.epochs != 300:
         text += " (the paper's 150, 225 and 275 of 300, scaled)"
     if options.warmup == "on":
         batches = max(1, round(WARMUP * options.epochs * per_epoch))
         rate = min(options.learning_rate, WARMUP_LEARNING_RATE)
-        text += f"; warm-up with {rate:g} for the first {batches} batches (3 of 300 epochs)"
+        text += f"; warm-up with {rate:g} for the first {count(batches, 'batch', 'es')} (3 of 300 epochs)"
     if options.steps and options.steps < options.epochs * per_epoch:
-        text += f"; stops after {options.steps} batches (--steps)"
+        text += f"; stops after {count(options.steps, 'batch', 'es')} (--steps)"
     return text

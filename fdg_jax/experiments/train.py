@@ -14,7 +14,7 @@ import numpy as np
 
 from fdg_jax.data.augment import epoch_order, test_transform
 from fdg_jax.experiments import saving
-from fdg_jax.experiments.progress import Progress
+from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Record
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
@@ -58,13 +58,16 @@ class Loop:
         """
         if self.record.step != self.saved:
             self.save()
-        state_sha256 = self.pipeline.state_sha256()
-        if self.options.drain:
-            self.pipeline.drain()
+        self.pause(self.close)
         self.collect(wait=True)
         self.record.last_line()
         self.evaluate()
-        return self.pipeline.parameters_sha256(), state_sha256
+        return self.pipeline.parameters_sha256(), self.state_sha256
+
+    def close(self) -> None:
+        self.state_sha256 = self.pipeline.state_sha256()
+        if self.options.drain:
+            self.pipeline.drain()
 
     def collect(self, wait: bool = False) -> None:
         self.record.losses(self.pipeline.losses(wait=wait))
@@ -127,7 +130,7 @@ class Loop:
         self.progress.error = f"test error {record.error:.2f}%"
         self.progress.say(
             f"epoch {round(epoch, 2):g}: test error {record.error:.2f}%, training loss {record.train_loss():.4f}, "
-            f"{record.images_per_second():,.0f} images/s, learning rate {self.rate_now():g}"
+            f"{per_second(record.images_per_second())}, learning rate {self.rate_now():g}"
         )
 
     def rate_now(self) -> float:
@@ -188,6 +191,8 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
     record.open(path, job.options.tensorboard)
     try:
         with Progress(job.steps, record.step, job.options.epochs) as progress:
+            if resume:
+                progress.say(where(record.step, job.steps))
             loop = Loop(job, path, signals, progress, record)
             try:
                 loop.train()
@@ -198,6 +203,13 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
                 raise
     finally:
         record.close()
+
+
+def where(step: int, steps: int) -> str:
+    """Where a resumed run stands."""
+    if step == 0:
+        return "there is no checkpoint yet: from the beginning"
+    return f"going on after batch {step:,} of {steps:,}"
 
 
 def begin_again(job: Job, path: Path, record: Record) -> None:

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Schedule
 
+Costs = Mapping[str, tuple[float, float, float]]
+PASSES: Costs = {"F": (1, 0, 0), "B": (0, 1, 0)}
+
 
 class Method(NamedTuple):
     """What the engines need to know of a method.
@@ -25,9 +28,10 @@ class Method(NamedTuple):
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
         `schedule.behind` backward passes, so that one device can stand in for K.
     same_for_every_K: True where K changes where the work is done and not what is trained.
-    cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2).
-    stage() -> the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not
-        simply on its device.
+    cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2); a
+        function of K where it depends on it.
+    stage: the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not simply
+        on its device.
     """
 
     name: str
@@ -38,8 +42,8 @@ class Method(NamedTuple):
     options: tuple[str, ...] = ()
     delay_line: bool = False
     same_for_every_K: bool = False
-    cost: Mapping[str, tuple[float, float, float]] = {"F": (1, 0, 0), "B": (0, 1, 0)}
-    stage: Callable[[], Any] | None = None
+    cost: Costs | Callable[[int], Costs] = PASSES
+    stage: Any = None
     places: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     @property
@@ -47,12 +51,16 @@ class Method(NamedTuple):
         """The names of all its options."""
         return (*self.schedule_options, *self.stage_options, *self.options)
 
+    def costs(self, K: int) -> Costs:
+        """`cost` for that K."""
+        return self.cost if isinstance(self.cost, Mapping) else self.cost(K)
+
     def accepted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Refuses options this method does not have; returns those of its schedule and all those of its stages."""
         for option, value in options.items():
             if option not in self.answers_to:
                 raise BadInput(
-                    f"--{option.replace('_', '-')} {value}: method {self.name} has no such option "
+                    f"{option}={value}: method {self.name} has no such option "
                     f"(it has: {', '.join(self.answers_to) or 'none'}). Leave it out."
                 )
         of_schedule = {option: value for option, value in options.items() if option in self.schedule_options}

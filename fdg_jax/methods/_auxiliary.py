@@ -26,6 +26,9 @@ from jax import lax
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
 
+# Numbers that enter a linear classifier: 2 x 2 x 32 of ResNet-20's maps in the middle. With the 2048 of Nokland and
+# Eidnes, who train with Adam, SGD at the paper's rate of 0.1 diverges (LOG.md, 2026-11-21).
+ENTRIES = 128
 MATCHING = 0.99  # the similarity matching's share of PredSim's loss
 zeros = nn.initializers.zeros
 
@@ -103,7 +106,7 @@ class LinearClassifier(nn.Module):
     """
 
     classes: int
-    entries: int = 2048
+    entries: int = ENTRIES
 
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
@@ -123,7 +126,7 @@ class PredSim(nn.Module):
     """
 
     classes: int
-    entries: int = 2048
+    entries: int = ENTRIES
 
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:

@@ -84,5 +84,5 @@ METHOD = Method(
     name="dfa",
     summary="direct feedback alignment (Nokland 2016): a random projection of the output error to every stage",
     schedule=dfa,
-    stage=lambda: Direct,
+    stage=Direct,
 )

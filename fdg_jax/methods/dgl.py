@@ -101,5 +101,5 @@ METHOD = Method(
     schedule=dgl,
     stage_options={"aux": "mlp-sr"},
     cost={"F": (1, 0, 0), "B": (0, 1, 1)},
-    stage=lambda: Local,
+    stage=Local,
 )

@@ -3,6 +3,9 @@
 A synthesizer at every boundary maps activations (and labels) to the gradient that stage k+1 would send. It is trained
 on what stage k+1 does send a tick later, which is itself made of a guess (bootstrapped). Known to learn poorly in
 deep networks, here as elsewhere.
+
+What is modelled is the gradient of an example's own loss, batch size times that of the batch's mean: a step of Adam
+moves every output of a synthesizer by a fixed amount, which would else be a hundred times larger than the gradients.
 """
 
 from collections import deque
@@ -95,7 +98,7 @@ class Synthetic(Stage):
 
         def error(params, extra, y, labels, dy):
             guess, extra = apply(params, extra, y, labels)
-            return jnp.sum(jnp.square(guess - dy)) / len(dy), dict(extra)
+            return jnp.sum(jnp.square(guess - len(dy) * dy)) / len(dy), dict(extra)
 
         def learn(own: Guesser, y, labels, dy) -> Guesser:
             grads, extra = jax.grad(error, has_aux=True)(own.params, own.extra, y, labels, dy)
@@ -103,7 +106,7 @@ class Synthetic(Stage):
             return Guesser(optax.apply_updates(own.params, updates), extra, opt_state)
 
         # Guessing looks at the batch's own statistics and leaves the running ones alone.
-        self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0])
+        self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
         self._learn = jax.jit(learn, donate_argnums=0)
         return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
 
@@ -158,5 +161,5 @@ METHOD = Method(
     schedule=dni,
     stage_options={"conditional": True},
     cost={"F": (1, 0, 0), "B": (0, 1, 0), "S": (0, 0, 1)},
-    stage=lambda: Synthetic,
+    stage=Synthetic,
 )

@@ -69,5 +69,5 @@ METHOD = Method(
     summary="features replay (Huo et al. 2018): DDG's delays, inputs kept instead of activations",
     schedule=partial(forward_locked, name="fr"),
     cost={"F": (1, 0, 0), "B": (1, 1, 0)},
-    stage=lambda: Replay,
+    stage=Replay,
 )

@@ -14,8 +14,8 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
     """Tick t: the M micro-batches (t-1)M+1..tM forward through all stages, then all backward, then one update."""
     check_K(K)
     M = micro_batches
-    if M < 1:
-        raise BadInput(f"micro_batches={M}: a batch is at least one. Use 1 (plain BP) or more, e.g. 4 times K.")
+    if not isinstance(M, int) or M < 1:
+        raise BadInput(f"micro_batches={M!r}: a batch is a whole number of them. Use 1 (plain BP) or more, e.g. 4 K.")
 
     def tick(t: int, last: int | None = None) -> Tick:
         if last is not None and t > last:

@@ -1,0 +1,180 @@
+"""What tells the methods apart: the paper's Tables 1 and 2 for every method there is, for any K.
+
+Nothing in them is typed in. Locks and times are read off the schedules (fdg_jax.ideal), memos and staleness are those
+of a run on integers, and parameters are counted in the real pipeline, of which only the shapes are made.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.ideal import LENGTHS, Locks, Time, formula, free_time, locks, tick_time
+from fdg_jax.schedule import Schedule, bp, check_K, draw, simulate
+
+COMPARED = Time(Fraction(1), Fraction(2), Fraction(0))  # of speed-ups: Tb = 2 Tf, and auxiliary networks cost nothing
+BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's; only shapes are made of them
+
+
+class Row(NamedTuple):
+    """A method in both tables. memos, staleness: the most of any stage. speed-ups are over BP."""
+
+    name: str
+    schedule: Schedule
+    locks: Locks
+    auxiliary: int  # trained parameters that are not the network's
+    memos: int
+    staleness: int
+    time: Time
+    speed_up: Fraction
+    free: Time
+    free_speed_up: Fraction
+
+
+def row(name: str, K: int, auxiliary: int) -> Row:
+    """All that is derived from a method's schedule."""
+    method = methods.find(name)
+    schedule, cost = method.schedule(K), method.costs(K)
+    trace = simulate(schedule, 4 * K + 2)  # enough to fill the pipeline and see it run steadily
+    alone = tick_time(bp(K), methods.find("bp").costs(K), COMPARED).at(COMPARED)
+    return Row(
+        name=name,
+        schedule=schedule,
+        locks=locks(schedule),
+        auxiliary=auxiliary,
+        memos=max(trace.memos),
+        staleness=max(map(max, trace.staleness)),
+        time=tick_time(schedule, cost),
+        speed_up=alone / tick_time(schedule, cost, COMPARED).at(COMPARED),
+        free=free_time(schedule, cost),
+        free_speed_up=alone / free_time(schedule, cost, COMPARED).at(COMPARED),
+    )
+
+
+def parameters(name: str, K: int, model: str) -> tuple[int, int]:
+    """(the network's, the method's own) trained parameters, from the shapes of the method's pipeline for that model.
+
+    A command stands above all else, so it may use what a method may not know; it is imported when it is needed, as
+    --help and a refusal need none of it. The processor will do: an accelerator would be woken for nothing.
+    """
+    jax, np, optax = map(import_module, ("jax", "numpy", "optax"))
+    api, devices, models, split = (import_module(f"fdg_jax.{part}") for part in ("api", "devices", "models", "split"))
+    jax.config.update("jax_platforms", "cpu")
+    blocks = models.blocks(model, CLASSES)
+    way = "balanced" if models.paper_split(model, K) is None else "paper"
+    cuts = split.parse(way, model, K, len(blocks))
+    images = jax.ShapeDtypeStruct((BATCH_SIZE, *IMAGE), np.float32)
+    labels = jax.ShapeDtypeStruct((BATCH_SIZE,), np.int32)
+
+    def loss(outputs, labels):
+        return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+    def made(key):
+        where, _ = devices.stage_devices(K)
+        pipeline = api.Pipeline(split.stages(blocks, cuts), loss, optax.sgd(0.1), name, devices=where)
+        pipeline.init(key, (images, labels))
+        return [stage["params"] for stage in pipeline.params], pipeline.engine.auxiliary()
+
+    shapes = jax.eval_shape(made, jax.eval_shape(jax.random.key, 0))
+    network, auxiliary = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in shapes)
+    return network, auxiliary
+
+
+def trains_more(name: str) -> bool:
+    """Whether its stages say that they train anything beside the network. Others need not be built to be counted."""
+    ordinary = import_module("fdg_jax.stage").Stage
+    return (methods.find(name).stage or ordinary).auxiliary is not ordinary.auxiliary
+
+
+def table_1(rows: Sequence[Row]) -> str:
+    """Lockings and auxiliary networks."""
+    head = ["method", "forward", "backward", "update", "lockings", "auxiliary networks", "parameters"]
+    table = [[*head, "memos", "staleness"]]
+    for r in rows:
+        three = ["locked" if locked else "-" for locked in (r.locks.forward, r.locks.backward, r.locks.update)]
+        answers = ["Yes" if answer else "No" for answer in (r.locks.waits, r.auxiliary)]
+        table.append([r.name, *three, *answers, f"{r.auxiliary:,}", str(r.memos), str(r.staleness)])
+    return draw(table)
+
+
+def table_2(rows: Sequence[Row]) -> str:
+    """Ideal times per batch."""
+    table = [["method", "time per batch", "speed-up", "without a barrier", "speed-up"]]
+    for r in rows:
+        barrier = [formula(r.time), f"{float(r.speed_up):.2f}"]
+        table.append([r.name, *barrier, formula(r.free), f"{float(r.free_speed_up):.2f}"])
+    return draw(table)
+
+
+def notes(rows: Sequence[Row], K: int) -> str:
+    """How to read the tables, and what the second one shows for this K."""
+    lines = [
+        "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
+        "F (update). Memos: batches that a stage keeps from one tick to the next; staleness: its updates between a",
+        "batch's forward pass and the update by that batch; each the most of any stage. Options are at their defaults.",
+        "Time: the critical path through a tick of the full pipeline, the next tick beginning when every stage is done",
+        "(as in the paper). Stages are even, communication is free; of two paths the one counts that is longer at",
+        f"Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups are over BP at Tb = 2 Tf, Taux = 0.",
+        "Without a barrier, as the host loop does it: a stage waits for nothing but the messages that it takes.",
+    ]
+    gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
+    linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
+    if gained:
+        ideal = f"; as fast as FDG is then {names(linear)}" if linear else ""
+        lines.append(f"Stages locked within a tick may then fall out of step, which speeds up {names(gained)}{ideal}.")
+    for r in rows:
+        if r.schedule.micro_batches > 1 and K > 1:
+            M, bubble = r.schedule.micro_batches, r.time.Tf * K
+            lines.append(f"{r.name}: M = {M} micro-batches and their bubble, {bubble} times (Tf+Tb)/{K}.")
+    return "\n".join(lines)
+
+
+def names(rows: Sequence[Row]) -> str:
+    return ", ".join(r.name for r in rows)
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses in one message, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}. --help shows the flags.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = Parser(
+        prog="python -m fdg_jax.methods",
+        description="Compare the training methods: the paper's Table 1 (lockings, auxiliary networks) and Table 2 "
+        "(ideal time per batch), for every method there is, derived from its schedule and its pipeline of K stages.",
+        epilog="Tf, Tb, Taux: time of the network's forward pass, its backward pass, an auxiliary network. F, B: a "
+        "stage goes forward, backward. Draw a schedule: python -m fdg_jax.schedule --method ddg. Train: "
+        "python -m fdg_jax.experiments.cifar --method ddg.",
+    )
+    parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
+    parser.add_argument(
+        "--model",
+        default="resnet20",
+        help="network whose auxiliary parameters are counted, with 10 classes; cut as the authors do or else "
+        "balanced (default resnet20)",
+    )
+    try:
+        given = parser.parse_args(arguments)
+        K, known = given.K, methods.names()
+        check_K(K)
+        network, _ = parameters("bp", K, given.model)
+        auxiliary = {name: parameters(name, K, given.model)[1] if trains_more(name) else 0 for name in known}
+        rows = [row(name, K, auxiliary[name]) for name in known]
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"Table 1: lockings and auxiliary networks (K={K}; {given.model} itself has {network:,} parameters)\n")
+    print(f"{table_1(rows)}\n\nTable 2: ideal time per batch and speed-up (K={K})\n\n{table_2(rows)}\n")
+    print(notes(rows, K))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

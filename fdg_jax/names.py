@@ -1,0 +1,42 @@
+"""What a person asks for by name: a method, whose file he may have written himself, a model, a data set.
+
+Both front doors, the command and `fdg_jax.Pipeline`, look names up through this, so that a name spelled otherwise or
+an unfinished file is one sentence in either. No JAX here: a command answers at once.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+
+
+def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
+    """Raises BadInput where a known name differs in case and punctuation only: ResNet-20 is resnet20."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
+    meant = [each for each in known if plain(each) == plain(name)]
+    if name not in known and meant:
+        raise BadInput(f"{what} {name!r} is not known. Did you mean {' or '.join(meant)}?")
+
+
+def find_method(name: Any) -> methods.Method:
+    """The method of that name. BadInput where there is none, or where its file does not say what it is."""
+    known = methods.names()
+    if not isinstance(name, str):
+        raise BadInput(f"method={name!r} is no name. Use one of {', '.join(known)}, in quotes.")
+    refuse_other_spelling("method", name, known)
+    file = f"fdg_jax/methods/{name}.py"
+    way_out = "Write METHOD = Method(name=..., summary=..., schedule=...), as fdg_jax/methods/fdg.py does."
+    try:
+        found = methods.find(name)
+    except AttributeError as error:
+        if error.name != "METHOD":  # a defect inside the file, not its absence
+            raise
+        raise BadInput(f"{file} has no METHOD. {way_out}") from None
+    if not isinstance(found, methods.Method):
+        raise BadInput(f"METHOD in {file} is of type {type(found).__name__}, not a fdg_jax.methods.Method. {way_out}")
+    return found

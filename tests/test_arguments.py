@@ -1,0 +1,189 @@
+"""Bad calls of the Python API: each ends in one BadInput with the fact and the way out, before anything is computed."""
+
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from small import Part, batches, cross_entropy, parts, pipeline, recipe
+
+import fdg_jax
+from fdg_jax import methods, names
+from fdg_jax.devices import emulate_cpu, stage_devices
+from fdg_jax.errors import BadInput
+
+DATA = batches(3)
+X, Y = DATA[0]
+KEY = jax.random.key(0)
+
+
+def given(**changed):
+    """A pipeline with some arguments changed."""
+    asked = {"stages": parts(2), "loss": cross_entropy, "optimizer": recipe(), **changed}
+    return fdg_jax.Pipeline(**asked)
+
+
+@pytest.mark.parametrize(("changed", "match"), [
+    ({"beta": "0.5"}, r"beta='0\.5' is str, not a number"),
+    ({"beta": True}, "beta=True is bool, not a number"),
+    ({"stages": nn.Dense(2)}, r"stages is a Dense, not a list. Write stages=\[module"),
+    ({"stages": [nn.Dense(2), nn.tanh]}, "stage k=2 is .*tanh.*, not a Flax linen module.*Sequential"),
+    ({"stages": [nn.Dense]}, "stage k=1 is the class Dense, not a Flax linen module. Give an instance"),
+    ({"stages": [nnx.Linear(8, 5, rngs=nnx.Rngs(0))]}, "stage k=1 is a flax.nnx Linear, .*nnx modules cannot be used"),
+    ({"stages": [lambda x: x]}, "stage k=1 is the function <lambda>"),
+    ({"loss": 0.5}, r"loss is 0\.5, not a function"),
+    ({"optimizer": 0.1}, r"optimizer is 0\.1, no optax optimizer"),
+    ({"optimizer": optax.sgd}, r"optimizer is the function sgd, no optax optimizer. Give what optax\.sgd\(0\.1\)"),
+    ({"devices": "cpu"}, r"devices='cpu' is not a list of JAX devices.*jax\.devices\(\)\[:2\]"),
+    ({"devices": [0, 1]}, "the device of stage k=1 is 0, not a JAX device"),
+    ({"method": "FDG"}, "Did you mean fdg"),
+    ({"method": None}, "method=None is no name"),
+    ({"method": "dgl", "micro_batches": 4}, "^micro_batches=4: method dgl has no such option"),
+])  # fmt: skip
+def test_arguments_that_make_no_sense_are_refused_at_once(changed, match):
+    with pytest.raises(BadInput, match=match):
+        given(**changed)
+
+
+@pytest.mark.parametrize(("arguments", "match"), [
+    ((DATA[0], KEY), r"the key given is a tuple of 2. Use init\(jax\.random\.key\(0\), \(inputs, labels\)\)"),
+    ((0, DATA[0]), "the key given is 0"),
+    ((KEY, X), r"the example batch is \(inputs, labels\), not float32\[16, 8\]"),
+    ((KEY, (X, Y[:9])), r"differ in length: \[9, 16\]"),
+    ((KEY, (X, Y[0])), r"the labels hold int32\[\] where an array of numbers is needed"),
+    ((KEY, (X, None)), "the labels hold None where an array of numbers is needed"),
+])  # fmt: skip
+def test_init_says_what_it_takes(arguments, match):
+    with pytest.raises(BadInput, match=match):
+        given().init(*arguments)
+
+
+@pytest.mark.parametrize(("batch", "match"), [
+    ((X, Y, Y), r"a batch is \(inputs, labels\), not a tuple of 3"),
+    ((X.tolist(), Y), r"the inputs hold -?[\d.]+ where an array of numbers is needed. Use numpy\.asarray\(inputs\)"),
+    ((X, np.array(["a"] * 16)), r"the labels hold <U1\[16\]"),
+    ((X[:0], Y[:0]), "a batch of 0 examples"),
+    ((X.astype(np.float64), Y), r'inputs are float64\[16, 8\], at init float32.*inputs\.astype\("float32"\)'),
+    ((X, Y.astype(np.int64)), r'labels are int64\[16\], at init int32.*labels\.astype\("int32"\)'),
+])  # fmt: skip
+def test_step_says_what_a_batch_is(batch, match):
+    ours = pipeline(1, DATA[0])
+    with pytest.raises(BadInput, match=match):
+        ours.step(batch)
+
+
+def test_64_bits_are_taken_where_they_were_at_init():
+    ours = pipeline(1, (X.astype(np.float64), Y.astype(np.int64)))
+    ours.step((X.astype(np.float64), Y.astype(np.int64)))
+    ours.step((X, Y))  # what JAX makes of them
+    same = pipeline(1, DATA[0])
+    same.step((X, Y))
+    same.step((X, Y))
+    assert ours.parameters_sha256() == same.parameters_sha256()
+
+
+@pytest.mark.parametrize(("arguments", "match"), [
+    ((X, Y, np.arange(4)), r"indices is int64\[4\], not an integer array \[W, batch\].*indices\[None\]"),
+    ((X, Y, np.ones((1, 4))), r"indices is float64\[1, 4\], not an integer array"),
+    ((X, Y, [[0, 1]]), "indices is a list of 1, not an integer array"),
+    ((X, Y, np.zeros((2, 0), np.int32)), "batches of 0 examples"),
+    ((X.astype(np.float64), Y, np.arange(4)[None]), r"inputs are float64\[16, 8\], at init float32"),
+    ((list(X), Y, np.arange(4)[None]), "images is a list of 16, not an array"),
+])  # fmt: skip
+def test_train_says_what_it_takes(arguments, match):
+    ours = pipeline(1, DATA[0])
+    with pytest.raises(BadInput, match=match):
+        ours.train(*arguments)
+
+
+@pytest.mark.parametrize("wrong", [(X, Y), X[:2], [(X, Y, Y)], 5])
+def test_evaluate_says_that_it_takes_batches(wrong):
+    with pytest.raises(BadInput, match=r"Use evaluate\(\[\(inputs, labels\), \.\.\.\]\)"):
+        pipeline(1, DATA[0]).evaluate(wrong)
+
+
+class Switched(nn.Module):
+    """A module as Flax's own examples write them."""
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool = True):
+        return nn.Dense(5)(nn.Dropout(0.5, deterministic=deterministic)(x))
+
+
+class Training(nn.Module):
+    @nn.compact
+    def __call__(self, x, training):
+        return nn.Dense(5)(x)
+
+
+@pytest.mark.parametrize(("module", "match"), [
+    (Switched(), r"stage k=1 \(Switched\) has an argument `deterministic`.* sets `train`"),
+    (Training(), r"stage k=1 \(Training\) has an argument `training`.* sets `train`"),
+    (nn.Sequential([nn.Dense(5), nn.Dropout(0.5, deterministic=False)]), "be trained but not evaluated.*`train`"),
+    (nn.Dropout(0.5), r"stage k=1 \(Dropout\) cannot take .* This library sets `train` only"),
+    (nn.BatchNorm(use_running_average=False), "be trained but not evaluated.*`train`"),
+])  # fmt: skip
+def test_a_module_that_this_library_cannot_switch_to_evaluation_is_refused_at_init(module, match):
+    with pytest.raises(BadInput, match=match):
+        given(stages=[module]).init(KEY, DATA[0])
+
+
+def test_a_module_whose_switch_need_not_be_set_is_taken():
+    sequences = np.zeros((4, 3, 8), np.float32), np.zeros((4, 3), np.int32)
+    given(stages=[nn.MultiHeadDotProductAttention(2, out_features=5)]).init(KEY, sequences)
+
+
+class Rounded(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return (nn.Dense(5)(x) > 0).astype(jnp.int32)
+
+
+class Embedded(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Embed(2, 5)(x).mean(1)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_stage_that_gives_integers_to_the_next_is_refused_in_every_method(method):
+    with pytest.raises(BadInput, match=r"stage k=1 \(Rounded\) gives int32\[16, 5\] to stage k=2: no gradient"):
+        given(stages=[Rounded(), Embedded()], method=method).init(KEY, DATA[0])
+
+
+@pytest.mark.parametrize(("text", "match"), [
+    ("METHOD = {'name': 'mine'}", r"METHOD in .*/mine\.py is of type dict, not a fdg_jax\.methods\.Method"),
+    ("SCHEDULE = None", r"fdg_jax/methods/mine\.py has no METHOD. Write METHOD = Method\("),
+])  # fmt: skip
+def test_a_methods_file_that_is_not_one_is_refused(text, match, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    monkeypatch.delitem(__import__("sys").modules, "fdg_jax.methods.mine", raising=False)
+    with pytest.raises(BadInput, match=match):
+        names.find_method("mine")
+
+
+def test_asking_for_devices_too_late_is_said():
+    there = len(jax.devices())  # JAX is awake
+    with pytest.warns(UserWarning, match=rf"emulate_cpu\({there + 1}\) comes too late.*has {there} CPU devices"):
+        emulate_cpu(there + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        emulate_cpu(there)  # there are as many
+        stage_devices(there + 1)  # tells it in its own words
+
+
+@pytest.mark.parametrize("K", [0, -1, "2", True])
+def test_a_number_of_devices_below_1_is_refused(K):
+    with pytest.raises(BadInput, match="a number of devices is 1 or more"):
+        emulate_cpu(K)
+
+
+def test_the_package_lists_what_it_offers_and_a_pipeline_says_what_it_is():
+    assert set(fdg_jax.__all__) <= set(dir(fdg_jax))
+    shown = repr(given(stages=[Part(12), nn.Dense(5)]))
+    assert shown == "Pipeline(method='fdg', K=2, stages=[Part, Dense], devices=[cpu:0, cpu:1])"
