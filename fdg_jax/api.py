@@ -40,7 +40,7 @@ class Pipeline:
 
     stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and a
         "dropout" key are handled where a module has them.
-    loss: loss(outputs, labels) -> scalar, on stage K.
+    loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
     optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
     method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
         the flags of the same names; a method refuses those it does not have.

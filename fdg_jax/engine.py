@@ -74,7 +74,10 @@ class Parts(NamedTuple):
 
 def signature(parts: Parts, engine: str) -> str:
     """What a state belongs to, beside its shapes."""
-    return f"{parts.schedule.name}, K={parts.schedule.K}, {parts.weights} weights, {engine}"
+    schedule = parts.schedule
+    behind = "/".join(str(b + d) for b, d in zip(schedule.behind, parts.delays, strict=True))  # tells the order too
+    updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
+    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {parts.weights} weights, {engine}"
 
 
 def check_signature(parts: Parts, engine: str, flat: checkpoint.Flat) -> None:

@@ -14,6 +14,7 @@ from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.pipeline import HostLoop
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, bp
+from fdg_jax.stage import Stage
 
 Tree = Any
 
@@ -62,18 +63,18 @@ class HostEngine:
         self.losses.add(self._before_drain + batch, loss)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
+        M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
+        if n < M:
+            raise BadInput(f"a batch of {n} cannot be cut into {M} micro-batches. Use fewer of them or larger batches.")
         x = self.first.batch(inputs)
         if self._preprocess:
             x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
         self.entered += 1
-        whole = self.parts.schedule.micro_batches == 1
-        self.loop.step([{"x": x, "labels": labels}] if whole else self.micro_batches(x, labels))
+        self.loop.step([{"x": x, "labels": labels}] if M == 1 else self.micro_batches(x, labels))
 
     def micro_batches(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
         """The micro-batches of a batch, and of each, as the cotangent of its mean loss, its share of the images."""
         M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
-        if n < M:
-            raise BadInput(f"a batch of {n} cannot be cut into {M} micro-batches. Use fewer of them or larger batches.")
         sizes = np.diff(bounds(n, M))
         shares = (sizes / n).astype(self.parts.specs[-1].value.dtype)
         self._shares[self.loop.t + 1] = self.last.weights(shares)
@@ -91,7 +92,8 @@ class HostEngine:
         self._before_drain = self.entered
 
     def wait(self) -> None:
-        jax.block_until_ready([stage.state for stage in self.stages.values()])
+        under_way = [(stage.state, stage.sum, list(stage.line)) for stage in self.stages.values()]
+        jax.block_until_ready((under_way, list(self.loop.mail.values())))
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         return [stage.variables() for stage in self.stages.values()]
@@ -169,7 +171,7 @@ def delay_line_engine(parts: Parts) -> HostEngine | ScanEngine:
     are the pipeline's own, so that the two engines agree bit for bit.
     """
     place, K = parts.places[0], parts.schedule.K
-    if place.device.platform != "cpu":
+    if place.device.platform != "cpu" and parts.stage is Stage:  # a scan knows ordinary stages only
         return ScanEngine(parts)
     wanted = parts.schedule
     schedule = bp(K)._replace(

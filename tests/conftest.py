@@ -6,6 +6,7 @@ The tests make the same small pipelines again and again; JAX's persistent cache 
 import os
 
 import jax
+import pytest
 
 from fdg_jax.devices import emulate_cpu
 
@@ -20,3 +21,15 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+COMPILE = ("test_engines", "test_methods", "test_data_parallel", "test_pipeline")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Four stages are twice as much to compile as two: where a test does little else, K = 4 is a long one."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("K") == 4 and item.module.__name__ in COMPILE:
+            item.add_marker(pytest.mark.slow)

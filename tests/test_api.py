@@ -95,7 +95,7 @@ def test_nothing_compiles_before_the_shapes_are_checked(monkeypatch):
     refused("cannot take", stages=[nn.Dense(7), Image()])
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
 def test_the_caller_may_refill_his_buffers_at_once(engine):
     """A CPU device would otherwise compute on what the buffer holds by then; 64-byte aligned memory is aliased."""
     ours, other = pipeline(3, DATA[0], engine=engine), pipeline(3, DATA[0], engine=engine)

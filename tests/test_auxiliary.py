@@ -186,6 +186,7 @@ def test_gradients_reach_all_parameters_of_a_synthesizer(conditional, shape):
         assert np.abs(grad).max() > 1e-4, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("conditional", "shape"), [(True, (6, 5, 7, 4)), (False, (6, 11)), (True, (6, 11))])
 def test_a_new_synthesizer_gives_zero_like_y_and_learns_through_its_last_layer(conditional, shape):
     module, y, truth = Synthesizer(5, conditional, width=8), jnp.asarray(normal(1, *shape)), labels(6, 5)
@@ -324,6 +325,7 @@ def test_mlp_sr_is_its_layers_one_after_the_other(shape):
         np.testing.assert_allclose(moved[path], seen[path], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_evaluation_moves_no_statistics_and_half_precision_comes_in_as_float32(name):
     head, y = HEADS[name](5), jnp.asarray(normal(1, 6, 5, 7, 4), jnp.bfloat16)

@@ -458,6 +458,7 @@ def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_
     assert code == 0, err  # it is finished: nothing to do
 
 
+@pytest.mark.slow
 def test_the_initial_network_does_not_depend_on_the_method_or_K():
     from fdg_jax.experiments import setup
 

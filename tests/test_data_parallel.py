@@ -80,6 +80,7 @@ def test_without_batch_norm_it_is_backprop(K):
     np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [3])
 def test_with_synchronised_batch_norm_it_is_backprop_for_any_batch_size(K):
     data = batches(6, SIZE)
@@ -91,6 +92,7 @@ def test_with_synchronised_batch_norm_it_is_backprop_for_any_batch_size(K):
     np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("K", [3])
 def test_a_batch_that_K_does_not_divide_is_filled_up_with_its_first_examples(K):
     data = batches(4, 2 * SIZE)
@@ -189,6 +191,7 @@ def test_synchronised_replicas_draw_what_backprop_draws():
     np.testing.assert_array_equal(ours, true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
 def test_a_run_with_dropout_goes_on_where_it_was(norm):
     data, stages = batches(6, SIZE), [Masked(), Part(CLASSES)]

@@ -127,7 +127,7 @@ def test_a_scan_over_a_window_is_the_same_training(K, n):
     assert (two.staleness, two.updates) == (one.staleness, one.updates)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(K=st.integers(1, 4), n=st.integers(1, 9), data=st.data())
 def test_any_split_and_length_gives_the_oracles_weights(K, n, data):
     blocks = 5
@@ -308,11 +308,17 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
     assert [m.step for m in ours.losses(wait=True)] == list(range(1, 10))
 
 
-@pytest.mark.parametrize(("name", "options"), [
+RUNS = [
     ("pipeline", {}), ("pipeline", {"weights": "current"}), ("pipeline", {"order": "forward-first"}),
     ("pipeline", {"method": "bp"}), ("delay-line", {}), ("scan", {}),
+    ("pipeline", {"accumulate": 3}), ("delay-line", {"accumulate": 3}), ("scan", {"accumulate": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "at"), [
+    *[(*run, 5) for run in RUNS],
+    *[pytest.param(*run, at, marks=pytest.mark.slow) for run in RUNS for at in (1, 2, 8)],
 ])  # fmt: skip
-@pytest.mark.parametrize("at", [1, 2, 5, 8])
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):
     data, K = batches(10), 3
     stages = [Dropped(12), Part(12), Part(CLASSES)]

@@ -262,6 +262,7 @@ def test_auxiliary_parameters_are_counted_apart_from_the_networks(printed):
     assert table(printed, "Table 1")["dgl"][6] == f"{head:,}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_methods_that_are_not_built_for_counting_have_nothing_to_count(name):
     network, auxiliary = command.parameters(name, 2, "resnet8")

@@ -100,7 +100,7 @@ def test_dni_is_its_oracle(K, conditional):
         assert np.abs(own.params["gradient"]["kernel"]).max() > 1e-5  # it did learn
 
 
-@pytest.mark.parametrize(("K", "M"), [*[(K, 3) for K in Ks], (3, 1), (3, 4)])
+@pytest.mark.parametrize(("K", "M"), [*[(K, 3) for K in Ks], (2, 4)])
 def test_gpipe_is_its_oracle(K, M):
     data = batches(6)
     ours, start, _ = trained(K, data, method="gpipe", micro_batches=M)
@@ -300,7 +300,7 @@ def test_a_restored_run_of_any_method_is_the_same_run_bit_for_bit(method, at):
 
 
 @pytest.mark.parametrize("method", methods.names())
-@pytest.mark.parametrize("K", [1, 2, 4])
+@pytest.mark.parametrize("K", [1, 3, 4])
 def test_every_methods_staleness_is_its_schedules_and_every_batch_updates_every_stage(method, K):
     data = batches(9)
     ours, _, _ = trained(K, data, method=method)
@@ -321,6 +321,7 @@ def test_the_loop_of_any_method_makes_no_implicit_transfer(method):
         assert len(ours.losses(wait=True)) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_a_batch_of_another_size_is_trained_on_by_any_method(method):
     data = batches(4)

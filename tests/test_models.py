@@ -212,6 +212,7 @@ def test_a_stashed_closure_takes_other_weights(layer, shape):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet8", "wrn10_1"])
 def test_no_weight_is_copied_into_a_closure(name):
     """A memo would carry them 2(K-k) times over, and `current` would silently use old ones."""

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdg_jax import methods
 from fdg_jax.experiments import report, run_directory, saving
 from fdg_jax.experiments.progress import count, per_second
 from fdg_jax.experiments.signals import Stopped
@@ -27,7 +28,7 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
     return {
-        **{name: getattr(o, name) for name in names},
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *methods.find(o.method).answers_to))},
         "split": list(job.cuts),
         "parameters": pipeline.parameter_count,
         "auxiliary_parameters": pipeline.auxiliary_parameter_count,
@@ -52,7 +53,7 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
 
 
 def tell_diverged(path: Path, fact: str) -> int:
-    way_out = "Lower --learning-rate or --beta, or add --warmup on."
+    way_out = "Lower --learning-rate (or the --beta of fdg), or add --warmup on."
     print(f"error: {fact}. The run in {path} has diverged; its report shows where. {way_out}", file=sys.stderr)
     return 1
 

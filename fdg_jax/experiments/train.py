@@ -98,11 +98,12 @@ class Loop:
 
     def clock(self, shape: tuple[int, ...]) -> bool:
         """Whether this dispatch may compile: the first of a shape, and in the pipeline the 2K ticks in which
-        a batch of a new size passes all stages and comes back. The clock of images/s stands still then."""
+        a batch of a new size passes all stages and comes back, and M-1 more until its gradient is part of an update.
+        The clock of images/s stands still then."""
         if shape not in self.shapes:
             self.shapes.add(shape)
             scanned = (self.options.window or 1) > 1 and self.options.engine == "delay-line"
-            self.cold = 1 if scanned else 2 * self.options.K
+            self.cold = 1 if scanned else 2 * self.options.K + self.options.accumulate - 1
         if self.cold:
             self.stop_clock()
             self.cold -= 1

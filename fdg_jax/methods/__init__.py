@@ -27,7 +27,7 @@ class Method(NamedTuple):
     options: further flags it answers to ("beta", "weights").
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
         `schedule.behind` backward passes, so that one device can stand in for K.
-    same_for_every_K: True where K changes where the work is done and not what is trained.
+    same_for_every_K: True where K says where the work is done; the paper's warm-up for K = 3 and 4 is not meant for it.
     cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2); a
         function of K where it depends on it.
     stage: the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not simply

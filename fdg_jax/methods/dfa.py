@@ -60,6 +60,8 @@ class Direct(Stage):
 
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
+        if spec.last:
+            return
         shape, dtype = spec.y.shape[1:], spec.y.dtype
         self._project = jax.jit(lambda e, p: (e.reshape(len(e), -1) @ p).reshape(len(e), *shape).astype(dtype))
 

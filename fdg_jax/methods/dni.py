@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fdg_jax import checkpoint
+from fdg_jax.errors import BadInput
 from fdg_jax.functions import Spec, split
 from fdg_jax.methods import Method
 from fdg_jax.methods._auxiliary import Synthesizer
@@ -88,9 +89,11 @@ class Synthetic(Stage):
         functions, state = super().make(spec)
         if spec.last:
             return functions, state
+        if not (isinstance(spec.outputs, jax.ShapeDtypeStruct) and isinstance(spec.y, jax.ShapeDtypeStruct)):
+            raise BadInput(f"method dni guesses the gradient of one array; stage k={spec.k} or {spec.K} gives several.")
         module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
-        example = zeros((spec.y, spec.labels))
-        params, extra = split(jax.jit(lambda key: module.init(key, *example, False))(spec.key))
+        init = jax.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
+        params, extra = split(init(spec.key))
         adam = optax.adam(LEARNING_RATE)
 
         def apply(params, extra, y, labels):

@@ -36,5 +36,6 @@ METHOD = Method(
     name="fa",
     summary="feedback alignment (Lillicrap et al. 2016): BP through fixed random weights",
     schedule=lambda K: bp(K)._replace(name="fa"),
+    same_for_every_K=True,
     stage=Feedback,
 )
