@@ -29,6 +29,7 @@ def draw(
             for side in ("top", "right", "left"):
                 axes.spines[side].set_visible(False)
             if not values:
+                axes.set_yticks([])
                 axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
             if reference:
                 axes.axvline(reference[1], color=MARK, lw=1.2, ls="--")
