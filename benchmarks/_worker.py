@@ -21,7 +21,6 @@ from fdg_jax import api, host_engine, schedule
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import setup
 from fdg_jax.experiments.options import Options
-from fdg_jax.functions import made
 from fdg_jax.stage import Stage
 
 
@@ -30,7 +29,7 @@ class FusedStage(Stage):
 
     def __init__(self, spec, place, **options):
         super().__init__(spec, place, **options)
-        functions, k = made(spec)[0], spec.k
+        functions, k = self.functions, spec.k
 
         def backward_update(closure, old, x, dy, params, opt_state):
             grads, dx = functions.backward(closure, old, x, dy)
@@ -40,8 +39,8 @@ class FusedStage(Stage):
 
     def backward(self, batch, dy=None):
         memo, params = self.oldest(batch), self.state.params
-        old = memo.params if self.stashed else params
-        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, self.state.opt_state)
+        old, opt_state = self.backward_params(memo), self.state.opt_state
+        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
         self.state = self.state._replace(params=params, opt_state=opt_state)
         self.staleness = max(self.staleness, self.updates - memo.version)
         self.updates += 1

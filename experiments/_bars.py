@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-INK, FAINT, BAR, MARK = "#1f2933", "#dfe4ea", "#0072b2", "#d55e00"
+from experiments._curves import FAINT, INK
+
+BAR, REFERENCE = "#0072b2", "#d55e00"
 
 
 def draw(
@@ -32,12 +34,12 @@ def draw(
                 axes.set_yticks([])
                 axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
             if reference:
-                axes.axvline(reference[1], color=MARK, lw=1.2, ls="--")
+                axes.axvline(reference[1], color=REFERENCE, lw=1.2, ls="--")
         if reference:
             label = f"{reference[0]}: {reference[1]:.2f}"
             panels[0].annotate(
                 label, (reference[1], 1), xytext=(3, 4), xycoords=("data", "axes fraction"),
-                textcoords="offset points", color=MARK, fontsize=9,
+                textcoords="offset points", color=REFERENCE, fontsize=9,
             )  # fmt: skip
         panels[-1].set_xlabel(x_label)
         figure.savefig(path, dpi=120, metadata={"Software": None})

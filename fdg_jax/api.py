@@ -122,7 +122,8 @@ class Pipeline:
                     options=self._stage_options,
                 )
             )
-        places = (self.method.places or (lambda devices: [Place(device) for device in devices]))(self.devices)
+        spread = self.method.places
+        places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         parts = Parts(
             self.schedule, stage, specs, self._preprocess, places, (0,) * self.K, self.weights, self._read_behind
         )

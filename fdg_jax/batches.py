@@ -72,6 +72,7 @@ def check_batch(example: Pair, batch: Any) -> None:
 
 
 def check_alike(example: Pair, given: Pair) -> None:
+    """Raises BadInput where structure, dtypes or shapes behind the first axis are not those of the example."""
     for name, like, found in zip(NAMES, example, given, strict=True):
         if jax.tree.structure(found) != jax.tree.structure(like):
             raise BadInput(f"the {name} are {text(found)}, at init they were {text(like)}: other arrays.")

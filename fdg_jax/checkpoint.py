@@ -47,6 +47,11 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
     return jax.tree_util.tree_map_with_path(leaf, template)
 
 
+def numbers(flat: Mapping[str, Any], prefix: str) -> list[int]:
+    """The numbers n, ascending, of the entries prefix + "n/..."."""
+    return sorted({int(name[len(prefix) :].split("/")[0]) for name in flat if name.startswith(prefix)})
+
+
 def sha256(flat: Mapping[str, Any]) -> str:
     """Over path, dtype, shape and bytes of every leaf, sorted by path."""
     digest = hashlib.sha256()

@@ -168,3 +168,8 @@ def made(spec: Spec) -> tuple[Functions, StageState]:
 def split(variables: Mapping[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
     """(params, the other collections) of Flax variables."""
     return variables.get("params", {}), {name: value for name, value in variables.items() if name != "params"}
+
+
+def flax_variables(params: Tree, extra: Mapping[str, Tree]) -> dict[str, Tree]:
+    """The inverse of `split`, without the random key that a stage keeps beside the module's collections."""
+    return {"params": params, **{name: value for name, value in extra.items() if name != "rng"}}

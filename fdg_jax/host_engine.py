@@ -43,9 +43,10 @@ class HostEngine:
         self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
         self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
         self._transform = Compiled(lambda transform: transform)
-        self._cut = jax.jit(partial(cut, schedule.micro_batches))
-        # Of a batch that is cut into micro-batches: the share of each, and the losses known so far.
-        self._shares: dict[int, np.ndarray] = {}
+        self._cut = jax.jit(partial(cut, M=schedule.micro_batches))
+        # Of the batch that is cut into micro-batches (all of it happens in one tick): the share of each, and the losses
+        # known so far.
+        self._shares: Any = None
         self._of_parts: list[jax.Array] = []
         self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
 
@@ -59,7 +60,7 @@ class HostEngine:
             self._of_parts.append(loss)
             if part < M:
                 return
-            loss, self._of_parts = self._weighted(self._shares.pop(batch), self._of_parts), []
+            loss, self._of_parts = self._weighted(self._shares, self._of_parts), []
         self.losses.add(self._before_drain + batch, loss)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
@@ -77,7 +78,7 @@ class HostEngine:
         M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
         sizes = np.diff(bounds(n, M))
         shares = (sizes / n).astype(self.parts.specs[-1].value.dtype)
-        self._shares[self.loop.t + 1] = self.last.weights(shares)
+        self._shares = self.last.weights(shares)
         slices = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
         return [{"x": x, "labels": y, "dy": share} for x, y, share in slices]
 
@@ -148,7 +149,7 @@ def bounds(n: int, M: int) -> list[int]:
     return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
 
 
-def cut(M: int, tree: Tree) -> list[Tree]:
+def cut(tree: Tree, M: int) -> list[Tree]:
     """M parts of arrays along their first axis."""
 
     def part(leaf, m):

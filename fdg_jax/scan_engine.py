@@ -11,7 +11,7 @@ import numpy as np
 from fdg_jax import checkpoint, delay_line
 from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, check_signature, signed
 from fdg_jax.evaluate import Evaluation, evaluate, tally
-from fdg_jax.functions import made
+from fdg_jax.functions import flax_variables, made
 
 Tree = Any
 
@@ -67,7 +67,7 @@ class ScanEngine:
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         copies = jax.tree.map(jnp.copy, [(s.params, s.extra) for s in self.run.stages])  # the next window donates these
-        return [{"params": params, **{n: v for n, v in extra.items() if n != "rng"}} for params, extra in copies]
+        return [flax_variables(params, extra) for params, extra in copies]
 
     def auxiliary(self) -> list[Tree]:
         return [() for _ in self.run.stages]  # none of the methods that are delay lines has any

@@ -55,13 +55,15 @@ class Messages(NamedTuple):
     enters: Callable[[int], tuple[Box, ...]]
 
 
-def chain(K: int) -> Messages:
-    """Back-propagation's: activations up, cotangents down, labels and the loss at stage K."""
+def chain(K: int, local: bool = False) -> Messages:
+    """Back-propagation's: activations up, cotangents down, the loss at stage K, and labels there or, for methods that
+    learn locally, at every stage."""
+    labelled = range(1 if local else K, K + 1)
 
     def takes(op: Op) -> tuple[Box, ...]:
         k, batch = op.k, op.batch
         if op.kind == "F":
-            return (Box("x", k, batch), Box("labels", k, batch)) if k == K else (Box("x", k, batch),)
+            return (Box("x", k, batch), Box("labels", k, batch)) if k in labelled else (Box("x", k, batch),)
         return (Box("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
 
     def gives(op: Op) -> tuple[Box, ...]:
@@ -70,7 +72,7 @@ def chain(K: int) -> Messages:
             return (Box("x", k + 1, batch) if k < K else Box("loss", K, batch),)
         return (Box("dy", k - 1, batch),) if k > 1 else ()
 
-    return Messages(takes, gives, lambda batch: (Box("x", 1, batch), Box("labels", K, batch)))
+    return Messages(takes, gives, lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in labelled]))
 
 
 class Schedule(NamedTuple):
@@ -108,6 +110,11 @@ class Schedule(NamedTuple):
             yield t, self.tick(t, batches)
 
 
+def there_are(ops: Sequence[Op], last: int | None) -> Tick:
+    """Those of the operations whose batch exists: fill and drain. last: the final batch, if it is known."""
+    return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+
+
 def check_K(K: int) -> None:
     if K < 1:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
@@ -134,8 +141,8 @@ def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulati
         for k in range(1, K + 1):
             forward, backward = Op("F", k, t - k + 1), Op("B", k, t - 2 * K + k + 1)
             pair = (forward, backward) if k == K or order == "forward-first" else (backward, forward)
-            ops += [op for op in pair if op.batch >= 1 and (last is None or op.batch <= last)]
-        return tuple(ops)
+            ops += pair
+        return there_are(ops, last)
 
     early = 1 if order == "backward-first" else 0
     behind = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
@@ -148,10 +155,8 @@ def bp(K: int) -> Schedule:
     check_K(K)
 
     def tick(t: int, last: int | None = None) -> Tick:
-        if last is not None and t > last:
-            return ()
         stages = range(1, K + 1)
-        return tuple([Op("F", k, t) for k in stages] + [Op("B", k, t) for k in reversed(stages)])
+        return there_are([Op("F", k, t) for k in stages] + [Op("B", k, t) for k in reversed(stages)], last)
 
     return Schedule("bp", K, tick, (0,) * K, lambda batches: batches, chain(K))
 

@@ -16,7 +16,7 @@ import numpy as np
 from fdg_jax import checkpoint
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
-from fdg_jax.functions import Functions, Spec, StageState, made
+from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
 
 Tree = Any
 
@@ -156,7 +156,7 @@ class Stage:
 
     def variables(self) -> dict[str, Tree]:
         """The network's own Flax variables {"params": ..., "batch_stats": ...}, without what a method adds."""
-        return {"params": self.state.params, **{n: value for n, value in self.state.extra.items() if n != "rng"}}
+        return flax_variables(self.state.params, self.state.extra)
 
     def auxiliary(self) -> Tree:
         """The trained parameters that a method adds to the network's."""
@@ -184,11 +184,11 @@ class Stage:
         self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
         self.summed, self.since = summed, int(flat["since"])
         self.line.clear()
-        for i in range(sum(name.startswith("line/") and name.endswith("/version") for name in flat)):
+        for i in checkpoint.numbers(flat, "line/"):
             grads = self.place.weights(checkpoint.unflatten(state.params, flat, f"line/{i}/"))
             self.line.append((grads, int(flat[f"line/{i}/version"])))
         self.memos.clear()
-        for batch in sorted({int(name.split("/")[1]) for name in flat if name.startswith("memo/")}):
+        for batch in checkpoint.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
 
     def saved_memos(self) -> dict[str, Any]:

@@ -69,15 +69,19 @@ def test_data_parallel_is_its_oracle(K, norm):
         assert any(np.abs(leaf[0] - leaf[1]).max() > 0.01 for leaf in leaves(statistics(ours)))
 
 
+def train_the_same(ours, true, data):
+    trained(ours, data)
+    trained(true, data)
+    alike(ours.params, true.params, ROUNDING)  # a sum over the batch is made of K sums
+    np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
+
+
 @pytest.mark.parametrize("K", [2])
 def test_without_batch_norm_it_is_backprop(K):
     data = batches(8, SIZE)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     ours, true = replicated(K, data[0], stages=stages), pipeline(K, data[0], stages=stages, method="bp")
-    trained(ours, data)
-    trained(true, data)
-    alike(ours.params, true.params, ROUNDING)  # a sum over the batch is made of K sums
-    np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
+    train_the_same(ours, true, data)
 
 
 @pytest.mark.slow
@@ -86,10 +90,7 @@ def test_with_synchronised_batch_norm_it_is_backprop_for_any_batch_size(K):
     data = batches(6, SIZE)
     data[2:4] = [(x[:13], y[:13]) for x, y in data[2:4]]  # 13 is no multiple of K: computed on every device
     ours, true = replicated(K, data[0], batch_norm="sync"), pipeline(K, data[0], method="bp")
-    trained(ours, data)
-    trained(true, data)
-    alike(ours.params, true.params, ROUNDING)  # a sum over the batch is made of K sums
-    np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
+    train_the_same(ours, true, data)
 
 
 @pytest.mark.slow

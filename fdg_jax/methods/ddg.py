@@ -1,7 +1,7 @@
 """DDG (Huo et al. 2018): the backward pass is decoupled, the forward pass is not; stage k's gradient is K-k old."""
 
 from fdg_jax.methods import Method
-from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K
+from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K, there_are
 
 
 def forward_locked(K: int, name: str = "ddg") -> Schedule:
@@ -16,7 +16,7 @@ def forward_locked(K: int, name: str = "ddg") -> Schedule:
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (K - k)) for k in range(1, K + 1)]
-        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+        return there_are(ops, last)
 
     behind = tuple(K - k for k in range(1, K + 1))
     return Schedule(name, K, tick, behind, lambda batches: batches + K - 1 if batches else 0, chain(K))

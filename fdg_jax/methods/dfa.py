@@ -12,7 +12,7 @@ import numpy as np
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Spec, applied, differentiated, ended
 from fdg_jax.methods import Method
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, there_are
 from fdg_jax.stage import Stage
 
 
@@ -21,10 +21,7 @@ def dfa(K: int) -> Schedule:
     check_K(K)
 
     def tick(t: int, last: int | None = None) -> Tick:
-        if last is not None and t > last:
-            return ()
-        stages = range(1, K + 1)
-        return tuple(Op(kind, k, t) for kind in "FB" for k in stages)
+        return there_are([Op(kind, k, t) for kind in "FB" for k in range(1, K + 1)], last)
 
     return Schedule("dfa", K, tick, (0,) * K, lambda batches: batches, broadcast(K))
 

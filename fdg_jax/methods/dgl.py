@@ -5,15 +5,18 @@ batch is done with in the tick in which it comes. With the linear head or with s
 learning (Mostafa et al. 2018; Nokland and Eidnes 2019), cut by stages instead of layers.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, StageState, applied, differentiated, split
+from fdg_jax.functions import Spec, StageState, applied, differentiated, flax_variables, split
 from fdg_jax.methods import Method
 from fdg_jax.methods._auxiliary import HEADS, local_loss
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, there_are
 from fdg_jax.shapes import zeros
 from fdg_jax.stage import Stage
 
@@ -24,18 +27,18 @@ def dgl(K: int) -> Schedule:
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op(kind, k, t - k + 1) for k in range(1, K + 1) for kind in "FB"]
-        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+        return there_are(ops, last)
 
     return Schedule("dgl", K, tick, (0,) * K, lambda batches: batches + K - 1 if batches else 0, upwards(K))
 
 
 def upwards(K: int) -> Messages:
     """Activations go up, labels to every stage, no cotangent comes down."""
-    gives = chain(K).gives
+    takes, gives, enters = chain(K, local=True)
     return Messages(
-        takes=lambda op: (Box("x", op.k, op.batch), Box("labels", op.k, op.batch)) if op.kind == "F" else (),
+        takes=lambda op: takes(op) if op.kind == "F" else (),
         gives=lambda op: gives(op) if op.kind == "F" else (),
-        enters=lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in range(1, K + 1)]),
+        enters=enters,
     )
 
 
@@ -51,9 +54,6 @@ class Local(Stage):
         if spec.last:
             return super().make(spec)
         aux, apply = head(spec), applied(spec.module)
-
-        def network(extra):
-            return {name: value for name, value in extra.items() if name != "auxiliary"}
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
@@ -74,11 +74,15 @@ class Local(Stage):
     def variables(self):
         if self.spec.last:
             return super().variables()
-        extra = {name: value for name, value in self.state.extra.items() if name not in ("auxiliary", "rng")}
-        return {"params": self.state.params[0], **extra}
+        return flax_variables(self.state.params[0], network(self.state.extra))
 
     def auxiliary(self):
         return () if self.spec.last else self.state.params[1]
+
+
+def network(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The collections of the network itself."""
+    return {name: value for name, value in extra.items() if name != "auxiliary"}
 
 
 def head(spec: Spec) -> nn.Module:

@@ -21,7 +21,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.functions import Spec, split
 from fdg_jax.methods import Method
 from fdg_jax.methods._auxiliary import Synthesizer
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, there_are
 from fdg_jax.shapes import zeros
 from fdg_jax.stage import Stage
 
@@ -42,7 +42,7 @@ def dni(K: int) -> Schedule:
         for k in range(1, K + 1):
             ops += [Op("S", k, t - k - 1)] if k < K else []
             ops += [Op("F", k, t - k + 1), Op("B", k, t - k + 1)]
-        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
+        return there_are(ops, last)
 
     def ticks(batches: int) -> int:
         return batches + (K if K > 1 else 0) if batches else 0
@@ -52,17 +52,11 @@ def dni(K: int) -> Schedule:
 
 def guessed(K: int) -> Messages:
     """B waits for no cotangent, S takes the one that came; labels go to every stage."""
-    ordinary = chain(K)
-
-    def takes(op: Op) -> tuple[Box, ...]:
-        if op.kind == "F":
-            return Box("x", op.k, op.batch), Box("labels", op.k, op.batch)
-        return (Box("dy", op.k, op.batch),) if op.kind == "S" else ()
-
+    takes, gives, enters = chain(K, local=True)
     return Messages(
-        takes=takes,
-        gives=lambda op: () if op.kind == "S" else ordinary.gives(op),
-        enters=lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in range(1, K + 1)]),
+        takes=lambda op: () if op.kind == "B" else takes(op),
+        gives=lambda op: () if op.kind == "S" else gives(op),
+        enters=enters,
     )
 
 
@@ -153,7 +147,7 @@ class Synthetic(Stage):
     def restore(self, flat: Mapping[str, Any]) -> None:
         super().restore(flat)
         self.asked.clear()
-        for batch in sorted({int(name.split("/")[1]) for name in flat if name.startswith("asked/")}):
+        for batch in checkpoint.numbers(flat, "asked/"):
             y, labels = self.restored((self.spec.y, self.spec.labels), flat, f"asked/{batch}/")
             self.asked.append(Asked(batch, y, labels))
 

@@ -7,7 +7,7 @@ backward passes come in the order of the forward passes (the bubble is the same)
 
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import Method
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, there_are
 
 
 def gpipe(K: int, micro_batches: int = 4) -> Schedule:
@@ -18,11 +18,10 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
         raise BadInput(f"micro_batches={M!r}: a batch is a whole number of them. Use 1 (plain BP) or more, e.g. 4 K.")
 
     def tick(t: int, last: int | None = None) -> Tick:
-        if last is not None and t > last:
-            return ()
         parts, stages = range((t - 1) * M + 1, t * M + 1), range(1, K + 1)
         up = [Op("F", k, part) for part in parts for k in stages]
-        return tuple(up + [Op("B", k, part) for part in parts for k in reversed(stages)])
+        down = [Op("B", k, part) for part in parts for k in reversed(stages)]
+        return there_are(up + down, None if last is None else M * last)
 
     messages = weighted(K) if M > 1 else chain(K)
     return Schedule("gpipe", K, tick, (0,) * K, lambda batches: batches, messages, accumulate=M, micro_batches=M)
