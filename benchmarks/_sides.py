@@ -7,13 +7,14 @@ A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import huge_pages
+from fdg_jax.experiments.options import FIELDS
 
 # What differs from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -26,15 +27,14 @@ OPTIONS = {
     "cores": "cores the process is pinned to",
     "engine": "pipeline or delay-line",
     "split": "paper, even, balanced or block numbers",
-    "order": "backward-first or forward-first, within a stage",
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "hugepages": "on or off",
     "xla": "XLA flags",
 }
+METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 CHOICES = {
     "engine": ("pipeline", "delay-line"),
-    "order": ("backward-first", "forward-first"),
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
     "hugepages": ("on", "off"),
@@ -43,7 +43,8 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """name: as it was asked for. cores: how many it is pinned to. xla: flags added to XLA_FLAGS."""
+    """name: as it was asked for. cores: how many it is pinned to. xla: flags added to XLA_FLAGS. options: the
+    method's."""
 
     name: str
     method: str
@@ -53,18 +54,21 @@ class Side:
     batch_size: int
     engine: str = "pipeline"
     split: str | None = None
-    order: str | None = None
     dispatch: str = "up"
     update: str = "separate"
     hugepages: str = "on"
     xla: str = ""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     """The side that `text` asks for. common: K, model, batch_size of all; xla, split: where it has none."""
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
-    values = {**common, "xla": xla, **preset, **dict(option(text, word) for word in words)}
+    method = methods.find(preset["method"])
+    pairs = [option(text, word, method) for word in words]
+    own = {key: value for key, value in pairs if key in method.answers_to}
+    values = {**common, "xla": xla, **preset, **{key: value for key, value in pairs if key not in own}, "options": own}
     values.setdefault("cores", values["K"])
     if values["K"] > 1:
         values.setdefault("split", split)
@@ -73,21 +77,42 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     if values.get("update") == "fused" and values.get("engine") == "delay-line":
         fact = "a delayed update cannot be fused with a backward pass"
         raise BadInput(f"side {text}: {fact}. Use engine=pipeline.")
+    if values.get("update") == "fused" and method.stage:
+        fact = f"method {method.name} has stages of its own, whose programs are not fused"
+        raise BadInput(f"side {text}: {fact}. Leave update out.")
     return Side(name=text, **values)
 
 
-def option(side: str, word: str) -> tuple[str, Any]:
+def option(side: str, word: str, method: methods.Method) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
+    if equals and key in FIELDS and key not in OPTIONS:
+        method.accepted({key: value})
+        return key, of_method(side, key, value)
     if key not in OPTIONS or not equals:
-        known = "; ".join(f"{name}: {meaning}" for name, meaning in OPTIONS.items())
+        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
-    if key in CHOICES and value not in CHOICES[key]:
-        raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(CHOICES[key])}.")
+    choose(side, key, value, CHOICES.get(key, ()))
     if key in ("K", "cores"):
         if not value.isdecimal() or int(value) < 1:
             raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
         return key, int(value)
     return key, value
+
+
+def of_method(side: str, key: str, value: str) -> Any:
+    """The value of a method's flag. What else may be wrong with it the training command's own checks will say."""
+    kind = type(FIELDS[key].default)
+    choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
+    try:
+        return {"on": True, "off": False}[value] if kind is bool else kind(value)
+    except (ValueError, KeyError):
+        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
+        raise BadInput(f"side {side}: {key}={value} is not {wanted}.") from None
+
+
+def choose(side: str, key: str, value: str, choices: Sequence[str]) -> None:
+    if choices and value not in choices:
+        raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(choices)}.")
 
 
 def check(sides: Sequence[Side], cores: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.experiments import setup
+from fdg_jax.experiments import checks, setup
 from fdg_jax.experiments.options import Options
 from fdg_jax.stage import Stage
 
@@ -70,13 +70,14 @@ class Trainer:
             K=side.K,
             engine=side.engine,  # type: ignore[arg-type]
             split=side.split,
-            order=side.order or "backward-first",  # type: ignore[arg-type]
             model=side.model,
             batch_size=side.batch_size,
             dataset="synthetic",
             learning_rate=0.01,  # the loss stays finite; speed does not depend on it
             epochs=1,
+            **side.options,
         )
+        checks.check_method(options, frozenset())
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))

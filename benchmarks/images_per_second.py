@@ -74,7 +74,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(_sides.PRESETS), _sides.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    epilog += "\n".join(f"  {name:10} {meaning}" for name, meaning in options)
+    epilog += "\n".join([*(f"  {name:10} {meaning}" for name, meaning in options), f"  {_sides.METHODS_OWN}"])
     made = _report.parser("images_per_second", __doc__, epilog)
     add = made.add_argument
     add("--model", default="resnet20")

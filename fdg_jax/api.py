@@ -79,6 +79,8 @@ class Pipeline:
         self.schedule = self.method.schedule(K, **of_schedule)
         check_options(self.weights, engine, ENGINES, self.method)
         self.devices = check_devices(devices, K)
+        spread = self.method.places
+        self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.engine_name = engine
         self._loss, self._optimizer = loss, optimizer
         self._preprocess, self._read_behind = preprocess, read_behind
@@ -122,10 +124,9 @@ class Pipeline:
                     options=self._stage_options,
                 )
             )
-        spread = self.method.places
-        places = spread(self.devices) if spread else [Place(device) for device in self.devices]
+        delays = (0,) * self.K
         parts = Parts(
-            self.schedule, stage, specs, self._preprocess, places, (0,) * self.K, self.weights, self._read_behind
+            self.schedule, stage, specs, self._preprocess, self.places, delays, self.weights, self._read_behind
         )
         self._engine, self._example = ENGINES[self.engine_name](parts), example
         self._forget()

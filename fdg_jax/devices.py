@@ -58,7 +58,8 @@ class Place:
     """Where a stage lies: one device. A method that spreads a stage over several brings a place of its own."""
 
     def __init__(self, device: Any):
-        self.device = device
+        self.device = device  # where the host sends what it computes with
+        self.devices = [device]
 
     def weights(self, tree: Any) -> Any:
         """Starts to copy what does not grow with the batch to the stage."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from fdg_jax import checkpoint
 from fdg_jax.engine import HOST_LOOP, Compiled, LossWindow, Parts, check_signature, signed
-from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation, evaluate, tally
+from fdg_jax.micro_batches import MicroBatches
 from fdg_jax.pipeline import HostLoop
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, bp
@@ -43,44 +43,24 @@ class HostEngine:
         self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
         self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
         self._transform = Compiled(lambda transform: transform)
-        self._cut = jax.jit(partial(cut, M=schedule.micro_batches))
-        # Of the batch that is cut into micro-batches (all of it happens in one tick): the share of each, and the losses
-        # known so far.
-        self._shares: Any = None
-        self._of_parts: list[jax.Array] = []
-        self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
+        dtype = parts.specs[-1].value.dtype
+        self._micro_batches = MicroBatches(schedule.micro_batches, self.first, self.last, dtype)
 
     def send(self, box: Box, message: Tree) -> Tree:
         return self.parts.places[box.k - 1].batch(message)
 
     def on_loss(self, number: int, loss: jax.Array) -> None:
-        M = self.parts.schedule.micro_batches
-        batch, part = (number - 1) // M + 1, (number - 1) % M + 1
-        if M > 1:
-            self._of_parts.append(loss)
-            if part < M:
-                return
-            loss, self._of_parts = self._weighted(self._shares, self._of_parts), []
-        self.losses.add(self._before_drain + batch, loss)
+        whole = self._micro_batches.loss(number, loss)
+        if whole:
+            self.losses.add(self._before_drain + whole[0], whole[1])
 
     def step(self, inputs: Tree, labels: Tree) -> None:
-        M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
-        if n < M:
-            raise BadInput(f"a batch of {n} cannot be cut into {M} micro-batches. Use fewer of them or larger batches.")
+        self._micro_batches.check(labels)
         x = self.first.batch(inputs)
         if self._preprocess:
             x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
         self.entered += 1
-        self.loop.step([{"x": x, "labels": labels}] if M == 1 else self.micro_batches(x, labels))
-
-    def micro_batches(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
-        """The micro-batches of a batch, and of each, as the cotangent of its mean loss, its share of the images."""
-        M, n = self.parts.schedule.micro_batches, len(jax.tree.leaves(labels)[0])
-        sizes = np.diff(bounds(n, M))
-        shares = (sizes / n).astype(self.parts.specs[-1].value.dtype)
-        self._shares = self.last.weights(shares)
-        slices = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
-        return [{"x": x, "labels": y, "dy": share} for x, y, share in slices]
+        self.loop.step(self._micro_batches.enter(x, labels))
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:
@@ -142,21 +122,6 @@ class HostEngine:
         self.loop.t, self.entered = int(flat["t"]), int(flat["entered"])
         self._before_drain = self.entered - self.loop.t
         self.losses = LossWindow(self.parts.read_behind)
-
-
-def bounds(n: int, M: int) -> list[int]:
-    """Where M parts of n things begin and end, as equal as can be, the larger ones first."""
-    return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
-
-
-def cut(tree: Tree, M: int) -> list[Tree]:
-    """M parts of arrays along their first axis."""
-
-    def part(leaf, m):
-        at = bounds(len(leaf), M)
-        return leaf[at[m] : at[m + 1]]
-
-    return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]
 
 
 def below(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a person asks for by name: a method, whose file he may have written himself, a model, a data set.
 
 Both front doors, the command and `fdg_jax.Pipeline`, look names up through this, so that a name spelled otherwise or
-an unfinished file is one sentence in either. No JAX here: a command answers at once.
+an unfinished file is one sentence in either. JAX comes in only with the file of a method that needs it, so that a
+command answers at once.
 """
 
 import re

@@ -15,7 +15,8 @@ operation reads and what it sends are part of the schedule too: this is all the 
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Literal, NamedTuple
 
@@ -166,7 +167,8 @@ class Trace(NamedTuple):
 
     version[op]: the weight version (updates already made) that stage op.k uses in that operation; tick[op]: when.
     staleness[k-1]: the updates between a batch's forward pass and the update it causes, batch by batch.
-    memos[k-1]: the most memos stage k holds at the end of a tick; first_update[k-1]: the tick of its first update.
+    memos[k-1]: the most batches of which stage k keeps something at the end of a tick, having gone forward on them
+    and not yet done all that it does; first_update[k-1]: the tick of its first update.
     """
 
     version: dict[Op, int]
@@ -182,6 +184,7 @@ def simulate(schedule: Schedule, batches: int) -> Trace:
     K, M, done, version = schedule.K, schedule.accumulate, dict[Op, int](), dict[Op, int]()
     updates, passes, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K, [0] * K
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
+    last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
     mail = set[Box]()
     for t, tick in schedule.run(batches):
         entering = range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1) if t <= batches else ()
@@ -201,7 +204,7 @@ def simulate(schedule: Schedule, batches: int) -> Trace:
             mail -= set(schedule.messages.takes(op))
             mail |= {box for box in schedule.messages.gives(op) if box.what != "loss"}
             done[op], version[op] = t, updates[i]
-            held[i] += {"F": 1, "B": -1}.get(op.kind, 0)
+            held[i] += (op == forward) - (op == last[op.k, op.batch])
             if op.kind == "B":
                 # The update comes after M backward passes; until then `updates` does not move.
                 staleness[i].append(updates[i] - version[forward])
@@ -285,11 +288,19 @@ def draw(table: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)
 
 
-def describe(schedule: Schedule, ticks: int) -> str:
-    """The drawing, then per stage: delay, staleness, first update, memos, and weight versions by batch."""
+def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, str] | None = None) -> str:
+    """The drawing, then per stage: delay, staleness, first update, memos, and weight versions by batch.
+
+    ticks: how many are drawn, by default until all stages have all they do, and then two more (one, where that is so
+    from the first). words: what operations do that are neither F nor B.
+    """
     K = schedule.K
     batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily
     trace = validate(schedule, batches)
+    if ticks is None:
+        steady = len(schedule.tick(batches, None))
+        full = next(t for t, tick in schedule.run(batches) if len(tick) == steady)
+        ticks = full + min(full, 2)
     shown = min(batches, max(1, ticks - K + 1))
     table = [["stage", "delay", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
     for k in range(1, K + 1):
@@ -297,12 +308,18 @@ def describe(schedule: Schedule, ticks: int) -> str:
         delay = trace.tick[Op("B", k, batches)] - trace.tick[Op("F", k, batches)]
         row = [f"k={k}", str(delay), str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
         table.append([*row, str(trace.memos[k - 1]), versions])
-    return (
-        f"{render(schedule, ticks)}\n\n{draw(table)}\n\n"
-        "F3: forward of batch 3. B3: its backward and the update. Delay: the ticks between the two; staleness: the\n"
-        "stage's own updates between the two. Weight version: updates already made. Memos: batches held at the end\n"
-        "of a tick."
-    )
+    M, part = schedule.accumulate, schedule.micro_batches > 1
+    sentences = [
+        f"F3: forward of {'micro-' if part else ''}batch 3.",
+        f"B3: its backward{'' if M > 1 else ' and the update'}.",
+        *[f"{kind}3: {text}." for kind, text in (words or {}).items()],
+        *([f"A batch is {M} micro-batches."] if part else []),
+        *([f"A stage updates after every {M} of its backward passes."] if M > 1 else []),
+        "Delay: the ticks between F and B; staleness: the stage's own updates between the forward pass and the update "
+        "by that batch.",
+        "Weight version: updates already made. Memos: batches that a stage keeps at the end of a tick.",
+    ]
+    return f"{render(schedule, ticks)}\n\n{draw(table)}\n\n{textwrap.fill(' '.join(sentences), 110)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -313,17 +330,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
     parser.add_argument("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
     parser.add_argument("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
-    parser.add_argument("--order", help="backward-first (the paper's, default) or forward-first; FDG only")
+    parser.add_argument("--order", help="fdg: backward-first (the paper's, default) or forward-first")
+    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
+    parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
     given = parser.parse_args(arguments)
     try:
         check_K(given.K)
         if given.ticks is not None and given.ticks < 1:
             raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
         method = import_module("fdg_jax.methods").find(given.method)
-        options = {"order": given.order} if given.order else {}
+        asked = {name: getattr(given, name) for name in ("order", "accumulate", "micro_batches")}
+        options = {name: value for name, value in asked.items() if value is not None}
         schedule = method.schedule(given.K, **method.accepted(options)[0])
-        steady = 2 * given.K + 1 if max(schedule.behind) else 2
-        print(describe(schedule, given.ticks or steady))
+        print(describe(schedule, given.ticks, method.words))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

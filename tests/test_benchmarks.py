@@ -102,6 +102,8 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     line, turned = parse("delay-line:K=4"), parse("fdg:K=3:split=3,7:dispatch=down:xla=--b=false")
     assert (line.engine, line.K, line.cores) == ("delay-line", 4, 1)
     assert (turned.K, turned.cores, turned.split, turned.xla) == (3, 3, "3,7", "--b=false")
+    assert parse("fdg:accumulate=2:order=forward-first").options == {"accumulate": 2, "order": "forward-first"}
+    assert parse("dni:conditional=off").options == {"conditional": False}
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,11 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
         ("fdg:K=0", "from 1 on"),
         ("bp:dispatch=down", "order of dispatch"),
         ("delay-line:update=fused", "engine=pipeline"),
+        ("dgl:update=fused", "stages of its own"),
+        ("dgl:aux=mlp", "mlp-sr or linear or predsim"),
+        ("fdg:aux=linear", "method fdg has no such option"),
+        ("gpipe:micro_batches=x", "a whole number"),
+        ("dni:conditional=maybe", "on or off"),
     ],
 )
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):

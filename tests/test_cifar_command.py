@@ -3,6 +3,7 @@
 The frozen lists at the top are contracts with scripts outside this repository.
 """
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import checks, command_line, huge_pages
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
@@ -37,6 +39,12 @@ FLAGS = {
     "--engine": "auto",
     "--weights": "stashed",
     "--order": "backward-first",
+    "--accumulate": 1,
+    "--accumulation": "sum",
+    "--aux": "mlp-sr",
+    "--conditional": True,
+    "--micro-batches": 4,
+    "--batch-norm": "local",
     "--split": None,
     "--dtype": "float32",
     "--run-dir": None,
@@ -108,6 +116,13 @@ BAD = {
     "fdg": "belongs to no flag",
     "--method fgd": "Did you mean fdg",
     "--method bp --beta 0.5": "method bp has no such option",
+    "--aux linear": "method fdg has no such option",
+    "--method dgl --aux mlp": "'mlp' is none of 'mlp-sr', 'linear', 'predsim'",
+    "--method ddg --weights current": "method ddg has no such option",
+    "--accumulate 0": "Use 1 or more",
+    "--method gpipe --micro-batches 0": "Use 1 (plain BP) or more",
+    "--method gpipe --micro-batches 129": "a batch of 128 has fewer images",
+    "--method fr --engine delay-line": "method fr is not BP with delays",
     "--method FDG": "Did you mean fdg?",
     "--model resnet21": "Did you mean resnet20",
     "--model ResNet-110": "'ResNet-110' is not known. Did you mean resnet110?",
@@ -456,6 +471,38 @@ def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_
     assert a["final_parameters_sha256"] == b["final_parameters_sha256"]
     code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "5"))
     assert code == 0, err  # it is finished: nothing to do
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_runs_from_the_command_and_reports_itself(method, tmp_path, capsys):
+    from fdg_jax.experiments.cifar import main
+
+    words = f"{SHORT} --epochs 1 --method {method} --no-tensorboard --run-dir {tmp_path / 'run'}"
+    assert main(words.split()) == 0
+    out, summary = capsys.readouterr().out, read(tmp_path / "run" / "summary.json")
+    schedule = methods.find(method).schedule(2)
+    assert summary["staleness"] == list(schedule.staleness) and summary["updates"] == [4, 4]
+    assert (summary["auxiliary_parameters"] > 0) is (method in ("dgl", "dni"))
+    assert ("auxiliary  " in out) is (method in ("dgl", "dni"))
+    every = "cpu:0 and cpu:1"
+    assert read(tmp_path / "run" / "config.json")["devices"] == (
+        [every, every] if method == "data_parallel" else ["cpu:0", "cpu:1"]
+    )
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"{method.upper()} with K=2{', β=1' if method == 'fdg' else ''}<" in page
+
+
+def test_a_title_has_the_options_of_the_method_that_were_chosen():
+    from fdg_jax.experiments.curves import title
+
+    def of(**options):
+        return title(dataclasses.asdict(Options(model="m", dataset="d", **options)))
+
+    assert of(beta=0.5) == "m on d: FDG with K=2, β=0.5"
+    assert of(accumulate=2) == "m on d: FDG with K=2, β=1, accumulate 2"
+    assert of(method="dgl", aux="linear", K=4) == "m on d: DGL with K=4, aux linear"
+    assert of(method="bp", K=1) == "m on d: BP with K=1"
 
 
 @pytest.mark.slow

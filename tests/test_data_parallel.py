@@ -11,10 +11,13 @@ import jax.numpy as jnp
 import method_oracles as oracles
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
 from test_engines import ROUNDING, Two
 
 from fdg_jax import models, split
+from fdg_jax.data.augment import train_transform
+from fdg_jax.data.sets import digits
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.data_parallel import Spread, cut
 
@@ -82,6 +85,14 @@ def test_without_batch_norm_it_is_backprop(K):
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     ours, true = replicated(K, data[0], stages=stages), pipeline(K, data[0], stages=stages, method="bp")
     train_the_same(ours, true, data)
+
+
+def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
+    images, place = np.zeros((8, 16, 16, 3), np.uint8), Spread(jax.devices()[:2])
+    transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))
+    program = transform.lower(place.batch(images), place.weights(np.int32(1))).compile()
+    assert program.output_shardings.spec == P("replica")
+    assert not re.search("all-|collective|permute", program.as_text())
 
 
 @pytest.mark.slow

@@ -9,12 +9,22 @@ import optax
 import oracle
 import pytest
 from small import CLASSES, as_functions, batches, cross_entropy, goes_on_exactly, leaves, parts, pipeline, recipe
-from test_engines import ROUNDING, Affine, Two
+from test_engines import ROUNDING, Affine, Dropped, Normed, Two
 
 from fdg_jax import methods
+from fdg_jax.layers import EPSILON
 from fdg_jax.methods._auxiliary import HEADS, Synthesizer, local_loss
 
 Ks = [2, 3, 4]
+RAGGED = pytest.param(2, True, marks=pytest.mark.slow)  # compiles for two sizes
+
+
+def data_of(n, ragged=False):
+    """n batches; one in the middle is smaller where they are ragged, as an epoch's last one is."""
+    data = batches(n)
+    if ragged:
+        data[n // 2] = tuple(array[:7] for array in data[n // 2])
+    return data
 
 
 def trained(K, data, **options):
@@ -38,9 +48,9 @@ def agree(ours, truth, tolerance=ROUNDING):
 
 
 @pytest.mark.parametrize("method", ["ddg", "fr"])
-@pytest.mark.parametrize("K", Ks)
-def test_ddg_and_fr_are_their_oracles(K, method):
-    data = batches(10)
+@pytest.mark.parametrize(("K", "ragged"), [*[(K, False) for K in Ks], RAGGED])
+def test_ddg_and_fr_are_their_oracles(K, ragged, method):
+    data = data_of(10, ragged)
     ours, start, _ = trained(K, data, method=method)
     agree(ours, getattr(oracles, method)(as_functions(parts(K)), cross_entropy, recipe(), start, data))
     assert ours.staleness == [K - k for k in range(1, K + 1)]
@@ -58,14 +68,43 @@ def heads(K, kind="mlp-sr"):
 
 @pytest.mark.parametrize(("K", "kind"), [*[(K, "mlp-sr") for K in Ks], (3, "linear"), (3, "predsim")])
 def test_dgl_is_its_oracle(K, kind):
-    data = batches(8)
-    ours, start, states = trained(K, data, method="dgl", aux=kind)
+    dgl_is_its_oracle(K, batches(8), parts(K), kind)
+
+
+@pytest.mark.slow
+def test_dgl_is_its_oracle_on_ragged_batches_of_feature_maps():
+    dgl_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
+
+
+def dgl_is_its_oracle(K, data, stages, kind="mlp-sr"):
+    ours, start, states = trained(K, data, stages=stages, method="dgl", aux=kind)
     aux = [{"params": state.params[1], **state.extra["auxiliary"]} for state in states[:-1]]
-    truth = oracles.dgl(as_functions(parts(K)), cross_entropy, recipe(), start, data, heads(K, kind), aux)
+    truth = oracles.dgl(as_functions(stages), cross_entropy, recipe(), start, data, heads(K, kind), aux)
     agree(ours, truth)
     for a, b in zip(leaves(ours.engine.auxiliary()[:-1]), leaves([t["params"] for t in truth[3]]), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     assert ours.auxiliary_parameter_count == sum(leaf.size for leaf in leaves([v["params"] for v in aux]))
+
+
+class Map(nn.Module):
+    """A stage that gives feature maps [b, 4, 4, 6]."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return jnp.tanh(nn.Conv(6, (3, 3))(x))
+
+
+class Scores(nn.Module):
+    """The rest: maps [b, h, w, c] -> [b, classes]."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+
+def maps(data):
+    """Batches of 8 numbers an example as images [b, 4, 4, 8]."""
+    return [(x[:, None, None, :] * np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4, 1), y) for x, y in data]
 
 
 class Plain(nn.Module):
@@ -81,8 +120,15 @@ class Plain(nn.Module):
 
 @pytest.mark.parametrize(("K", "conditional"), [*[(K, True) for K in Ks], (3, False)])
 def test_dni_is_its_oracle(K, conditional):
-    data = batches(9)
-    stages = [Plain(CLASSES if k == K else 12) for k in range(1, K + 1)]
+    dni_is_its_oracle(K, batches(9), [Plain(CLASSES if k == K else 12) for k in range(1, K + 1)], conditional)
+
+
+@pytest.mark.slow
+def test_dni_is_its_oracle_on_ragged_batches_of_feature_maps():
+    dni_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
+
+
+def dni_is_its_oracle(K, data, stages, conditional=True):
     ours, start, states = trained(K, data, stages=stages, method="dni", conditional=conditional)
     module = Synthesizer(CLASSES, conditional)
 
@@ -100,9 +146,11 @@ def test_dni_is_its_oracle(K, conditional):
         assert np.abs(own.params["gradient"]["kernel"]).max() > 1e-5  # it did learn
 
 
-@pytest.mark.parametrize(("K", "M"), [*[(K, 3) for K in Ks], (2, 4)])
-def test_gpipe_is_its_oracle(K, M):
-    data = batches(6)
+@pytest.mark.parametrize(("K", "M", "ragged"), [
+    *[(K, 3, False) for K in Ks], (2, 4, False), pytest.param(2, 3, True, marks=pytest.mark.slow)
+])  # fmt: skip
+def test_gpipe_is_its_oracle(K, M, ragged):
+    data = data_of(6, ragged)
     ours, start, _ = trained(K, data, method="gpipe", micro_batches=M)
     agree(ours, oracles.gpipe(as_functions(parts(K)), cross_entropy, recipe(), start, data, M=M))
     assert ours.updates == [6] * K
@@ -151,9 +199,31 @@ def test_fa_is_its_oracle(K):
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
 
 
-@pytest.mark.parametrize("K", Ks)
-def test_dfa_is_its_oracle(K):
-    data = batches(10)
+@pytest.mark.slow
+def test_fa_keeps_the_scales_of_batch_norms_and_is_its_oracle_with_them():
+    data, K = batches(8), 2
+    stages = [Normed(12), Normed(CLASSES)]
+    ours, start, states = trained(K, data, stages=stages, method="fa")
+
+    def affine(p, x):
+        return x @ p["kernel"] + p["bias"]
+
+    def norm(p, x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + EPSILON) * p["scale"] + p["bias"]
+
+    def pairs(variables):
+        return [[v["params"]["affine"]["Dense_0"], v["params"]["norm"]] for v in variables]
+
+    feedback = pairs([{"params": state.own} for state in states])
+    truth, losses, _ = oracles.fa([[affine, norm]] * K, cross_entropy, recipe(), pairs(start), data, feedback)
+    for a, b in zip(leaves(pairs(ours.params)), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)  # two formulas of the variance; 1/std amplifies
+    np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("K", "ragged"), [*[(K, False) for K in Ks], RAGGED])
+def test_dfa_is_its_oracle(K, ragged):
+    data = data_of(10, ragged)
     ours, start, states = trained(K, data, method="dfa")
     projections = [state.own for state in states[:-1]]
     agree(ours, oracles.dfa(as_functions(parts(K)), cross_entropy, recipe(), start, data, projections))
@@ -203,6 +273,17 @@ def test_ddg_is_a_delay_line_of_K_minus_k(K):
     delays = [K - k for k in range(1, K + 1)]
     agree(ours, oracle.stashed(as_functions(parts(K)), cross_entropy, recipe(), start, data, delays))
     assert ours.parameters_sha256() == hashed_on_one_device(K, data)
+
+
+@pytest.mark.slow  # a scan is slow to compile on a CPU
+def test_ddg_in_one_dispatch_is_its_oracle():
+    data = batches(10)
+    ours = pipeline(3, data[0], method="ddg", engine="scan")
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    agree(ours, oracles.ddg(as_functions(parts(3)), cross_entropy, recipe(), start, data))
 
 
 def hashed_on_one_device(K, data):
@@ -319,6 +400,13 @@ def test_the_loop_of_any_method_makes_no_implicit_transfer(method):
             ours.step(batch)
         ours.drain()
         assert len(ours.losses(wait=True)) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
+def test_dropout_of_any_method_goes_on_exactly(method):
+    data = batches(7)
+    goes_on_exactly(lambda: pipeline(2, data[0], stages=[Dropped(12), Dropped(CLASSES)], method=method), data, 4)
 
 
 @pytest.mark.slow

@@ -103,7 +103,24 @@ def test_a_false_claim_of_staleness_is_an_error():
         validate(fdg(3)._replace(behind=(4, 2, 0)), 8)
 
 
-@pytest.mark.parametrize("arguments", [["--K", "3"], ["--K", "1"], ["--K", "4", "--method", "bp"], ["--ticks", "2"]])
+def test_dni_keeps_two_batches_until_their_gradients_have_come():
+    assert validate(methods.find("dni").schedule(3), 14).memos == (2, 2, 0)
+
+
+@pytest.mark.parametrize("name", methods.names())
+@pytest.mark.parametrize("K", [1, 3, 4])
+def test_a_drawing_shows_the_full_pipeline_and_explains_what_is_in_it(name, K):
+    method = methods.find(name)
+    drawing, _, legend = schedule.describe(made := method.schedule(K), words=method.words).split("\n\n")
+    rows = drawing.splitlines()[1:]
+    for op in made.tick(4 * K + 2, None):
+        assert op.kind in rows[op.k - 1] and f"{op.kind}3: " in legend
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--K", "3"], ["--K", "1"], ["--K", "4", "--method", "bp"], ["--ticks", "2"], ["--accumulate", "2"],
+    ["--method", "gpipe", "--micro-batches", "3"],
+])  # fmt: skip
 def test_the_command_draws(arguments, capsys):
     assert schedule.main(arguments) == 0
     out = capsys.readouterr().out

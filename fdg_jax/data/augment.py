@@ -39,13 +39,15 @@ def train_transform(
             mirrored = jnp.zeros_like(mirrored)
         margin = (meta.pad, meta.pad)
         padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)))
-        # One gather of whole pixels on uint8: on a CPU core the cheapest of the ways tried (then, in this order, a
-        # dynamic_slice per image, one-hot products, lax.map, a select per offset).
+        # A gather of whole pixels on uint8: on a CPU core the cheapest of the ways tried (then, in this order, a
+        # dynamic_slice per image, one-hot products, lax.map, a select per offset). One of an image under vmap, not
+        # one with the image's number among the indices: of a batch that is spread over devices (data parallel) each
+        # then crops its own part, and nothing is sent.
         rows = down[:, None] + jnp.arange(height)  # [B, H]
         columns = jnp.arange(width)
         columns = jnp.where(mirrored[:, None], width - 1 - columns, columns) + right[:, None]  # [B, W]
-        image = jnp.arange(batch)[:, None, None]
-        return normalise(padded[image, rows[:, :, None], columns[:, None, :]])
+        pixels = jax.vmap(lambda image, rows, columns: image[rows[:, None], columns])
+        return normalise(pixels(padded, rows, columns))
 
     return transform
 

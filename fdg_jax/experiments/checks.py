@@ -9,7 +9,7 @@ from fdg_jax.experiments.options import FIELDS, Options, spelled
 
 
 def check(options: Options, given: frozenset[str]) -> None:
-    """Refuses values that can be judged alone. Raises BadInput; imports no JAX."""
+    """Refuses values that can be judged alone. Raises BadInput; imports JAX only where the method's file does."""
     o = options
     if o.K < 1:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")

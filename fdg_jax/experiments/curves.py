@@ -6,6 +6,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import methods
+from fdg_jax.experiments.options import FIELDS
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
@@ -107,5 +109,10 @@ def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> N
 
 
 def title(config: dict[str, Any]) -> str:
-    beta = f", β={config['beta']:g}" if config["method"] != "bp" and config["K"] > 1 else ""
-    return f"{config['model']} on {config['dataset']}: {config['method'].upper()} with K={config['K']}{beta}"
+    """Model, data set, method, K, and of the method's options those that are not at their defaults, and always beta."""
+    has = methods.find(config["method"]).answers_to
+    asked = [f", β={config['beta']:g}"] if "beta" in has and config["K"] > 1 else []
+    for name in has:
+        if name != "beta" and config[name] != FIELDS[name].default:
+            asked.append(f", {name.replace('_', ' ')} {config[name]}")
+    return f"{config['model']} on {config['dataset']}: {config['method'].upper()} with K={config['K']}{''.join(asked)}"

@@ -41,7 +41,7 @@ class Options:
     K: int = flag(
         2,
         "method",
-        "Number of stages K the network is cut into, one worker each. Stage k uses its gradient "
+        "Number of stages K the network is cut into, one worker each. With fdg stage k uses its gradient "
         "2(K-k) batches late (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
     )
     engine: Literal["auto", "pipeline", "delay-line"] = flag(

@@ -36,7 +36,7 @@ class Job(NamedTuple):
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
-    devices: list[str]  # of the stages k = 1..K
+    devices: list[str]  # of the stages k = 1..K; of one that is spread all its devices
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
 
@@ -75,7 +75,7 @@ def prepare(options: Options, note: str = "") -> Job:
     initialise(pipeline, blocks, cuts, dataset, options)
     total = options.epochs * per_epoch
     steps = min(total, options.steps or total)
-    names = [device_name(device) for device in stage_devices]
+    names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
     rates = learning_rates(by_batch, total, options.accumulate)
     return Job(
         options, dataset, pipeline, name, cuts, len(blocks), per_epoch, steps, rates, names, remark

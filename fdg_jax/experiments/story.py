@@ -11,7 +11,7 @@ def tell(job: Job) -> list[str]:
     """What a person sees first: method, data, model, stages with devices and staleness, schedule."""
     o, data, pipeline = job.options, job.dataset, job.pipeline
     height, width, channels = data.train_images.shape[1:]
-    asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to if o.K > 1]
+    asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to]
     auxiliary = pipeline.auxiliary_parameter_count
     lines = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",

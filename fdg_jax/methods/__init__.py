@@ -28,6 +28,7 @@ class Method(NamedTuple):
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
         `schedule.behind` backward passes, so that one device can stand in for K.
     same_for_every_K: True where K says where the work is done; the paper's warm-up for K = 3 and 4 is not meant for it.
+    words: what operations do that are neither F nor B, for drawings.
     cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2); a
         function of K where it depends on it.
     stage: the class of its stages, where it has one. places(devices) -> a Place a stage, where a stage is not simply
@@ -42,6 +43,7 @@ class Method(NamedTuple):
     options: tuple[str, ...] = ()
     delay_line: bool = False
     same_for_every_K: bool = False
+    words: Mapping[str, str] = {}
     cost: Costs | Callable[[int], Costs] = PASSES
     stage: Any = None
     places: Callable[[Sequence[Any]], Sequence[Any]] | None = None

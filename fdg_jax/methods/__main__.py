@@ -6,7 +6,7 @@ of a run on integers, and parameters are counted in the real pipeline, of which 
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from importlib import import_module
 from typing import NamedTuple, NoReturn
@@ -35,10 +35,11 @@ class Row(NamedTuple):
     free_speed_up: Fraction
 
 
-def row(name: str, K: int, auxiliary: int) -> Row:
-    """All that is derived from a method's schedule."""
+def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
+    """All that is derived from a method's schedule; of the options it gets those it has."""
     method = methods.find(name)
-    schedule, cost = method.schedule(K), method.costs(K)
+    own = {option: n for option, n in options.items() if option in method.schedule_options}
+    schedule, cost = method.schedule(K, **own), method.costs(K)
     trace = simulate(schedule, 4 * K + 2)  # enough to fill the pipeline and see it run steadily
     alone = tick_time(bp(K), methods.find("bp").costs(K), COMPARED).at(COMPARED)
     return Row(
@@ -110,12 +111,13 @@ def table_2(rows: Sequence[Row]) -> str:
     return draw(table)
 
 
-def notes(rows: Sequence[Row], K: int) -> str:
+def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     """How to read the tables, and what the second one shows for this K."""
+    others = f" but {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
         "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
         "F (update). Memos: batches that a stage keeps from one tick to the next; staleness: its updates between a",
-        "batch's forward pass and the update by that batch; each the most of any stage. Options are at their defaults.",
+        f"batch's forward pass and the update by that batch; each the most of any stage. Options: defaults{others}.",
         "Time: the critical path through a tick of the full pipeline, the next tick beginning when every stage is done",
         "(as in the paper). Stages are even, communication is free; of two paths the one counts that is longer at",
         f"Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups are over BP at Tb = 2 Tf, Taux = 0.",
@@ -160,19 +162,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="network whose auxiliary parameters are counted, with 10 classes; cut as the authors do or else "
         "balanced (default resnet20)",
     )
+    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
+    parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
     try:
         given = parser.parse_args(arguments)
         K, known = given.K, methods.names()
         check_K(K)
         network, _ = parameters("bp", K, given.model)
         auxiliary = {name: parameters(name, K, given.model)[1] if trains_more(name) else 0 for name in known}
-        rows = [row(name, K, auxiliary[name]) for name in known]
+        asked = {"accumulate": given.accumulate, "micro_batches": given.micro_batches}
+        options = {name: n for name, n in asked.items() if n is not None}
+        rows = [row(name, K, auxiliary[name], options) for name in known]
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"Table 1: lockings and auxiliary networks (K={K}; {given.model} itself has {network:,} parameters)\n")
     print(f"{table_1(rows)}\n\nTable 2: ideal time per batch and speed-up (K={K})\n\n{table_2(rows)}\n")
-    print(notes(rows, K))
+    print(notes(rows, K, options))
     return 0
 
 

@@ -45,6 +45,7 @@ class Spread(Place):
         K, distinct = len(devices), list(dict.fromkeys(devices))
         n = max(n for n in range(1, len(distinct) + 1) if K % n == 0)
         super().__init__(distinct[0])
+        self.devices = distinct[:n]
         self.mesh = Mesh(np.array(distinct[:n]), (REPLICA,))
 
     def weights(self, tree: Tree) -> Tree:

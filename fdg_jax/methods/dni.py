@@ -157,6 +157,7 @@ METHOD = Method(
     summary="decoupled neural interfaces (Jaderberg et al. 2017): synthetic gradients, pipelined",
     schedule=dni,
     stage_options={"conditional": True},
+    words={"S": "the synthesizer's step towards the gradient that has come for batch 3"},
     cost={"F": (1, 0, 0), "B": (0, 1, 0), "S": (0, 0, 1)},
     stage=Synthetic,
 )
