@@ -181,6 +181,11 @@ class Pipeline:
         self._unread.clear()
         return taken
 
+    def unread(self) -> dict[int, jax.Array]:
+        """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
+        that of the first of several [W]}."""
+        return dict(self.engine.losses.pending)
+
     def drain(self) -> None:
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
         self.engine.drain()
@@ -232,9 +237,14 @@ class Pipeline:
             digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
         return digest.hexdigest()
 
+    def snapshot(self) -> dict[str, Any]:
+        """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
+        read while training goes on."""
+        return self.engine.snapshot()
+
     def state(self) -> dict[str, Any]:
         """The exact state of the run, batches in flight included, as {path: array} on the host."""
-        return self.engine.state()
+        return jax.device_get(self.snapshot())
 
     def state_sha256(self) -> str:
         """sha256 over everything a resumed run would need."""

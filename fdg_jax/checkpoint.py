@@ -5,7 +5,6 @@ made again by replaying the forward pass (see fdg_jax.host_engine).
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fdg_jax import manifest
 from fdg_jax.errors import BadInput, first_line
 
 Flat = dict[str, np.ndarray]
+ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -62,39 +63,41 @@ def sha256(flat: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end."""
+def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
+    """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end.
+
+    about: what the manifest says of it besides, as JSON. Raises OSError where there is no room, and the like.
+    """
     path = Path(path).absolute()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
-    manifest = [[name, str(value.dtype), list(value.shape)] for name, value in arrays]
-    # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
-    tree = {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size}
-    tree["manifest"] = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(temporary, tree)
+        checkpointer.save(temporary / ARRAYS, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})
         checkpointer.wait_until_finished()
+    listed = [[name, str(value.dtype), list(value.shape)] for name, value in arrays]
+    manifest.write(temporary, {"arrays": listed, "about": dict(about or {})})
     shutil.rmtree(path, ignore_errors=True)
     temporary.rename(path)
 
 
-def load(path: Path) -> Flat:
-    """What `save` wrote. BadInput where there is none or it cannot be read."""
+def load(path: Path) -> tuple[Flat, dict[str, Any]]:
+    """(state, about) as `save` was given them. BadInput where there is none, or where a byte of it has changed."""
     path = Path(path).absolute()
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint at {path}.")
+    content = manifest.check(path)
     try:
         with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.restore(path)
-        manifest = json.loads(bytes(np.asarray(tree["manifest"])))
-        empty = np.zeros(0)
+            tree = checkpointer.restore(path / ARRAYS)
         flat = {}
-        for i, (name, dtype, shape) in enumerate(manifest):
-            value = np.asarray(tree.get(f"{i:05d}", empty.astype(dtype).reshape(shape) if 0 in shape else None))
+        for i, (name, dtype, shape) in enumerate(content["arrays"]):
+            value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
             if str(value.dtype) != dtype or list(value.shape) != shape:
                 raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
             flat[name] = value
-    except Exception as error:  # Orbax raises many kinds for a damaged folder
+    except Exception as error:  # Orbax raises many kinds
         raise BadInput(f"the checkpoint at {path} cannot be read: {first_line(error)}") from error
-    return flat
+    return flat, content["about"]

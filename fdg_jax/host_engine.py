@@ -99,15 +99,16 @@ class HostEngine:
 
         return evaluate(run, batches)
 
-    def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs, batches in flight included (a stage knows how to save its memos)."""
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a resumed run needs, batches in flight included (a stage knows how to save its memos), as arrays
+        that may still be under way and that no later dispatch touches."""
         flat: dict[str, Any] = signed(self.parts, HOST_LOOP)
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
             flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
         for box, message in self.loop.mail.items():
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
-        return jax.device_get(flat)
+        return flat
 
     def restore(self, flat: checkpoint.Flat) -> None:
         """The inverse of `state`. BadInput where it is of another model, split, method or engine."""

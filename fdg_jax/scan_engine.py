@@ -91,8 +91,9 @@ class ScanEngine:
         run = self._evaluated(transform)
         return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches)
 
-    def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs; the gradients in the delay lines included."""
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a resumed run needs; the gradients in the delay lines included. The next dispatch is given all of
+        it, so it is read here and now: a copy on the device would need twice the memory."""
         return signed(self.parts, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
 
     def restore(self, flat: checkpoint.Flat) -> None:

@@ -80,6 +80,7 @@ class Stage:
         self._update = jax.jit(functions.update, donate_argnames="opt_state")
         self._outputs = jax.jit(functions.outputs)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
@@ -165,11 +166,13 @@ class Stage:
     # What follows is the way to a checkpoint and back. All of it is plain arrays: a closure is made again.
 
     def saved(self) -> dict[str, Any]:
-        """Everything a resumed run needs of this stage, as {path: array}."""
-        flat: dict[str, Any] = checkpoint.flatten(self.state, "state/")
+        """Everything a resumed run needs of this stage, as {path: array}; nothing of it is given away later."""
+        given_away = self.state.opt_state, self.state.own, self.sum  # to the next update, so these are copied
+        opt_state, own, summed = self._copy(given_away)
+        flat: dict[str, Any] = checkpoint.flatten(self.state._replace(opt_state=opt_state, own=own), "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
-        flat |= checkpoint.flatten(self.sum, "sum/")
+        flat |= checkpoint.flatten(summed, "sum/")
         for i, (grads, version) in enumerate(self.line):
             flat |= checkpoint.flatten(grads, f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(version)

@@ -1,11 +1,13 @@
 """What is written is what is read, or it is refused."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
 from small import batches, pipeline
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, manifest
 from fdg_jax.errors import BadInput
 
 DATA = batches(6)
@@ -23,7 +25,7 @@ def test_the_disk_changes_nothing(tmp_path, engine):
     ours = stepped(engine=engine)
     state = ours.state()
     checkpoint.save(tmp_path / "c", state)
-    read = checkpoint.load(tmp_path / "c")
+    read, _ = checkpoint.load(tmp_path / "c")
     assert read.keys() == state.keys()
     for name, value in state.items():
         assert read[name].dtype == np.asarray(value).dtype and read[name].shape == np.shape(value), name
@@ -39,13 +41,13 @@ def test_the_disk_changes_nothing(tmp_path, engine):
 def test_a_second_save_replaces_the_first(tmp_path):
     for n in (2, 5):
         checkpoint.save(tmp_path / "c", stepped(n=n).state())
-    assert int(checkpoint.load(tmp_path / "c")["t"]) == 5
+    assert int(checkpoint.load(tmp_path / "c")[0]["t"]) == 5
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
 def test_empty_arrays_survive(tmp_path):
     checkpoint.save(tmp_path / "c", {"none": np.zeros((0, 3), np.int16), "one": np.float32(1)})
-    read = checkpoint.load(tmp_path / "c")
+    read, _ = checkpoint.load(tmp_path / "c")
     assert read["none"].shape == (0, 3) and read["none"].dtype == np.int16 and read["one"] == 1
 
 
@@ -64,6 +66,59 @@ def test_a_missing_or_emptied_checkpoint_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="cannot be read"):
         checkpoint.load(tmp_path / "empty")
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A checkpoint, and the files that it consists of."""
+    path = tmp_path_factory.mktemp("written") / "c"
+    checkpoint.save(path, {"a": np.arange(300.0), "b": np.int64(3)}, {"step": 7})
+    return path, sorted(file for file in path.rglob("*") if file.is_file())
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "zero", "delete"])
+def test_no_damage_of_any_file_is_read_over(written, damage, tmp_path):
+    path, files = written
+    random = np.random.default_rng(0)
+    for file in files:
+        copy = tmp_path / "c"
+        shutil.copytree(path, copy)
+        victim, content = copy / file.relative_to(path), bytearray(file.read_bytes())
+        if damage == "flip" and content:
+            content[random.integers(len(content))] ^= 1 << random.integers(8)
+            victim.write_bytes(content)
+        elif damage == "truncate" and content:
+            victim.write_bytes(content[: len(content) // 2])
+        elif damage == "zero" and any(content):
+            victim.write_bytes(bytes(len(content)))
+        elif damage == "delete":
+            victim.unlink()
+        else:
+            continue  # an empty file has nothing to lose
+        with pytest.raises(BadInput, match="damaged"):
+            checkpoint.load(copy)
+        shutil.rmtree(copy)
+
+
+def test_a_manifest_tells_what_it_was_given_and_of_which_format_it_is(written, monkeypatch):
+    path, _ = written
+    assert checkpoint.load(path)[1] == {"step": 7}
+    monkeypatch.setattr(manifest, "FORMAT", 2)
+    with pytest.raises(BadInput, match="has format 1; this version reads 2"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize(("method", "engine"), [
+    ("fdg", "pipeline"), ("dni", "pipeline"), ("fdg", "delay-line"),
+    pytest.param("fdg", "scan", marks=pytest.mark.slow),  # slow to compile on a CPU
+])  # fmt: skip
+def test_a_snapshot_stays_what_it_was_while_training_goes_on(method, engine):
+    options = {"accumulate": 2} if method == "fdg" else {}  # a sum that is given away to the next addition
+    ours = stepped(n=4, engine=engine, method=method, **options)
+    before, taken = ours.state_sha256(), ours.snapshot()
+    ours.step(DATA[4])
+    ours.step(DATA[5])
+    assert checkpoint.sha256(jax.device_get(taken)) == before != ours.state_sha256()
 
 
 def test_nothing_private_to_jax_is_stored():

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -456,7 +457,8 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     before = Record(128, 32, 10, job.learning_rates)
     before.open(tmp_path, tensorboard=False)
     before.entered(stood or 0, 0)
-    monkeypatch.setattr(saving, "load_newest", lambda root: ({}, before.state()) if stood else None)
+    found = ({}, before.state(), {"jax": jax.__version__})
+    monkeypatch.setattr(saving, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(train.Loop, "train", lambda self: None)
     monkeypatch.setattr(train.Loop, "finish", lambda self: ("", ""))
     train.run(job, tmp_path, Signals(), resume=True)

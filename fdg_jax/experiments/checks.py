@@ -15,7 +15,7 @@ def check(options: Options, given: frozenset[str]) -> None:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
     if not 0 < o.beta <= 1:
         raise BadInput(f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking.")
-    for name in ("epochs", "batch_size", "log_every"):
+    for name in ("epochs", "batch_size", "log_every", "keep"):
         if getattr(o, name) < 1:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
     for name in ("train_size", "steps", "window"):

@@ -80,7 +80,6 @@ def prepare_and_run(options: Options, before: dict[str, Any] | None, path: Path,
 
     compile_cache.enable()
     job = setup.prepare(options, before["note"] if before else "")
-    signals.check()
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
     if before is not None:
@@ -109,10 +108,14 @@ def train(job: "Job", path: Path, signals: Signals, resume: bool) -> int:
     from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.record import Diverged
+    from fdg_jax.experiments.saving import SaveFailed
 
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
     try:
         record, parameters, state = training.run(job, path, signals, resume)
+    except SaveFailed as failed:
+        print(f"error: {failed} {path} goes on from the checkpoint before, with --resume.", file=sys.stderr)
+        return 1
     except Diverged as diverged:
         report.write(path)
         return ending.tell_diverged(path, str(diverged))

@@ -203,6 +203,17 @@ class Options:
         shown="once an epoch",
         free=True,
     )
+    keep: int = flag(2, "run", "How many of the newest checkpoints are kept.", metavar="N", free=True)
+    keep_best: bool = flag(
+        False, "run", "Keep the checkpoint of the least test error as well (chosen on the test images!).", free=True
+    )
+    on_failed_save: Literal["go-on", "stop"] = flag(
+        "go-on",
+        "run",
+        "When a checkpoint cannot be written (a full disk): go-on warns, keeps the earlier ones and tries again at the "
+        "next; stop ends the run with exit code 1.",
+        free=True,
+    )
     evaluate_every: int = flag(
         1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
     )

@@ -53,6 +53,8 @@ class Record:
         self.pending: list[float] = []  # losses since the last line
         self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
         self.error: float | None = None
+        self.best_error, self.best_step = math.inf, None
+        self.unread: list[tuple[int, float]] = []  # losses that were under way when the checkpoint was written
         self.last_loss: float | None = None
         self.rate: float | None = None
         self.speed = Speed()
@@ -63,6 +65,8 @@ class Record:
         self.log = MetricsLog(run / METRICS, self.lines)
         self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
         self._began = time.monotonic()
+        unread, self.unread = self.unread, []
+        self.losses(unread)
 
     def close(self) -> None:
         self.log.close()
@@ -81,6 +85,8 @@ class Record:
             "pending": np.asarray(self.pending, np.float64),
             "recent": np.asarray(self.recent, np.float64),
             "error": math.nan if self.error is None else self.error,
+            "best_error": self.best_error,
+            "best_step": -1 if self.best_step is None else self.best_step,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -90,6 +96,10 @@ class Record:
         self.pending, self.sessions = [float(loss) for loss in state["pending"]], self.sessions + 1
         self.recent.extend(float(loss) for loss in state["recent"])
         self.error = None if math.isnan(float(state["error"])) else float(state["error"])
+        self.best_error, best = float(state["best_error"]), int(state["best_step"])
+        self.best_step = None if best < 0 else best
+        for step, losses in sorted((int(name.split("/")[1]), name) for name in state if name.startswith("unread/")):
+            self.unread += [(step + i, float(loss)) for i, loss in enumerate(np.atleast_1d(state[losses]))]
 
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self._began
@@ -138,11 +148,16 @@ class Record:
         if self.pending:
             self.line(self.step)
 
-    def evaluation(self, loss: float, error_percent: float) -> None:
+    def evaluation(self, loss: float, error_percent: float) -> bool:
+        """Returns whether this is the best so far."""
         self.error, self.evaluated = error_percent, self.step
+        best = error_percent < self.best_error
+        if best:
+            self.best_error, self.best_step = error_percent, self.step
         event = {"step": self.step, "epoch": round(self.step / self.steps_per_epoch, 4)}
         self.log.append({**event, "test_loss": loss, "test_error_percent": error_percent})
         self.scalars.add(self.step, {"test/loss": loss, "test/error_percent": error_percent})
+        return best
 
     def train_loss(self) -> float:
         """Mean over the last epoch's worth of batches (fewer where the run is shorter)."""

@@ -1,38 +1,124 @@
-"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a
-step.
+"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a step.
 
-The two newest are kept. One that is damaged (its hash is part of it) is passed over, aloud, for the older
-one.
+They are written by a thread while training goes on. The newest are kept, and the best where that is wanted. One that
+is damaged (fdg_jax.manifest) is put aside, aloud, and the one before it used.
 """
 
+import contextlib
+import errno
+import os
 import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
 
 from fdg_jax.errors import BadInput
 
-KEPT = 2
-LOOP, HASH = "loop/", "loop_sha256"
+LOOP, DAMAGED = "loop/", "damaged-"
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written; the earlier ones are as they were."""
+
+
+class NotFinite(Exception):
+    """A state with numbers that are none is not worth a checkpoint."""
 
 
 def folder(root: Path, step: int) -> Path:
     return root / f"step-{step:09d}"
 
 
-def save(root: Path, step: int, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
-    """state: Pipeline.state(). loop: numbers and lists of numbers. Keeps the newest KEPT checkpoints."""
-    from fdg_jax import checkpoint
+class Saver:
+    """Writes one checkpoint at a time in the background.
 
-    root.mkdir(exist_ok=True)
-    content = {**state, **{LOOP + name: np.asarray(value) for name, value in loop.items()}}
-    content[HASH] = np.frombuffer(bytes.fromhex(checkpoint.sha256(content)), np.uint8)
-    checkpoint.save(folder(root, step), content)
-    for old in stored(root)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+    about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays.
+    """
+
+    def __init__(self, root: Path, about: Mapping[str, Any], keep: int):
+        self.root, self.about, self.keep = root, about, keep
+        self.best: int | None = None
+        self.thread: Thread | None = None
+        self.step = -1  # of the newest asked for
+        self.failure: Exception | None = None
+
+    def save(self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
+        """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first."""
+        self.wait()
+        self.step = step
+        self.thread = Thread(target=self.write, args=(step, state, loop), name=f"checkpoint {step}")
+        self.thread.start()
+
+    def check(self) -> None:
+        """Raises SaveFailed or NotFinite if the last checkpoint has failed since one asked last. Does not wait."""
+        if self.thread is not None and not self.thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises as `check` does."""
+        if self.thread is not None:
+            self.thread.join()
+        self.thread, failure, self.failure = None, self.failure, None
+        if failure is not None:
+            self.step = -1
+            raise failure
+
+    def close(self) -> None:
+        """Leaves nothing half written behind, whatever else went wrong."""
+        if self.thread is not None:
+            self.thread.join()
+
+    def write(self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
+        import jax
+
+        from fdg_jax import checkpoint
+
+        try:
+            content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
+            check_finite(content, step)
+            self.root.mkdir(exist_ok=True)
+            check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
+            checkpoint.save(folder(self.root, step), content, self.about)
+            self.prune()
+        except NotFinite as error:
+            self.failure = error
+        except Exception as error:  # of Orbax, too, which wraps what the system says
+            self.failure = SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
+            shutil.rmtree(folder(self.root, step).with_name(f".{folder(self.root, step).name}.tmp"), ignore_errors=True)
+
+    def prune(self) -> None:
+        best = None if self.best is None else folder(self.root, self.best)
+        for old in stored(self.root)[: -self.keep]:
+            if old != best:
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def check_finite(content: Mapping[str, Any], step: int) -> None:
+    """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity."""
+    from jax.numpy import floating, issubdtype  # which know bfloat16
+
+    for name, value in content.items():
+        values = np.asarray(value)
+        if not name.startswith(LOOP) and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
+            raise NotFinite(f"after batch {step:,} {name} is not finite, so there is no checkpoint of it")
+
+
+def check_room(root: Path, needed: int) -> None:
+    """Raises OSError where the disk has no room for so many bytes, before any is written."""
+    free = shutil.disk_usage(root).free
+    if free < 1.05 * needed + 2**20:  # the manifest, and what a file system adds
+        fact = f"it needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fact})")
+
+
+def reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def sweep(root: Path) -> None:
@@ -46,25 +132,29 @@ def stored(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("step-" + 9 * "[0-9]") if path.is_dir())
 
 
-def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """(state, loop) of the newest checkpoint that is whole; None without any. BadInput if all are damaged."""
-    paths = stored(root)
-    for path in reversed(paths):
+def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+    """(state, loop, about) of the newest checkpoint that is whole; None without any. BadInput if all are damaged."""
+    for path in reversed(stored(root)):
         try:
             return load(path)
         except BadInput as error:
-            print(f"warning: {error} Trying the one before.", file=sys.stderr, flush=True)
-    if paths:
-        raise BadInput(f"all {len(paths)} checkpoints in {root} are damaged. Start a new run in another --run-dir.")
+            aside = path.with_name(DAMAGED + path.name)
+            with contextlib.suppress(OSError):
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+            print(f"warning: {error} Put aside as {aside.name}; trying the one before.", file=sys.stderr, flush=True)
+    damaged = sorted(root.glob(DAMAGED + "*"))
+    if damaged:
+        raise BadInput(
+            f"no checkpoint in {root} is whole; {len(damaged)} damaged ones were put aside. Delete these to start the "
+            f"run from the beginning, or start a new one in another --run-dir."
+        )
     return None
 
 
-def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def load(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     from fdg_jax import checkpoint
 
-    content: dict[str, Any] = dict(checkpoint.load(path))
-    found = content.pop(HASH, None)
-    if found is None or bytes(np.asarray(found)).hex() != checkpoint.sha256(content):
-        raise BadInput(f"the checkpoint at {path} is damaged: its bytes do not match their hash.")
+    content, about = checkpoint.load(path)
     loop = {name[len(LOOP) :]: content.pop(name) for name in list(content) if name.startswith(LOOP)}
-    return content, loop
+    return dict(content), loop, about

@@ -2,20 +2,24 @@
 entered.
 
 It knows the pipeline by its public verbs only. It waits for a device where a person asked for a number (an
-evaluation, a checkpoint) and around a dispatch that compiles, so that images/s mean training; nowhere else.
+evaluation) and around a dispatch that compiles, so that images/s mean training; nowhere else. A checkpoint is
+written by a thread, from arrays that may still be under way, while the loop goes on.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
+import fdg_jax
 from fdg_jax.data.augment import epoch_order, test_transform
+from fdg_jax.errors import BadInput
 from fdg_jax.experiments import saving
 from fdg_jax.experiments.progress import Progress, per_second
-from fdg_jax.experiments.record import Record
+from fdg_jax.experiments.record import Diverged, Record
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
@@ -26,10 +30,14 @@ TEST_BATCH = 500  # at most; the largest that divides the test images, so that o
 class Loop:
     """One session of a run: from the newest checkpoint (or the beginning) to the end or a signal."""
 
-    def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record):
+    def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record, fresh: bool):
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.dataset, self.options = job.pipeline, job.dataset, job.options
-        self.saved = record.step
+        about = {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
+        self.saver = saving.Saver(run / CHECKPOINTS, about, job.options.keep)
+        self.saver.best = record.best_step
+        self.saver.step = -1 if fresh else record.step
+        self.tried = record.step  # the newest step at which a checkpoint was due
         self.transform = test_transform(job.dataset)
         self.shapes: set[tuple[int, ...]] = set()
         self.cold = 0  # dispatches to come that may compile
@@ -37,11 +45,11 @@ class Loop:
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
 
     def train(self) -> None:
-        """Until `job.steps` batches have entered. Raises Stopped after a signal, a checkpoint being on
-        disk."""
+        """Until `job.steps` batches have entered. Raises Stopped after a signal."""
         while True:
             self.collect()
-            if self.checkpoint_due() or (self.signals.number is not None and self.record.step != self.saved):
+            self.check_saver()
+            if self.checkpoint_due():
                 self.save()
             self.signals.check()
             if self.record.step >= self.job.steps:
@@ -56,8 +64,8 @@ class Loop:
         Returns sha256 of the parameters and of the checkpoint's state, which is before draining, so that a
         finished run can go on with more --steps.
         """
-        if self.record.step != self.saved:
-            self.save()
+        self.save()
+        self.check_saver(wait=True)
         self.pause(self.close)
         self.collect(wait=True)
         self.record.last_line()
@@ -140,7 +148,9 @@ class Loop:
     def evaluate_now(self) -> None:
         found = self.pipeline.evaluate(self.test_batches(), self.transform)
         self.collect(wait=True)  # so that the losses' lines come before the evaluation's, as they would anyway
-        self.record.evaluation(found.loss, found.error_percent or 0.0)
+        if self.record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
+            self.saver.best = self.record.step
+            self.save()
 
     def test_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         images, labels = self.dataset.test_images, self.dataset.test_labels
@@ -152,15 +162,29 @@ class Loop:
     def checkpoint_due(self) -> bool:
         every = self.options.checkpoint_every
         every = self.job.steps_per_epoch if every is None else every
-        return every > 0 and self.record.step // every > self.saved // every
+        return every > 0 and self.record.step // every > self.tried // every
 
     def save(self) -> None:
-        self.pause(self.save_now)
+        """Begins to write a checkpoint, unless the newest is of this step. Losses that are still under way go with it
+        as they are."""
+        self.tried = self.record.step
+        self.check_saver(wait=True)  # one at a time
+        if self.saver.step == self.record.step:
+            return
+        self.collect()
+        unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
+        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread)
 
-    def save_now(self) -> None:
-        self.collect(wait=True)
-        saving.save(self.run / CHECKPOINTS, self.record.step, self.pipeline.state(), self.record.state())
-        self.saved = self.record.step
+    def check_saver(self, wait: bool = False) -> None:
+        """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed."""
+        try:
+            self.saver.wait() if wait else self.saver.check()
+        except saving.SaveFailed as failed:
+            if self.options.on_failed_save == "stop":
+                raise
+            self.progress.say(f"WARNING: {failed} The earlier ones stay; training goes on and tries again.")
+        except saving.NotFinite as state:
+            raise Diverged(str(state)) from None
 
     def pause(self, work: Callable[[], Any]) -> None:
         """Does something that is not training, off the clock."""
@@ -183,25 +207,28 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
     """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
 
     Raises Stopped, after a checkpoint, when a signal came; Diverged when the loss is no number; BadInput when
-    there is nothing whole to resume from.
+    there is nothing whole to resume from; SaveFailed when a checkpoint that is needed cannot be written.
     """
     saving.sweep(path / CHECKPOINTS)
     record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
-    if resume:
-        begin_again(job, path, record)
+    found = saving.load_newest(path / CHECKPOINTS) if resume else None
+    if found:
+        begin_again(job, record, *found)
     record.open(path, job.options.tensorboard)
     try:
         with Progress(job.steps, record.step, job.options.epochs) as progress:
             if resume:
                 progress.say(where(record.step, job.steps))
-            loop = Loop(job, path, signals, progress, record)
+            loop = Loop(job, path, signals, progress, record, fresh=found is None)
             try:
                 loop.train()
                 return record, *loop.finish()
             except Stopped:
-                if record.step != loop.saved:
-                    loop.save()
+                loop.save()
+                loop.saver.wait()
                 raise
+            finally:
+                loop.saver.close()
     finally:
         record.close()
 
@@ -213,10 +240,12 @@ def where(step: int, steps: int) -> str:
     return f"going on after batch {step:,} of {steps:,}"
 
 
-def begin_again(job: Job, path: Path, record: Record) -> None:
-    """Restores the newest whole checkpoint; a run stopped before its first one begins at the beginning."""
-    found = saving.load_newest(path / CHECKPOINTS)
-    if found is not None:
-        state, loop = found
-        job.pipeline.restore(state)
-        record.restore(loop)
+def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
+    """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
+    if about["jax"] != jax.__version__:
+        raise BadInput(
+            f"the newest checkpoint was made with JAX {about['jax']}, this is {jax.__version__}: the run would not be "
+            f"the same to the last bit. Go on with that version."
+        )
+    job.pipeline.restore(state)
+    record.restore(loop)
