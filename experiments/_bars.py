@@ -55,16 +55,17 @@ def draw_beside(
     from matplotlib.figure import Figure
 
     with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
-        figure = Figure(figsize=(10, 4.5), layout="constrained")
+        figure = Figure(figsize=(11, 5), layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         axes, width = figure.subplots(), 0.8 / len(series)
         for nth, ((name, values), colour) in enumerate(zip(series.items(), (REFERENCE, BAR), strict=True)):
-            there = [(at + (nth - (len(series) - 1) / 2) * width, value) for at, value in enumerate(values) if value]
+            places = [(at + (nth - (len(series) - 1) / 2) * width, value) for at, value in enumerate(values)]
+            there = [(at, value) for at, value in places if value is not None]
             label = name if there else f"{name}: nothing has been run yet"
             bars = axes.bar([at for at, _ in there], [value for _, value in there], width, color=colour, label=label)
-            axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=9)
-        shown = [value for values in series.values() for value in values if value]
+            axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
+        shown = [value for values in series.values() for value in values if value is not None]
         if shown:
             axes.set_ylim(min(shown) - 1, max(shown) + 0.5)
         axes.set_xticks(range(len(labels)), labels)
@@ -75,5 +76,5 @@ def draw_beside(
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        figure.legend(loc="outside right upper", frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -51,8 +51,8 @@ def parser(table: Table) -> argparse.ArgumentParser:
         if data:
             made.add_argument(
                 "--data-dir", metavar="DIR",
-                help="a TensorFlow Datasets directory, e.g. path/to/tfds (default: "
-                "$TFDS_DATA_DIR or ~/tensorflow_datasets)",
+                help="where the data are, as the training command takes it: for CIFAR a TensorFlow Datasets directory "
+                "(default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
             )  # fmt: skip
             made.add_argument(
                 "--only", nargs="+", metavar="NAME",

@@ -1,7 +1,7 @@
 """How long the runs of a table would take: the steps they still have to make, times a step measured now.
 
-A step is measured by the very command of the run, in a process of its own on synthetic images, once for all runs
-that differ in nothing a step's time depends on. Time for evaluations and checkpoints is not in it.
+A step is measured with the run's own flags by the training command, in a process of its own and on synthetic images,
+once for all runs that differ in nothing a step's time depends on. Time for evaluations and checkpoints is not in it.
 """
 
 import math
@@ -78,7 +78,7 @@ def what(run: Run) -> str:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """A step's time, from the run's own command with a few steps; with more where those were not timed."""
+    """A step's time, from a few steps; from more where those were not timed."""
     problem = ""
     for timed in (FEW, MANY):
         rate, problem = once(run, 2 * run.flags["K"] + timed, core)  # 2K may compile and are not timed
@@ -93,11 +93,12 @@ def measured(run: Run, core: int | None) -> Step:
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
-    """(images a second, why there is no such number) of so many steps of the run."""
+    """(images a second, why there is no such number) of so many steps of the run. Only the command for CIFAR has
+    synthetic images; the others do the same with their own."""
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
-        words = [*command(Run(run.name, {**run.flags, **few}, run.module), None, str(path))[1:], "--no-tensorboard"]
+        words = [*command(Run(run.name, {**run.flags, **few}), None, str(path))[1:], "--no-tensorboard"]
         with _running.pinned(core):
             process = subprocess.Popen(
                 [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

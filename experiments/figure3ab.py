@@ -19,18 +19,18 @@ STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
 def curve(cell: _paper.Cell, line: Mapping[str, Any]) -> _curves.Curve:
-    """FDG with the paper's beta is thick with marks, all others are plain."""
+    """FDG with the paper's best beta has dots, all others have none."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
     label += f": {line['test_error_percent']:.2f}%"
-    return _curves.Curve(label, COLOURS[cell.method], STYLES[cell.K], "." if shrunk else "", line)
+    return _curves.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
 
 
 def draw(cells: Sequence[_paper.Cell], epochs: int, lines: Lines, path: Path) -> None:
     found = [(cell, _paper.median_line(cell, lines)) for cell in cells]
     curves = [curve(cell, line) for cell, line in found if line]
     title = f"WRN-28-10 on CIFAR-10, {epochs} epochs; of each the median run, beside its name the last test error"
-    _curves.draw(curves, path, title, "epoch", hours=True)
+    _curves.draw(curves, path, title, "epoch", long=True)
 
 
 WORDS = (
