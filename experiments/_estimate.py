@@ -21,6 +21,7 @@ IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # of
 AREA = {"tiny_imagenet": 4}  # pixels of an image, in those of the 32x32 images that are measured with
 WITHOUT_TIME = ("beta", "seed", "epochs")  # flags that a step takes no longer for
 FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
+SHORT_SECONDS = 1.0  # a shorter time than that tells too little
 LIMIT_SECONDS = 180
 
 
@@ -78,18 +79,19 @@ def what(run: Run) -> str:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """A step's time, from a few steps; from more where those were not timed."""
-    problem = ""
-    for timed in (FEW, MANY):
-        rate, problem = once(run, 2 * run.flags["K"] + timed, core)  # 2K may compile and are not timed
-        if rate:
-            times = AREA.get(run.flags["dataset"], 1)
-            larger = f", times {times} for the larger images of {run.flags['dataset']}" if times > 1 else ""
-            seconds = run.flags["batch_size"] / rate * times
-            return Step(seconds, f"{seconds:.3g} s a step, from {timed} steps made now on synthetic images{larger}")
-        if problem:
-            break
-    return Step(None, f"not measured ({problem or 'the command timed nothing'})")
+    """A step's time, from a few steps; from more where those were not timed or took next to no time."""
+    flags = run.flags
+    rate, problem = once(run, 2 * flags["K"] + FEW, core)  # 2K may compile and are not timed
+    timed = FEW
+    if not problem and (rate is None or FEW * flags["batch_size"] / rate < SHORT_SECONDS):
+        rate, problem = once(run, 2 * flags["K"] + MANY, core)
+        timed = MANY
+    if not rate:
+        return Step(None, f"not measured ({problem or 'the command timed nothing'})")
+    times = AREA.get(flags["dataset"], 1)
+    larger = f", times {times} for the larger images of {flags['dataset']}" if times > 1 else ""
+    seconds = flags["batch_size"] / rate * times
+    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on synthetic images{larger}")
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:

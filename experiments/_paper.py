@@ -1,8 +1,7 @@
-"""What the paper's tables of test errors share: a printed cell as data, the three runs behind it, its row.
+"""What the paper's tables of test errors share: the three runs behind a printed number, its row, its page.
 
-A table's file holds the table as the paper prints it; `read` makes cells of that. A cell is known by its setting
-(network, data, method, K, beta, order), which also names its runs, so that a setting which several tables show is
-run once, and so that a number which two of them print differently is found out and shown with both values.
+A run is named by its setting (network, data, method, K, beta, order, seed), so that a setting which several tables
+show is run once, and so that a number which two of them print differently is found out and shown with both values.
 """
 
 import statistics
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import _markdown
+from experiments._printed import Cell
 from experiments._runs import Lines, Run, Table, command, shown
 
 EPOCHS, SEEDS, SHARED = 300, (0, 1, 2), "paper"
@@ -36,49 +36,6 @@ WORDS = (
     "learning rate is 0.01 for the first 3 of 300 epochs; BP has that for these two networks only. The paper has no "
     "validation set, so its betas, which are used here, were chosen on the test images.",
 )
-
-
-class Cell(NamedTuple):
-    """A number that the paper prints, or one that belongs beside those. network: as printed. error: the test error
-    in percent as printed, with * where it is marked as rerun; "" where there is none. published: the error of the
-    original publication, where the rerun stands beside it. parameters: of the network, as printed."""
-
-    network: str
-    dataset: str
-    method: str
-    K: int
-    beta: float | None
-    error: str
-    published: str = ""
-    order: str = ""
-    parameters: str = ""
-
-
-def read(printed: str, dataset: str) -> tuple[Cell, ...]:
-    """The cells of a table, each once. printed: a line with the names of the columns, then a line a network, columns
-    separated by |. An error column has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), - for none;
-    the columns K (2 without it) and parameters are of the whole line."""
-    head, *lines = [[part.strip() for part in line.split("|")] for line in printed.strip().splitlines()]
-    found: list[Cell] = []
-    for line in lines:
-        row = dict(zip(head, line, strict=True))
-        make = partial(Cell, network=row.pop("network"), dataset=dataset, parameters=row.pop("parameters", ""))
-        K = int(row.pop("K", 2))
-        found += [cell for method, text in row.items() for cell in cells(make, method, K, text)]
-    return tuple(dict.fromkeys(found))
-
-
-def cells(make: Callable[..., Cell], method: str, K: int, text: str) -> list[Cell]:
-    """Those of one printed place, which may be two numbers of FDG. make: a Cell of that network."""
-    if text == "-":
-        return []
-    if "(" not in text:
-        published, _, error = text.rpartition("/")
-        return [make(method=method, K=1 if method == "BP" else K, beta=None, error=error, published=published)]
-    method, _, order = method.partition("-")
-    order = f"{order}-first" if order else ""
-    pairs = [part.rstrip(")").split("(") for part in text.split("/")]
-    return [make(method=method, K=K, beta=float(beta), error=error, order=order) for error, beta in pairs]
 
 
 def name(cell: Cell, seed: int | str) -> str:

@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper
+from experiments import _paper, _printed
 from experiments._command import main
 from experiments.table3 import NOTES as OF_TABLE_3
 
 # As printed, rows and columns (\label{table_appendix1}); the notation is that of table3.py.
-CELLS = _paper.read(
+CELLS = _printed.read(
     """
     network   | parameters | FDG-forward       | FDG-backward
     ResNet-20 | 0.27M      | 8.03(1)/7.57(0.2) | 7.92(1)/7.23(0.2)

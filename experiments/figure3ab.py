@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import _curves, _paper, table6
+from experiments import _curves, _paper, _printed, table6
 from experiments._command import main
 from experiments._runs import Lines
 
@@ -18,7 +18,7 @@ COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7",
 STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
-def curve(cell: _paper.Cell, line: Mapping[str, Any]) -> _curves.Curve:
+def curve(cell: _printed.Cell, line: Mapping[str, Any]) -> _curves.Curve:
     """FDG with the paper's best beta has dots, all others have none."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
@@ -26,7 +26,7 @@ def curve(cell: _paper.Cell, line: Mapping[str, Any]) -> _curves.Curve:
     return _curves.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
 
 
-def draw(cells: Sequence[_paper.Cell], epochs: int, lines: Lines, path: Path) -> None:
+def draw(cells: Sequence[_printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
     found = [(cell, _paper.median_line(cell, lines)) for cell in cells]
     curves = [curve(cell, line) for cell, line in found if line]
     title = f"WRN-28-10 on CIFAR-10, {epochs} epochs; of each the median run, beside its name the last test error"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import _bars, _paper, table3
+from experiments import _bars, _paper, _printed, table3
 from experiments._command import main
 from experiments._runs import Lines
 
@@ -16,11 +16,11 @@ BETAS = tuple(tenth / 10 for tenth in range(1, 11))
 KNOWN = {(cell.method, cell.beta): cell for cell in table3.CELLS if cell.network == "ResNet-20"}
 CELLS = (
     KNOWN["BP", None],
-    *(KNOWN.get(("FDG", b), _paper.Cell("ResNet-20", "cifar10", "FDG", 2, b, "", parameters="0.27M")) for b in BETAS),
+    *(KNOWN.get(("FDG", b), _printed.Cell("ResNet-20", "cifar10", "FDG", 2, b, "", parameters="0.27M")) for b in BETAS),
 )
 
 
-def draw(cells: Sequence[_paper.Cell], epochs: int, lines: Lines, path: Path) -> None:
+def draw(cells: Sequence[_printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
     found = [_paper.errors(cell, lines) for cell in cells]
     series: dict[str, list[float | None]] = {
         "paper (300 epochs)": [float(cell.error.rstrip("*")) if cell.error else None for cell in cells],

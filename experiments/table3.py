@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper
+from experiments import _paper, _printed
 from experiments._command import main
 
 # As printed, rows and columns (\label{table_k_2_300}). 8.75/7.78*: of the original publication / rerun by the authors;
 # 7.92(1): FDG with beta = 1.
-CELLS = _paper.read(
+CELLS = _printed.read(
     """
     network     | parameters | BP         | DDG        | DGL        | FR    | FDG
     ResNet-20   | 0.27M      | 8.75/7.78* | -          | -          | -     | 7.92(1)/7.23(0.2)

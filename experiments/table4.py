@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper
+from experiments import _paper, _printed
 from experiments._command import main
 from experiments.table3 import NOTES as OF_TABLE_3
 
 # As printed, rows and columns (\label{table_cifa100}); the notation is that of table3.py.
-CELLS = _paper.read(
+CELLS = _printed.read(
     """
     network    | parameters | BP           | DDG          | DGL    | FR     | FDG
     ResNet-56  | 0.46M      | 30.21/27.68* | 29.83/28.44* | 29.51* | 28.39* | 27.87(1)/27.49(0.4)

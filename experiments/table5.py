@@ -2,11 +2,11 @@
 
 import sys
 
-from experiments import _paper
+from experiments import _paper, _printed
 from experiments._command import main
 
 # As printed, rows and columns (\label{table_tiny}); the notation is that of table3.py.
-CELLS = _paper.read(
+CELLS = _printed.read(
     """
     network      | parameters | BP     | FDG
     ResNet-18    | 11.2M      | 38.32* | 38.58(1)/38.22(0.5)

@@ -340,11 +340,31 @@ def test_the_readme_has_once_what_all_pages_of_the_papers_tables_say():
     assert all(text.count(words) == 1 for words in _paper.WORDS)
 
 
+@pytest.mark.parametrize(
+    ("rates", "steps", "seconds"),
+    [
+        ([(100.0, "")], [9], 1.28),  # 5 steps of 128 images in 6.4 s
+        ([(None, ""), (12_800.0, "")], [9, 154], 0.01),  # one dispatch, which is not timed
+        ([(6_400.0, ""), (12_800.0, "")], [9, 154], 0.01),  # 5 steps in 0.1 s
+        ([(50.0, "180 s were not enough")], [9], 2.56),  # what it had logged by then
+        ([(None, "180 s were not enough")], [9], None),
+    ],
+)
+def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, steps, seconds):
+    asked = []
+    monkeypatch.setattr(_estimate, "once", lambda run, steps, core: (asked.append(steps), rates[len(asked) - 1])[1])
+    run = run_of("resnet20-cifar10-fdg-K2-beta1-seed0")
+    assert _estimate.measured(run, None).seconds == seconds and asked == steps
+    asked.clear()
+    tiny = _estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
+    assert tiny.seconds == (seconds and 4 * seconds)  # 64x64 pixels
+
+
 @pytest.mark.slow
 def test_a_step_is_measured_with_the_runs_own_flags_and_what_it_refuses_is_told():
     flags = {"dataset": "tiny_imagenet", "model": "resnet8", "epochs": 300, "batch_size": 16, "method": "fdg", "K": 2}
     plain = _estimate.measured(Run("x", {**flags, "dataset": "cifar10"}), None)
     assert plain.seconds is not None and 0 < plain.seconds < 10  # 16 small images: 0.1 s even on a busy core
-    assert "from 5 steps made now on synthetic images" in plain.how
+    assert re.search("from up to (5|150) steps made now on synthetic images$", plain.how)
     unknown = _estimate.measured(Run("x", {**flags, "model": "resnet99"}), None)
     assert unknown.seconds is None and "not measured (error: model 'resnet99' is not known." in unknown.how
