@@ -26,7 +26,7 @@ LIMIT_SECONDS = 180
 
 
 class Step(NamedTuple):
-    """seconds: of one training step, None where it could not be measured. how: that in words."""
+    """seconds: of one training step, None where it could not be measured. how: that in words, if it was."""
 
     seconds: float | None
     how: str
@@ -47,8 +47,9 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None) ->
             continue
         kind = step_kind(run)
         if kind not in known:
-            known[kind] = Step(given, "as given") if given is not None else measured(run, core)
-            print(f"  {what(run)}: {known[kind].how}", flush=True)
+            known[kind] = Step(given, "") if given is not None else measured(run, core)
+            if known[kind].how:
+                print(f"  {what(run)}: {known[kind].how}", flush=True)
         seconds = known[kind].seconds
         time = "no estimate" if seconds is None else duration(left * seconds)
         unknown += seconds is None

@@ -20,7 +20,7 @@ CELLS = _printed.read(
     "cifar10",
 )
 NOTES = {
-    ("ResNet-56",): "0.46M is the size of ResNet-32; a ResNet-56 of 9n+2 layers has 0.85M parameters, and so has ours.",
+    ("ResNet-56",): "0.46M is the size of ResNet-32; ResNet-56 (6n+2, n = 9) has 0.85M parameters, and so has ours.",
     ("ResNet-110", "BP", 1, None): "The README of the authors' code has 6.41 for the original publication's.",
     ("ResNet-110", "FDG", 2, 0.2): "The README of the authors' code has this error with beta = 0.5.",
 }

@@ -19,7 +19,8 @@ NOTES = {
     ("MobileNet v2", "FDG", 2, 0.3): "The text has it that shrinking helps to generalise; here BP is best, and FDG "
     "without shrinking (46.36) better than with it.",
 }
-PLAN = _paper.Plan("table5", "Table 5: Tiny-ImageNet, K = 2, BP and FDG, two networks", CELLS, NOTES)
+WORDS = ("**Data:** `--data-dir` is the directory that holds the unpacked folder `tiny-imagenet-200`.",)
+PLAN = _paper.Plan("table5", "Table 5: Tiny-ImageNet, K = 2, BP and FDG, two networks", CELLS, NOTES, WORDS)
 TABLE = _paper.table(PLAN)
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def document(lines: Lines, beside: str) -> str:
 
 TABLE = Table(
     name="table7",
-    summary="Table 7: images a second with a device for every stage, K = 2, 3 and 4 (from the benchmarks)",
+    summary="Table 7: images a second with a device for every stage, from the benchmarks",
     title="Table 7: images a second with a device for every stage",
     runs=(),
     document=document,

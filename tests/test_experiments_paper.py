@@ -361,10 +361,11 @@ def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, ste
 
 
 @pytest.mark.slow
-def test_a_step_is_measured_with_the_runs_own_flags_and_what_it_refuses_is_told():
+def test_a_step_is_measured_with_the_runs_own_flags_and_what_it_refuses_is_told(monkeypatch):
+    monkeypatch.setattr(_estimate, "SHORT_SECONDS", 0.0)  # a few steps must do here
     flags = {"dataset": "tiny_imagenet", "model": "resnet8", "epochs": 300, "batch_size": 16, "method": "fdg", "K": 2}
     plain = _estimate.measured(Run("x", {**flags, "dataset": "cifar10"}), None)
     assert plain.seconds is not None and 0 < plain.seconds < 10  # 16 small images: 0.1 s even on a busy core
-    assert re.search("from up to (5|150) steps made now on synthetic images$", plain.how)
+    assert re.search("from up to 5 steps made now on synthetic images$", plain.how)
     unknown = _estimate.measured(Run("x", {**flags, "model": "resnet99"}), None)
     assert unknown.seconds is None and "not measured (error: model 'resnet99' is not known." in unknown.how
