@@ -18,7 +18,8 @@ def overview() -> str:
     for name in experiments.names():
         table = experiments.find(name)
         try:
-            done = f"{len(_results.read(table, experiments.RESULTS))} of {len(table.runs)} runs have results"
+            found, runs = len(_results.read(table, experiments.RESULTS)), len(table.runs)
+            done = f"{found} of {runs} runs have results" if runs else "no runs of its own"
         except BadInput as error:
             done = str(error)
         lines.append(f"{name:{width}}  {table.summary} ({done})")

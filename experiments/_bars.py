@@ -1,6 +1,6 @@
-"""One number a method as horizontal bars, best first, a panel a group."""
+"""One number a method as horizontal bars, best first, a panel a group; and two of them side by side over a value."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from experiments._curves import FAINT, INK
@@ -42,4 +42,39 @@ def draw(
                 textcoords="offset points", color=REFERENCE, fontsize=9,
             )  # fmt: skip
         panels[-1].set_xlabel(x_label)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def draw_beside(
+    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], path: Path, title: str, x_label: str
+) -> None:
+    """A PNG file. labels: along the x axis. series: two names -> test errors in percent, one a label, None where there
+    is none. The y axis does not start at zero, so that differences are seen; the numbers stand above the bars."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        axes, width = figure.subplots(), 0.8 / len(series)
+        for nth, ((name, values), colour) in enumerate(zip(series.items(), (REFERENCE, BAR), strict=True)):
+            places = [(at + (nth - (len(series) - 1) / 2) * width, value) for at, value in enumerate(values)]
+            there = [(at, value) for at, value in places if value is not None]
+            label = name if there else f"{name}: nothing has been run yet"
+            bars = axes.bar([at for at, _ in there], [value for _, value in there], width, color=colour, label=label)
+            axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
+        shown = [value for values in series.values() for value in values if value is not None]
+        if shown:
+            axes.set_ylim(min(shown) - 1, max(shown) + 0.5)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.6, len(labels) - 0.4)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("test error (% of the test images)")
+        axes.grid(axis="y", color=FAINT, lw=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,12 +1,14 @@
 """What can be done with a table: `python -m experiments.TABLE list|run|collect|render`."""
 
 import argparse
+import difflib
+import fnmatch
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import experiments
-from experiments import _markdown, _results, _running
+from experiments import _estimate, _markdown, _results, _running
 from experiments._runs import CUT_OFF, ROOT, Run, Table, command, shown, state
 from fdg_jax.errors import BadInput
 
@@ -15,6 +17,10 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
     options = parser(table).parse_args(arguments)
     try:
+        if options.epochs is not None:
+            table = shortened(table, options.epochs)
+        if "runs_dir" in options and options.runs_dir is None:
+            options.runs_dir = ROOT / "runs" / table.home
         return options.does(table, options) or 0
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -31,26 +37,31 @@ def parser(table: Table) -> argparse.ArgumentParser:
 
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
         made = verbs.add_parser(name, help=text, description=text)
-        made.set_defaults(does=does)
+        made.set_defaults(does=does, epochs=None)
+        if table.shortened:
+            made.add_argument(
+                "--epochs", type=int, metavar="N",
+                help="the same runs in N epochs, with run directories, results and a page of their own that say so",
+            )  # fmt: skip
         if runs:
             made.add_argument(
-                "--runs-dir", type=Path, default=ROOT / "runs" / table.name, metavar="DIR",
-                help=f"where the run directories are, one of each run's name (default: runs/{table.name})",
+                "--runs-dir", type=Path, metavar="DIR",
+                help=f"where the run directories are, one of each run's name (default: runs/{table.home})",
             )  # fmt: skip
         if data:
             made.add_argument(
                 "--data-dir", metavar="DIR",
-                help="a TensorFlow Datasets directory, e.g. path/to/tfds (default: "
-                "$TFDS_DATA_DIR or ~/tensorflow_datasets)",
+                help="where the data are, as the training command takes it: for CIFAR a TensorFlow Datasets directory "
+                "(default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
             )  # fmt: skip
             made.add_argument(
-                "--only", nargs="+", metavar="NAME", choices=[run.name for run in table.runs],
-                help="these runs only",
+                "--only", nargs="+", metavar="NAME",
+                help="these runs only, by name or by a pattern in quotes: 'resnet20-*-seed0'",
             )  # fmt: skip
         if results:
             made.add_argument(
                 "--results", type=Path, default=experiments.RESULTS, metavar="DIR",
-                help=f"where {table.name}.jsonl, .md and .png are (default: experiments/results)",
+                help=f"where {table.home}.jsonl and {table.name}.md are (default: experiments/results)",
             )  # fmt: skip
         return made
 
@@ -61,15 +72,39 @@ def parser(table: Table) -> argparse.ArgumentParser:
         "--jobs", type=int, default=1, metavar="N",
         help="runs at a time, each pinned to a core of its own when there are several (default: 1)",
     )  # fmt: skip
-    text = f"write a line for every finished run into results/{table.name}.jsonl; other runs keep their lines"
+    run.add_argument(
+        "--dry-run", action="store_true",
+        help="start none of them: list them with the time they would take, from a few steps measured now",
+    )  # fmt: skip
+    run.add_argument(
+        "--seconds-per-step", type=float, metavar="X",
+        help="with --dry-run: what a step takes, instead of measuring it",
+    )  # fmt: skip
+    text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
     verb("collect", collect, text, runs=True, results=True)
-    text = f"make {table.name}.md and .png, and their part of README.md, from the .jsonl alone"
+    text = f"make {table.name}.md and its picture, and their part of README.md, from the .jsonl alone"
     verb("render", render, text, results=True)
     return root
 
 
+def shortened(table: Table, epochs: int) -> Table:
+    if epochs < 1 or not table.shortened:
+        raise BadInput(f"--epochs {epochs}: use 1 or more.")
+    return table.shortened(epochs)
+
+
 def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
-    return [run for run in table.runs if not options.only or run.name in options.only]
+    """The runs asked for. Raises BadInput for a name or pattern that is none's."""
+    names = [run.name for run in table.runs]
+    if not names:
+        raise BadInput(f"{table.name} has no runs of its own: render it; its page says where its numbers come from.")
+    for pattern in options.only or ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
+            asked = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked} `list` shows all names.")
+    wanted = options.only or ["*"]
+    return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]
 
 
 def list_runs(table: Table, options: argparse.Namespace) -> None:
@@ -90,6 +125,10 @@ def place(path: Path) -> str:
 
 
 def run_runs(table: Table, options: argparse.Namespace) -> int:
+    if options.seconds_per_step is not None and not options.dry_run:
+        raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
+    if options.dry_run:
+        return _estimate.tell(chosen(table, options), options.runs_dir, options.jobs, options.seconds_per_step)
     return _running.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
 
 
@@ -100,16 +139,18 @@ def collect(table: Table, options: argparse.Namespace) -> None:
         print(f"as they were: {', '.join(kept)}")
     lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
     if lacking:
-        print(f"not finished: {', '.join(lacking)}")
+        print(f"not finished: {', '.join(lacking) if len(lacking) <= 10 else f'{len(lacking)} runs, see `list`'}")
 
 
 def render(table: Table, options: argparse.Namespace) -> None:
     lines = _results.read(table, options.results)
     options.results.mkdir(parents=True, exist_ok=True)
-    page, picture = options.results / f"{table.name}.md", options.results / f"{table.name}.png"
+    page, made = options.results / f"{table.name}.md", []
     page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n")
-    table.picture(lines, picture)
-    print(f"{page} and {picture}: {len(lines)} of {len(table.runs)} runs")
+    if table.picture:
+        made = [options.results / f"{table.name}.png"]
+        table.picture(lines, made[0])
+    print(f"{' and '.join(map(str, [page, *made]))}: {len(lines)} of {len(table.runs)} runs")
     readme = options.results.resolve().parent / "README.md"
     if _markdown.put_between(readme, table.name, table.document(lines, f"{options.results.name}/")):
         print(f"{readme}: the part of {table.name}")

@@ -17,37 +17,53 @@ class Curve(NamedTuple):
     line: Mapping[str, Any]
 
 
-def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str) -> None:
-    """A PNG file: training loss above, test error below, one legend beside both."""
+def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str, long: bool = False) -> None:
+    """A PNG file: training loss above, test error below, one legend beside both. long: for hundreds of epochs; the
+    test error on a logarithmic axis, and in a second column both over hours, which are a curve's epochs times what one
+    of its epochs took in the mean, evaluations included."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": 10, "text.color": INK}
     with rc_context(style):
-        figure = Figure(figsize=(10, 7), layout="constrained")
+        figure = Figure(figsize=(15 if long else 10, 7), layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-        above, below = figure.subplots(2, 1, sharex=True)
-        for curve in curves:
-            look: dict[str, Any] = {"color": curve.colour, "ls": curve.style, "label": curve.label}
-            training, tests = curve.line["training_curve"], curve.line["evaluations"]
-            losses = [float("nan") if loss is None else loss for loss in training["train_loss"]]
-            above.plot(training["epoch"], losses, lw=1.3, **look)
-            below.plot(
-                [test["epoch"] for test in tests], [test["test_error_percent"] for test in tests],
-                lw=1.6, marker=curve.marker, markersize=5, **look,
-            )  # fmt: skip
-        furnish(above, "training loss (mean cross-entropy, nats)")
-        furnish(below, "test error (% of the test images)")
-        below.set_xlabel(x_label)
+        grid = figure.subplots(2, 1 + long, sharex="col", sharey="row", squeeze=False)
+        for column in range(1 + long):
+            above, below = grid[:, column]
+            for curve in curves:
+                line = curve.line
+                plot(above, below, curve, line["seconds"] / line["epochs"] / 3600 if column else 1.0)
+            furnish(above, "" if column else "training loss (mean cross-entropy, nats)")
+            furnish(below, "" if column else "test error (% of the test images)")
+            if long and curves:
+                below.set_yscale("log")
+                below.yaxis.set_major_formatter("{x:g}")
+                below.yaxis.set_minor_formatter("{x:g}")
+            below.set_xlabel("hours, at the run's mean speed" if column else x_label)
+        above, below = grid[:, 0]
         mark_learning_rates((above, below), curves)
         if curves:
             handles = below.get_legend_handles_labels()
             figure.legend(*handles, loc="outside right upper", frameon=False, handlelength=4)
         else:
-            above.text(0.5, 0.5, "nothing has been run yet", transform=above.transAxes, ha="center")
+            for axes in grid[0]:
+                axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def plot(above, below, curve: Curve, unit: float) -> None:
+    """unit: what an epoch is long on the x axis."""
+    look: dict[str, Any] = {"color": curve.colour, "ls": curve.style, "label": curve.label}
+    training, tests = curve.line["training_curve"], curve.line["evaluations"]
+    losses = [float("nan") if loss is None else loss for loss in training["train_loss"]]
+    above.plot([epoch * unit for epoch in training["epoch"]], losses, lw=1.3, **look)
+    below.plot(
+        [test["epoch"] * unit for test in tests], [test["test_error_percent"] for test in tests],
+        lw=1.6, marker=curve.marker, markersize=5, markevery=max(1, len(tests) // 20), **look,
+    )  # fmt: skip
 
 
 def furnish(axes, label: str) -> None:

@@ -1,4 +1,5 @@
 """From run directories to `results/<table>.jsonl` and back: a line a finished run, with all a table shows.
+Tables that share their runs share the file: each reads its own lines in it and leaves the others as they are.
 
 What would differ on another machine without meaning anything (where data and runs lie) is left out, of the
 command too. Written whole or not at all.
@@ -34,13 +35,10 @@ def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], lis
     new = {run.name: line(table, run, runs_dir / run.name) for run in table.runs if is_done(run, runs_dir)}
     if not new:
         raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows how far they are.")
-    lines = kept | new
+    lines = entries(table, results) | new
+    order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
-    text = "".join(
-        json.dumps(lines[run.name], allow_nan=False, ensure_ascii=False) + "\n"
-        for run in table.runs
-        if run.name in lines
-    )
+    text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
     beside = file(table, results).with_suffix(".tmp")
     beside.write_text(text)
     beside.replace(file(table, results))
@@ -52,21 +50,26 @@ def is_done(run: Run, runs_dir: Path) -> bool:
 
 
 def file(table: Table, results: Path) -> Path:
-    return results / f"{table.name}.jsonl"
+    return results / f"{table.home}.jsonl"
+
+
+def entries(table: Table, results: Path) -> dict[str, dict[str, Any]]:
+    """Every line of the table's file, those of other tables too; empty where there is none. Raises BadInput."""
+    path = file(table, results)
+    if not path.is_file():
+        return {}
+    try:
+        return {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
 
 
 def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     """The table's results by the names of their runs, in the table's order; empty where there are none.
     Raises BadInput for a line of another run: what the table asks for may have changed since."""
-    path = file(table, results)
-    if not path.is_file():
-        return {}
-    try:
-        lines = {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
-    except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
+    path, lines = file(table, results), entries(table, results)
     unknown = [name for name in lines if name not in [run.name for run in table.runs]]
-    if unknown:
+    if unknown and not table.shares:
         raise BadInput(f"{path} has a line of {unknown[0]}, no run of {table.name}. Remove that line.")
     for run in table.runs:
         if run.name in lines:
@@ -88,7 +91,7 @@ def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     sessions = [config, *config.get("resumed", [])]
     return {
         "name": run.name,
-        "table": table.name,
+        "table": table.home,
         "command": shown(command(run, None, None)),
         **summary,
         "options": options,

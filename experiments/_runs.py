@@ -33,14 +33,23 @@ Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 
 class Table(NamedTuple):
     """document(lines, beside): the table and its words in Markdown, made from the results alone; `beside` is
-    put before the names of pictures. picture(lines, path): the curves, a PNG file."""
+    put before the names of pictures. picture(lines, path): the curves, a PNG file, where the table has one.
+    shares: the name that the runs and results of several tables have in common, so that a run which two of them
+    show is made and kept once. shortened(epochs): the same table of shorter runs, where there is such a thing."""
 
     name: str
     summary: str
     title: str
     runs: tuple[Run, ...]
     document: Callable[[Lines, str], str]
-    picture: Callable[[Lines, Path], None]
+    picture: Callable[[Lines, Path], None] | None = None
+    shares: str = ""
+    shortened: "Callable[[int], Table] | None" = None
+
+    @property
+    def home(self) -> str:
+        """What the directory of its runs and the file of its results are called."""
+        return self.shares or self.name
 
 
 class State(NamedTuple):

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from made_up_runs import config, events, make, rows
 
 import experiments
 from experiments import __main__ as overview
@@ -23,72 +24,15 @@ from experiments import _command, _curves, _markdown, _results, _running, _runs,
 from experiments._runs import Run
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import checks, command_line
-from fdg_jax.experiments.options import FIELDS
 
 TABLE, ROOT = cifar10_short.TABLE, _runs.ROOT
 NAMES = [
     "bp", "fdg-K2-beta1", "fdg-K2-beta0.5", "fdg-K3-beta1", "fdg-K3-beta0.5", "fdg-K4-beta1", "fdg-K4-beta0.5"
 ]  # fmt: skip
-DATA, SOMEWHERE = "/home/someone/data", "/home/someone/runs"
 
 
 def run_of(name: str) -> Run:
     return next(run for run in TABLE.runs if run.name == name)
-
-
-def config(run: Run, **changed) -> dict:
-    asked = {name: field.default for name, field in FIELDS.items() if name != "resume"}
-    asked |= {**run.flags, "data_dir": DATA, "run_dir": f"{SOMEWHERE}/{run.name}", "checkpoint_every": 390}
-    asked |= changed
-    used = {**asked, "train_size": 50000, "split": "5", "window": 10}
-    return {
-        **used,
-        "asked": asked,
-        "versions": {"python": "3.11.7", "jax": "0.10.2", "flax": "0.12.8", "optax": "0.2.8"},
-        "platform": "Linux-6.1.2-a-b7-x86_64-with-glibc2.36",
-        "backend": "cpu",
-        "devices": ["cpu:0"] * run.flags["K"],
-        "cpus": 2,
-        "git_commit": "a" * 40,
-        "started": "2026-01-01T00:00:00+00:00",
-        "resumed": [{"git_commit": "b" * 40 + "-dirty"}],
-    }
-
-
-def events(epochs: int) -> list[dict]:
-    """40 logged lines an epoch, and an evaluation after each."""
-    made: list[dict] = []
-    for i in range(1, 40 * epochs + 1):
-        rate = 0.1 if i <= 100 else 0.01
-        made.append({"step": 10 * i, "epoch": i / 40, "train_loss": 2.0 - i / 400, "learning_rate": rate})
-        if i % 40 == 0:
-            made.append(
-                {"step": 10 * i, "epoch": i / 40, "test_loss": 1.0, "test_error_percent": 60.0 - i / 10}
-            )
-    return made
-
-
-def make(runs_dir: Path, run: Run, error: float | None = 31.25, trained: int = 5, **changed) -> Path:
-    """A run directory; error: of a finished run, None of one that was cut off. trained: epochs."""
-    path = runs_dir / run.name
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config(run, **changed)))
-    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events(trained)))
-    if error is not None:
-        K = run.flags["K"]
-        summary = {
-            "method": run.flags["method"], "K": K, "steps": 391 * trained, "epochs": trained, "seconds": 9.5,
-            "train_loss": 0.8765,
-            "images_per_second": 123.4, "test_error_percent": error, "staleness": list(range(K))[::-1],
-        }  # fmt: skip
-        (path / "summary.json").write_text(json.dumps(summary))
-    return path
-
-
-def rows(text: str) -> list[list[str]]:
-    """The cells of a Markdown table's rows, below its head."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 # The list
@@ -134,9 +78,8 @@ def test_a_table_can_be_worked_on_by_its_name(tmp_path, capsys):
 
 
 def test_listing_imports_neither_jax_nor_matplotlib():
-    code = (
-        "import sys, experiments.cifar10_short; sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
-    )
+    code = "import sys, experiments as e; list(map(e.find, e.names())); "
+    code += "sys.exit('jax' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -522,16 +465,18 @@ COMMITTED = experiments.RESULTS / "cifar10_short.jsonl"
 committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been collected yet")
 
 
-def test_the_committed_page_is_what_the_committed_results_give():
-    lines = _results.read(TABLE, experiments.RESULTS)
-    expected = TABLE.document(lines, "results/").strip()
+@pytest.mark.parametrize("name", experiments.names())
+def test_the_committed_page_is_what_the_committed_results_give(name):
+    table = experiments.find(name)
+    lines = _results.read(table, experiments.RESULTS)
+    expected = table.document(lines, "results/").strip()
     text = (ROOT / "experiments" / "README.md").read_text()
-    part = re.search(r"<!-- cifar10_short: made by render -->\n(.*?)\n<!-- end of", text, re.S)
+    part = re.search(rf"<!-- {name}: made by render -->\n(.*?)\n<!-- end of", text, re.S)
     assert part is not None, "the README has no place for the table"
-    assert part[1] == expected, "run `python -m experiments.cifar10_short render`"
-    page = experiments.RESULTS / "cifar10_short.md"
-    assert page.read_text() == f"# {TABLE.title}\n\n{TABLE.document(lines, '')}\n"
-    assert page.with_suffix(".png").is_file()
+    assert part[1] == expected, f"run `python -m experiments.{name} render`"
+    page = experiments.RESULTS / f"{name}.md"
+    assert page.read_text() == f"# {table.title}\n\n{table.document(lines, '')}\n"
+    assert page.with_suffix(".png").is_file() == (table.picture is not None)
 
 
 @committed

@@ -1,0 +1,51 @@
+"""A table of test errors as the paper prints it, read into cells.
+
+The numbers stand in the tables' files in the paper's own layout, where they can be compared with the paper by eye.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """A number that the paper prints, or one that belongs beside those. network: as printed. error: the test error
+    in percent as printed, with * where it is marked as rerun; "" where there is none. published: the error of the
+    original publication, where the rerun stands beside it. parameters: of the network, as printed."""
+
+    network: str
+    dataset: str
+    method: str
+    K: int
+    beta: float | None
+    error: str
+    published: str = ""
+    order: str = ""
+    parameters: str = ""
+
+
+def read(printed: str, dataset: str) -> tuple[Cell, ...]:
+    """The cells of a table, each once. printed: a line with the names of the columns, then a line a network, columns
+    separated by |. An error column has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), - for none;
+    the columns K (2 without it) and parameters are of the whole line."""
+    head, *lines = [[part.strip() for part in line.split("|")] for line in printed.strip().splitlines()]
+    found: list[Cell] = []
+    for line in lines:
+        row = dict(zip(head, line, strict=True))
+        make = partial(Cell, network=row.pop("network"), dataset=dataset, parameters=row.pop("parameters", ""))
+        K = int(row.pop("K", 2))
+        found += [cell for method, text in row.items() for cell in cells(make, method, K, text)]
+    return tuple(dict.fromkeys(found))
+
+
+def cells(make: Callable[..., Cell], method: str, K: int, text: str) -> list[Cell]:
+    """Those of one printed place, which may be two numbers of FDG. make: a Cell of that network."""
+    if text == "-":
+        return []
+    if "(" not in text:
+        published, _, error = text.rpartition("/")
+        return [make(method=method, K=1 if method == "BP" else K, beta=None, error=error, published=published)]
+    method, _, order = method.partition("-")
+    order = f"{order}-first" if order else ""
+    pairs = [part.rstrip(")").split("(") for part in text.split("/")]
+    return [make(method=method, K=K, beta=float(beta), error=error, order=order) for error, beta in pairs]

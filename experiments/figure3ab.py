@@ -1,0 +1,50 @@
+"""Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
+
+The pictures are not in the paper's source. Its text reads off them that DGL and FDG are faster, so one of them must
+be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import _curves, _paper, _printed, table6
+from experiments._command import main
+from experiments._runs import Lines
+
+CELLS = tuple(cell for cell in table6.CELLS if cell.network == "WRN-28-10")
+COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7", "FDG": "#0072b2"}  # for all eyes
+STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
+
+
+def curve(cell: _printed.Cell, line: Mapping[str, Any]) -> _curves.Curve:
+    """FDG with the paper's best beta has dots, all others have none."""
+    shrunk = cell.beta is not None and cell.beta < 1
+    label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
+    label += f": {line['test_error_percent']:.2f}%"
+    return _curves.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
+
+
+def draw(cells: Sequence[_printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
+    found = [(cell, _paper.median_line(cell, lines)) for cell in cells]
+    curves = [curve(cell, line) for cell, line in found if line]
+    title = f"WRN-28-10 on CIFAR-10, {epochs} epochs; of each the median run, beside its name the last test error"
+    _curves.draw(curves, path, title, "epoch", long=True)
+
+
+WORDS = (
+    "**The paper's curves:** the pictures are not in the paper's source, so there is nothing to draw beside ours. "
+    "Which beta its FDG has is not said: here are 1 and the best of Table 6 (marked with dots).",
+    "**The runs** are the rows of WRN-28-10 in Table 6, where their commands stand. Of each the seed with the median "
+    "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
+    "every stage had a device of its own.",
+)
+PLAN = _paper.Plan(
+    "figure3ab", "Figures 3(a), (b): learning curves of WRN-28-10 on CIFAR-10", CELLS, words=WORDS, draws=draw,
+    alt="Training loss and test error over epochs and over hours", rows=False,
+)  # fmt: skip
+TABLE = _paper.table(PLAN)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE))

@@ -1,0 +1,150 @@
+"""Table 7: images a second and the speedup over BP, with a GPU for each of K = 2, 3 and 4 stages.
+
+It has no training runs: speeds are measured by `benchmarks.images_per_second`, and ours are what that has left in
+benchmarks/results. The speedups that the paper prints are held against its own images a second.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.images_per_second import DISTURBED_PERCENT
+from experiments import _markdown
+from experiments._command import main
+from experiments._runs import PYTHON, ROOT, Lines, Table
+from fdg_jax.errors import BadInput
+
+# As printed, rows and columns (\label{table_acceleration}): images/s (utilisation of GPU 1, ..., K in %), speedup.
+# BP is printed with every K and is one and the same.
+PRINTED = """
+K | method | WRN-28-10                 | ResNet-101
+1 | BP     | 188.16 (99)               | 104.3 (98)
+2 | DDG    | 280.32 (81,69) 1.49       | 155.5 (75,84) 1.49
+2 | FR     | 215.04 (80,60) 1.14       | 125.0 (70,67) 1.20
+2 | DGL    | 349.44 (99,85) 1.86       | 194.6 (97,87) 1.89
+2 | FDG    | 354.56 (98,87) 1.88       | 175.0 (84,80) 1.88
+3 | DDG    | 312.28 (57,64,51) 1.66    | 176.8 (61,58,45) 1.70
+3 | FR     | 232.96 (51,68,70) 1.24    | 136.2 (76,70,39) 1.31
+3 | DGL    | 514.56 (97,94,83) 2.73    | 273.0 (96,92,78) 2.62
+3 | FDG    | 512.00 (85,93,75) 2.72    | 217.0 (74,63,62) 2.10
+4 | DDG    | 373.76 (90,60,69,35) 1.99 | 189.0 (49,52,40,49) 1.81
+4 | FR     | 281.60 (59,62,35,31) 1.50 | 152.3 (51,61,37,48) 1.46
+4 | DGL    | 611.84 (82,95,82,67) 3.25 | 332.5 (93,87,87,71) 3.19
+4 | FDG    | 601.60 (71,94,80,61) 3.20 | 234.3 (60,68,59,54) 2.30
+"""
+# What the text of the section says of FDG's speedup.
+TEXT = {
+    ("WRN-28-10", 2): 1.88, ("WRN-28-10", 3): 2.72, ("WRN-28-10", 4): 3.20,
+    ("ResNet-101", 2): 1.68, ("ResNet-101", 3): 2.1, ("ResNet-101", 4): 2.3,
+}  # fmt: skip
+MODELS = {"WRN-28-10": "wrn28_10", "ResNet-101": "resnet101"}
+DATA = {"WRN-28-10": "CIFAR-10", "ResNet-101": "ImageNet"}
+RESULTS = ROOT / "benchmarks" / "results"
+HEADS = (
+    "network (data)", "K", "method", "paper: images/s", "paper: GPUs busy %", "paper: speedup over BP",
+    "ours: images/s", "ours: over BP on one", "n (windows)", "command",
+)  # fmt: skip
+
+
+class Speed(NamedTuple):
+    """What the paper prints. busy: percent, a GPU each. speedup: as printed, "" for BP."""
+
+    network: str
+    K: int
+    method: str
+    images_per_second: str
+    busy: str
+    speedup: str
+
+
+def read() -> Iterator[Speed]:
+    head, *lines = [[part.strip() for part in line.split("|")] for line in PRINTED.strip().splitlines()]
+    for column in (2, 3):
+        for line in lines:
+            speed, busy, *speedup = line[column].split()
+            yield Speed(head[column], int(line[0]), line[1], speed, busy.strip("()"), "".join(speedup))
+
+
+SPEEDS = tuple(read())
+BP = {speed.network: speed.images_per_second for speed in SPEEDS if speed.method == "BP"}
+
+
+def speedup(speed: Speed) -> str:
+    """The printed one, and in brackets what the text, and the table's own images a second, say otherwise."""
+    if not speed.speedup:
+        return ""
+    text = TEXT.get((speed.network, speed.K)) if speed.method == "FDG" else None
+    ratio = float(speed.images_per_second) / float(BP[speed.network])
+    rest = [f"text: {text:g}"] if text is not None and text != float(speed.speedup) else []
+    if f"{ratio:.2f}" != speed.speedup:
+        rest.append(f"{speed.images_per_second} / {BP[speed.network]} = {ratio:.2f}")
+    return f"{speed.speedup} ({'; '.join(rest)})" if rest else speed.speedup
+
+
+def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
+    """(model, K, method) -> the newest line of the benchmark against BP; empty where nothing was measured."""
+    found = {}
+    for file in sorted(folder.glob("*.jsonl")):
+        try:
+            lines = [json.loads(text) for text in file.read_text().splitlines()]
+            ours = [line for line in lines if line["benchmark"] == "images_per_second" and line["baseline"] == "bp"]
+            found |= {(line["model"], line["K"], line["method"]): line for line in ours if plain(line)}
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadInput(f"{file} cannot be read ({error!r}). Correct or delete that line.") from None
+    return found
+
+
+def plain(line: Mapping[str, Any]) -> bool:
+    """Whether it is what `command` measures: a device a stage, the authors' cut, a quiet machine, nothing tried out."""
+    sides, cut = ("bp", "ddg", "fr", "dgl", "fdg"), line["K"] == 1 or line["split"] == "paper"
+    as_asked = line["side"] in sides and line["cores"] == line["K"] and line["batch_size"] == 128 and not line["xla"]
+    return as_asked and cut and line["others_percent"] <= DISTURBED_PERCENT
+
+
+def command(speed: Speed) -> str:
+    """Only for CIFAR: the benchmark's images have its size."""
+    if speed.network != "WRN-28-10":
+        return ""
+    sides = "bp" if speed.method == "BP" else f"bp {speed.method.lower()}"
+    flags = f"--model wrn28_10 --batch-size 128 --K {speed.K} --split paper --sides {sides}"
+    return f"`{PYTHON} -m benchmarks.images_per_second {flags}`"
+
+
+def row(speed: Speed, found: Mapping[tuple[str, int, str], Mapping[str, Any]]) -> list[str]:
+    line = found.get((MODELS[speed.network], speed.K, speed.method.lower()))
+    ours = [f"{line['images_per_second']:.1f}", f"{line['ratio']:.2f}", str(line["windows"])] if line else [""] * 3
+    about = [f"{speed.network} ({DATA[speed.network]})", str(speed.K), speed.method]
+    return [*about, speed.images_per_second, speed.busy.replace(",", ", "), speedup(speed), *ours, command(speed)]
+
+
+WORDS = (
+    "**Paper:** images/s averaged over ten seconds of training, a GPU a stage, no fast link between them. It names the "
+    'GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and what '
+    "its own images/s give, where they differ from what is printed.",
+    "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
+    "so that only the speedups can be held against the paper's, and only with K cores or more. Add `--json FILE` to a "
+    "command to keep its lines. For ResNet-101 there is no command: the benchmark's images are of CIFAR's size.",
+)
+
+
+def document(lines: Lines, beside: str) -> str:
+    found = measured(RESULTS)
+    networks = tuple(MODELS.values())
+    used = [line for (model, _, _), line in found.items() if model in networks]
+    where = _markdown.either(f"{line['cpu']}, {line['machine_cores']} cores" for line in used)
+    about = f"Ours were measured on {where}." if used else "None of ours has been measured yet."
+    return "\n\n".join([_markdown.table(HEADS, (row(speed, found) for speed in SPEEDS)), about, *WORDS])
+
+
+TABLE = Table(
+    name="table7",
+    summary="Table 7: images a second with a device for every stage, from the benchmarks",
+    title="Table 7: images a second with a device for every stage",
+    runs=(),
+    document=document,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE))
