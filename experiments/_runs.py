@@ -33,7 +33,9 @@ Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 
 class Table(NamedTuple):
     """document(lines, beside): the table and its words in Markdown, made from the results alone; `beside` is
-    put before the names of pictures. picture(lines, path): the curves, a PNG file."""
+    put before the names of pictures. picture(lines, path): the curves, a PNG file. measure(run): of a table whose
+    runs are no trainings of the command, what a result line holds; such a run is made in place and has no directory.
+    """
 
     name: str
     summary: str
@@ -41,6 +43,7 @@ class Table(NamedTuple):
     runs: tuple[Run, ...]
     document: Callable[[Lines, str], str]
     picture: Callable[[Lines, Path], None]
+    measure: Callable[[Run], Mapping[str, Any]] | None = None
 
 
 class State(NamedTuple):
