@@ -30,10 +30,10 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
 def parser(table: Table) -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog=f"python -m experiments.{table.name}",
-        description=f"{table.summary}. Usually: run, collect, render.",
+        description=f"{table.summary}. Usually: run, {'' if table.measure else 'collect, '}render.",
         epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",
     )
-    verbs = root.add_subparsers(required=True, metavar="list|run|collect|render")
+    verbs = root.add_subparsers(required=True, metavar="run|render" if table.measure else "list|run|collect|render")
 
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
         made = verbs.add_parser(name, help=text, description=text)
@@ -65,6 +65,12 @@ def parser(table: Table) -> argparse.ArgumentParser:
             )  # fmt: skip
         return made
 
+    rendering = f"make {table.name}.md and its picture, and their part of README.md, from the .jsonl alone"
+    if table.measure:
+        text = f"measure what results/{table.name}.jsonl has no line of, and add it"
+        verb("run", measure_runs, text, results=True)
+        verb("render", render, rendering, results=True)
+        return root
     text = "each run's state and its exact command line, for the repository's root"
     verb("list", list_runs, text, runs=True, data=True)
     run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
@@ -82,8 +88,7 @@ def parser(table: Table) -> argparse.ArgumentParser:
     )  # fmt: skip
     text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
     verb("collect", collect, text, runs=True, results=True)
-    text = f"make {table.name}.md and its picture, and their part of README.md, from the .jsonl alone"
-    verb("render", render, text, results=True)
+    verb("render", render, rendering, results=True)
     return root
 
 
@@ -130,6 +135,11 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
     if options.dry_run:
         return _estimate.tell(chosen(table, options), options.runs_dir, options.jobs, options.seconds_per_step)
     return _running.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
+
+
+def measure_runs(table: Table, options: argparse.Namespace) -> None:
+    for name in _results.measure(table, options.results):
+        print(f"{_results.file(table, options.results)}: measured {name}", flush=True)
 
 
 def collect(table: Table, options: argparse.Namespace) -> None:

@@ -7,16 +7,26 @@ command too. Written whole or not at all.
 
 import json
 import math
+import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments._runs import DONE, Run, Table, command, differences, shown, state
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import stored
+from fdg_jax.experiments import machine, stored
 from fdg_jax.experiments.options import FIELDS
-from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+from fdg_jax.experiments.run_directory import (
+    CONFIG,
+    LIBRARIES,
+    METRICS,
+    SUMMARY,
+    git_commit,
+    read_json,
+    read_metrics,
+    version,
+)
 
 PLACES = ("data_dir", "run_dir")
 HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
@@ -35,14 +45,46 @@ def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], lis
     new = {run.name: line(table, run, runs_dir / run.name) for run in table.runs if is_done(run, runs_dir)}
     if not new:
         raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows how far they are.")
-    lines = entries(table, results) | new
+    write(table, results, entries(table, results) | new)
+    return list(new), [name for name in kept if name not in new]
+
+
+def measure(table: Table, results: Path) -> Iterator[str]:
+    """Measures the runs that have no line yet, writing and naming each as it is done."""
+    assert table.measure is not None
+    lines = read(table, results)
+    for run in table.runs:
+        if run.name not in lines:
+            lines[run.name] = {"name": run.name, "table": table.name, **table.measure(run), **where(run)}
+            write(table, results, lines)
+            yield run.name
+
+
+def where(run: Run) -> dict[str, Any]:
+    """With what a line that was measured in place was made."""
+    import jax
+
+    found = machine.describe()
+    return {
+        "options": dict(run.flags),
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "hardware": {
+            **{name: found[name] for name in HARDWARE if name in found},
+            "devices": [f"{device.platform}:{device.id}" for device in jax.devices("cpu")[:1]],
+            "platform": plain_platform(found["platform"]),
+        },
+        "git_commits": [git_commit()],
+    }
+
+
+def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
+    """The table's file, whole or not at all, in the order of its runs (where tables share it, of the names)."""
     order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
     beside = file(table, results).with_suffix(".tmp")
     beside.write_text(text)
     beside.replace(file(table, results))
-    return list(new), [name for name in kept if name not in new]
 
 
 def is_done(run: Run, runs_dir: Path) -> bool:

@@ -35,7 +35,9 @@ class Table(NamedTuple):
     """document(lines, beside): the table and its words in Markdown, made from the results alone; `beside` is
     put before the names of pictures. picture(lines, path): the curves, a PNG file, where the table has one.
     shares: the name that the runs and results of several tables have in common, so that a run which two of them
-    show is made and kept once. shortened(epochs): the same table of shorter runs, where there is such a thing."""
+    show is made and kept once. shortened(epochs): the same table of shorter runs, where there is such a thing.
+    measure(run): of a table whose runs are no trainings of the command, what a result line holds; such a run is made
+    in place and has no directory."""
 
     name: str
     summary: str
@@ -45,6 +47,7 @@ class Table(NamedTuple):
     picture: Callable[[Lines, Path], None] | None = None
     shares: str = ""
     shortened: "Callable[[int], Table] | None" = None
+    measure: Callable[[Run], Mapping[str, Any]] | None = None
 
     @property
     def home(self) -> str:
