@@ -17,10 +17,11 @@ from fdg_jax import checkpoint, names
 from fdg_jax.arguments import check_beta, check_devices, check_key, check_options, check_problem
 from fdg_jax.batches import check_batch, check_example, check_indices, checked, own
 from fdg_jax.devices import Place
-from fdg_jax.engine import Metrics, Parts
+from fdg_jax.engine import Metrics, Parts, Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
 from fdg_jax.functions import Spec, init_variables
+from fdg_jax.guard import guarded
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
 from fdg_jax.scan_engine import ScanEngine
@@ -47,6 +48,7 @@ class Pipeline:
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
+    guard: apply no update with a NaN or an infinity in its gradients; `Metrics.bad` tells of it.
     read_behind: dispatches whose losses may be unread (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out.
@@ -65,6 +67,7 @@ class Pipeline:
         order: str | None = None,
         weights: str | None = None,
         preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
+        guard: bool = False,
         read_behind: int = 16,
         **options: Any,
     ):
@@ -83,7 +86,7 @@ class Pipeline:
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.engine_name = engine
         self._loss, self._optimizer = loss, optimizer
-        self._preprocess, self._read_behind = preprocess, read_behind
+        self._preprocess, self._read_behind, self._guard = preprocess, read_behind, guard
         self._engine: HostEngine | ScanEngine | None = None
 
     def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
@@ -102,6 +105,7 @@ class Pipeline:
         specs = []
         for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
             stage_key = jax.random.fold_in(key, k)
+            chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
             # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
             init = jax.jit(lambda key, module=module, x=x: init_variables(module, key, zeros(x)))
             made = dict(variables[k - 1] if variables is not None else init(stage_key))
@@ -112,7 +116,7 @@ class Pipeline:
                     k=k,
                     K=self.K,
                     module=module,
-                    optimizer=optax.chain(shrink(self.beta, self.K, k), self._optimizer),
+                    optimizer=guarded(chain) if self._guard else chain,
                     loss=self._loss,
                     variables=made,
                     x=x,
@@ -184,7 +188,13 @@ class Pipeline:
     def unread(self) -> dict[int, jax.Array]:
         """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
         that of the first of several [W]}."""
-        return dict(self.engine.losses.pending)
+        return {step: losses for step, losses, _ in self.engine.losses.pending}
+
+    def unsound(self, batch: tuple[Tree, Tree], step: int = 0) -> Unsound | None:
+        """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the
+        weights of now; None where every stage is sound. step: as `preprocess` gets it. Slow, and changes nothing."""
+        inputs, labels = own(tuple(batch))
+        return self.engine.unsound(inputs, labels, step)
 
     def drain(self) -> None:
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""

@@ -15,7 +15,8 @@ import numpy as np
 from fdg_jax import checkpoint, compat
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec
+from fdg_jax.functions import Functions, Spec, StageState
+from fdg_jax.guard import finite
 from fdg_jax.schedule import Schedule
 from fdg_jax.stage import Stage
 
@@ -24,10 +25,12 @@ HOST_LOOP, SCAN = "host loop", "scan"
 
 
 class Metrics(NamedTuple):
-    """step: the batch's number, from 1. loss: of that batch, at the weights it met."""
+    """step: the batch's number, from 1. loss: of that batch, at the weights it met. bad: of a guarded pipeline, per
+    stage the number of its first update that was refused (0: none), as far as was known then."""
 
     step: int
     loss: float
+    bad: tuple[int, ...] = ()
 
 
 class LossWindow:
@@ -37,18 +40,23 @@ class LossWindow:
     """
 
     def __init__(self, limit: int):
-        self.limit, self.pending, self.finished = limit, deque[tuple[int, jax.Array]](), list[Metrics]()
+        self.limit, self.finished = limit, list[Metrics]()
+        self.pending = deque[tuple[int, jax.Array, Sequence[jax.Array]]]()
 
-    def add(self, step: int, losses: jax.Array) -> None:
-        """losses [] of batch `step`, or [W] of the batches from `step` on."""
-        self.pending.append((step, losses))
-        while self.pending and (len(self.pending) > self.limit or compat.is_ready(self.pending[0][1])):
+    def add(self, step: int, losses: jax.Array, bad: Sequence[jax.Array] = ()) -> None:
+        """losses [] of batch `step`, or [W] of the batches from `step` on; bad: of the stages in order."""
+        self.pending.append((step, losses, bad))
+        while self.pending and (len(self.pending) > self.limit or self.ready(*self.pending[0][1:])):
             self.read()
 
+    def ready(self, losses: jax.Array, bad: Sequence[jax.Array]) -> bool:
+        return compat.is_ready(losses) and all(map(compat.is_ready, bad))
+
     def read(self) -> None:
-        step, losses = self.pending.popleft()
-        values = np.atleast_1d(jax.device_get(losses))
-        self.finished += [Metrics(step + i, float(value)) for i, value in enumerate(values)]
+        step, *arrays = self.pending.popleft()
+        losses, bad = jax.device_get(arrays)
+        refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
+        self.finished += [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.atleast_1d(losses))]
 
     def read_all(self) -> None:
         while self.pending:
@@ -57,6 +65,27 @@ class LossWindow:
     def take(self) -> list[Metrics]:
         taken, self.finished = self.finished, []
         return taken
+
+
+class Unsound(NamedTuple):
+    """Where a number stops being one: `what` of stage k (its weights, its outputs, the loss)."""
+
+    k: int
+    what: str
+
+
+def first_unsound(stages: Sequence[tuple[Functions, StageState, Place]], x: Tree, labels: Tree) -> Unsound | None:
+    """The first stage that gives something that is not finite for the inputs x of stage 1, in training mode and with
+    the weights of now, or that has such weights; None where all is sound. Waits for every stage: for the rare case."""
+    for k, (functions, state, place) in enumerate(stages, 1):
+        if not jax.jit(finite)(state.params):
+            return Unsound(k, "weights")
+        run = jax.jit(lambda params, extra, x, labels, run=functions.forward: run(params, extra, x, labels)[0])
+        messages = run(state.params, state.extra, place.batch(x), place.batch(labels))
+        if not jax.jit(finite)(messages):
+            return Unsound(k, "loss" if "loss" in messages else "outputs")
+        x = messages.get("x")
+    return None
 
 
 class Parts(NamedTuple):

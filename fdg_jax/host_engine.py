@@ -8,7 +8,16 @@ import jax
 import numpy as np
 
 from fdg_jax import checkpoint
-from fdg_jax.engine import HOST_LOOP, Compiled, LossWindow, Parts, check_signature, signed
+from fdg_jax.engine import (
+    HOST_LOOP,
+    Compiled,
+    LossWindow,
+    Parts,
+    Unsound,
+    check_signature,
+    first_unsound,
+    signed,
+)
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.micro_batches import MicroBatches
 from fdg_jax.pipeline import HostLoop
@@ -52,7 +61,8 @@ class HostEngine:
     def on_loss(self, number: int, loss: jax.Array) -> None:
         whole = self._micro_batches.loss(number, loss)
         if whole:
-            self.losses.add(self._before_drain + whole[0], whole[1])
+            bad = [stage.bad for stage in self.stages.values() if stage.bad is not None]
+            self.losses.add(self._before_drain + whole[0], whole[1], bad)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         self._micro_batches.check(labels)
@@ -98,6 +108,14 @@ class HostEngine:
             return self._tally(x, self.last.batch(labels))
 
         return evaluate(run, batches)
+
+    def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
+        """The first stage in which that batch is lost (see fdg_jax.engine). step: batches before it."""
+        x = self.first.batch(inputs)
+        if self._preprocess:
+            x = self._preprocess(x, self.first.weights(np.int32(step)))
+        stages = [(stage.functions, stage.state, stage.place) for stage in self.stages.values()]
+        return first_unsound(stages, x, labels)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a resumed run needs, batches in flight included (a stage knows how to save its memos), as arrays

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax import checkpoint, delay_line
-from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, check_signature, signed
+from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, Unsound, check_signature, first_unsound, signed
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.functions import flax_variables, made
+from fdg_jax.guard import Guarded
 
 Tree = Any
 
@@ -34,7 +35,9 @@ class ScanEngine:
         def one(run, inputs, labels):
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
             loss, held = delay_line.forward(functions, run.stages, x, labels)
-            return delay_line.backward(functions, lines, run, held), loss
+            run = delay_line.backward(functions, lines, run, held)
+            guards = [s.opt_state.bad for s in run.stages if isinstance(s.opt_state, Guarded)]
+            return run, (loss, jnp.stack(guards) if guards else None)
 
         def window(run, images, labels, indices):
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
@@ -44,19 +47,19 @@ class ScanEngine:
         self._drain = jax.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
-        self.run, loss = self._step(self.run, *jax.device_put((inputs, labels), self.device))
-        self.advance(1, loss)
+        self.run, (loss, bad) = self._step(self.run, *jax.device_put((inputs, labels), self.device))
+        self.advance(1, loss, bad)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """One dispatch for all W batches. images and labels stay on the device between calls, so they must not be
         changed in place; other arrays are put there anew."""
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
-        self.run, losses = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
-        self.advance(len(indices), losses)
+        self.run, (losses, bad) = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
+        self.advance(len(indices), losses, None if bad is None else bad[-1])
 
-    def advance(self, batches: int, losses: jax.Array) -> None:
-        self.losses.add(self.entered + 1, losses)
+    def advance(self, batches: int, losses: jax.Array, bad: jax.Array | None) -> None:
+        self.losses.add(self.entered + 1, losses, () if bad is None else [bad])
         self.entered += batches
 
     def drain(self) -> None:
@@ -90,6 +93,14 @@ class ScanEngine:
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         run = self._evaluated(transform)
         return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches)
+
+    def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
+        """As that of the host loop."""
+        x, labels = jax.device_put((inputs, labels), self.device)
+        if self.parts.preprocess:
+            x = jax.jit(self.parts.preprocess)(x, np.int32(step))
+        place = self.parts.places[0]
+        return first_unsound([(f, s, place) for f, s in zip(self.functions, self.run.stages, strict=True)], x, labels)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a resumed run needs; the gradients in the delay lines included. The next dispatch is given all of

@@ -17,6 +17,7 @@ from fdg_jax import checkpoint
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
+from fdg_jax.guard import Guarded
 
 Tree = Any
 
@@ -66,10 +67,16 @@ class Stage:
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
+        # Of a guarded optimizer, as of the newest update (in its state it is given away to the next one).
+        self.bad: Any = np.int32(0) if isinstance(state.opt_state, Guarded) else None
 
         def backward(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if ends else dx
+
+        def update(params, opt_state, grads):
+            params, opt_state = functions.update(params, opt_state, grads)
+            return params, opt_state, opt_state.bad + 0 if isinstance(opt_state, Guarded) else None
 
         # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations inside
         # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
@@ -77,7 +84,7 @@ class Stage:
         # beta*g + decay*p into one or the other fused multiply-add).
         self._forward = jax.jit(functions.forward)
         self._backward = jax.jit(backward)
-        self._update = jax.jit(functions.update, donate_argnames="opt_state")
+        self._update = jax.jit(update, donate_argnames="opt_state")
         self._outputs = jax.jit(functions.outputs)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -138,7 +145,7 @@ class Stage:
         grads, since, summed = self.sum, self.since, self.summed
         if self.mean and summed > 1:
             grads = self._divide(grads, self.place.weights(np.int32(summed)))
-        params, opt_state = self._update(self.state.params, self.state.opt_state, grads)
+        params, opt_state, self.bad = self._update(self.state.params, self.state.opt_state, grads)
         self.state = self.state._replace(params=params, opt_state=opt_state)
         self.staleness = max(self.staleness, self.updates - since)
         self.updates += 1

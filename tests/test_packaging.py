@@ -189,7 +189,7 @@ def test_the_guards_see_what_they_forbid(source, guard):
 LAYERS = [
     {"errors", "compat", "layers"},
     {"schedule", "ideal"},
-    {"stage", "functions", "shapes", "checkpoint", "optimizer", "devices"},
+    {"stage", "functions", "shapes", "checkpoint", "manifest", "optimizer", "guard", "devices"},
     {"methods", "models", "data", "transport", "mitigations"},
     {"engines"},
     {"api"},

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import (
     claim,
@@ -400,15 +401,15 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
 
     first = record()
     first.open(tmp_path, tensorboard=False)
-    first.losses([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)])
+    first.losses([Metrics(1, 4.0), Metrics(2, 3.0), Metrics(3, 2.0), Metrics(4, 1.0)])
     first.entered(5, 132)
     saved = first.state()
-    first.losses([(5, 9.0), (6, 9.0)])  # lost: the process is killed after the checkpoint
+    first.losses([Metrics(5, 9.0), Metrics(6, 9.0)])  # lost: the process is killed after the checkpoint
     first.close()
     second = record()
     second.restore(saved)
     second.open(tmp_path, tensorboard=False)
-    second.losses([(5, 2.0), (6, 3.0), (7, 8.0)])
+    second.losses([Metrics(5, 2.0), Metrics(6, 3.0), Metrics(7, 8.0)])
     second.entered(2, 64)
     second.last_line()
     second.close()
@@ -423,11 +424,11 @@ def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
     record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
     record.open(tmp_path, tensorboard=False)
     record.entered(1, 32)
-    record.losses([(1, 1.0)])
+    record.losses([Metrics(1, 1.0)])
     assert record.images_per_second() is None
     record.timed(32, 0.5)
     record.entered(1, 32)
-    record.losses([(2, 1.0)])
+    record.losses([Metrics(2, 1.0)])
     record.close()
     events = run_directory.read_metrics(tmp_path / "metrics.jsonl")
     assert [event["images_per_second"] for event in events] == [None, 64.0]
@@ -486,6 +487,6 @@ def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
     record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
     record.open(tmp_path, tensorboard=False)
     with pytest.raises(Diverged, match="nan at batch 1"):
-        record.losses([(1, float("nan"))])
+        record.losses([Metrics(1, float("nan"))])
     record.close()
     assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None

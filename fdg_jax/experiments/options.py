@@ -214,6 +214,14 @@ class Options:
         "next; stop ends the run with exit code 1.",
         free=True,
     )
+    on_nan: Literal["stop", "skip", "rollback"] = flag(
+        "stop",
+        "run",
+        "When a loss or a gradient is not finite (no update is made by such a gradient): stop names stage and batch "
+        "and ends with exit code 1; skip warns and goes on; rollback goes back to the newest checkpoint, for faults of "
+        "the machine, and stops if it happens there again.",
+        free=True,
+    )
     evaluate_every: int = flag(
         1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
     )

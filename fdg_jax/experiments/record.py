@@ -7,18 +7,33 @@ lines at the same steps as one that was never stopped.
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fdg_jax.engine import Metrics
 from fdg_jax.experiments.run_directory import METRICS, MetricsLog
 from fdg_jax.experiments.speed import Speed
 
 
 class Diverged(Exception):
-    """The training loss is no longer a number."""
+    """A loss or a gradient is no longer a number. step: the batch whose loss was being read."""
+
+    def __init__(self, fact: str, step: int = 0):
+        super().__init__(fact)
+        self.step = step
+
+
+def diverged(metrics: Metrics) -> None:
+    """Raises Diverged for a batch whose loss is not finite or with which a refused update became known."""
+    facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
+    known = [(number, -k) for k, number in enumerate(metrics.bad, 1) if number]
+    if known:
+        number, k = min(known)  # the first, and of several of that batch the highest stage: cotangents go down
+        facts.append(f"stage k={-k} got a gradient that is not finite, for its update {number:,}")
+    raise Diverged(" and ".join(facts), metrics.step)
 
 
 class Scalars:
@@ -54,9 +69,11 @@ class Record:
         self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
         self.error: float | None = None
         self.best_error, self.best_step = math.inf, None
-        self.unread: list[tuple[int, float]] = []  # losses that were under way when the checkpoint was written
+        self.unread: list[Metrics] = []  # losses that were under way when the checkpoint was written
         self.last_loss: float | None = None
         self.rate: float | None = None
+        self.bad: tuple[int, ...] = ()  # per stage the first update that was refused, as far as known
+        self.trouble: Callable[[Metrics], None] = diverged  # what is done about numbers that are none
         self.speed = Speed()
         self._began = time.monotonic()
 
@@ -94,12 +111,13 @@ class Record:
             setattr(self, name, int(state[name]))
         self.seconds, self.timed_seconds = float(state["seconds"]), float(state["timed_seconds"])
         self.pending, self.sessions = [float(loss) for loss in state["pending"]], self.sessions + 1
+        self.recent.clear()
         self.recent.extend(float(loss) for loss in state["recent"])
         self.error = None if math.isnan(float(state["error"])) else float(state["error"])
         self.best_error, best = float(state["best_error"]), int(state["best_step"])
         self.best_step = None if best < 0 else best
         for step, losses in sorted((int(name.split("/")[1]), name) for name in state if name.startswith("unread/")):
-            self.unread += [(step + i, float(loss)) for i, loss in enumerate(np.atleast_1d(state[losses]))]
+            self.unread += [Metrics(step + i, float(loss)) for i, loss in enumerate(np.atleast_1d(state[losses]))]
 
     def elapsed(self) -> float:
         return self.seconds + time.monotonic() - self._began
@@ -114,22 +132,28 @@ class Record:
         self.timed_images += images
         self.timed_seconds += seconds
 
-    def losses(self, metrics: list[Any]) -> None:
-        """Finished losses, in order of their batches."""
-        ragged = sum(step % self.steps_per_epoch == 0 for step, _ in metrics)
+    def losses(self, metrics: Sequence[Metrics]) -> None:
+        """Finished losses, in order of their batches. A mean is of those that are numbers."""
+        ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             self.speed.finished(self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged)
             self.rate = self.speed.now() or self.rate
-        for step, loss in metrics:
-            self.pending.append(loss)
-            self.recent.append(loss)
-            self.last_loss = loss
-            if step % self.log_every == 0:
-                self.line(step)
+        for each in metrics:
+            sound = math.isfinite(each.loss)
+            if sound:
+                self.pending.append(each.loss)
+                self.recent.append(each.loss)
+                self.last_loss = each.loss
+            if each.step % self.log_every == 0:
+                self.line(each.step)
+            news, self.bad = each.bad != self.bad and any(each.bad), each.bad
+            if news or not sound:
+                self.trouble(each)
 
     def line(self, step: int) -> None:
         """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""
-        loss, rate = math.fsum(self.pending) / len(self.pending), self.rate or self.images_per_second()
+        loss = math.fsum(self.pending) / len(self.pending) if self.pending else None
+        rate = self.rate or self.images_per_second()
         event = {
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
@@ -140,8 +164,6 @@ class Record:
         self.log.append(event)
         self.scalars.add(step, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
-        if not math.isfinite(loss):
-            raise Diverged(f"the training loss is {loss} at batch {step}")
 
     def last_line(self) -> None:
         """What the last full line left over."""

@@ -6,6 +6,7 @@ evaluation) and around a dispatch that compiles, so that images/s mean training;
 written by a thread, from arrays that may still be under way, while the loop goes on.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,14 +17,16 @@ import numpy as np
 
 import fdg_jax
 from fdg_jax.data.augment import epoch_order, test_transform
+from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import saving
 from fdg_jax.experiments.progress import Progress, per_second
-from fdg_jax.experiments.record import Diverged, Record
+from fdg_jax.experiments.record import Diverged, Record, diverged
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
 
+WARNINGS = 10  # of numbers that are none, before silence
 TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
 
 
@@ -43,6 +46,8 @@ class Loop:
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
+        self.told = 0  # of batches with numbers that are none
+        record.trouble = self.trouble
 
     def train(self) -> None:
         """Until `job.steps` batches have entered. Raises Stopped after a signal."""
@@ -71,6 +76,43 @@ class Loop:
         self.record.last_line()
         self.evaluate()
         return self.pipeline.parameters_sha256(), self.state_sha256
+
+    def trouble(self, metrics: Metrics) -> None:
+        """The policy for a loss or a gradient that is not finite: raises Diverged, or warns and lets it be."""
+        try:
+            diverged(metrics)
+        except Diverged as found:
+            skip = self.options.on_nan == "skip"
+            self.told += 1
+            if skip and self.told > WARNINGS:
+                return
+            fact = str(found)
+            where = None if math.isfinite(metrics.loss) else self.pipeline.unsound(*self.entered_as(metrics.step))
+            if where:
+                fact += f"; the first that is not finite is what stage k={where.k} has for {where.what}"
+            if not skip:
+                raise Diverged(fact, metrics.step) from None
+            last = " (the last such warning)" if self.told == WARNINGS else ""
+            self.progress.say(f"WARNING: {fact}. No update is made by it{last}.")
+
+    def entered_as(self, step: int) -> tuple[tuple[np.ndarray, np.ndarray], int]:
+        """(the batch of that number, the number of batches before it)."""
+        B, (epoch, batch) = self.options.batch_size, divmod(step - 1, self.job.steps_per_epoch)
+        rows = epoch_order(len(self.dataset.train_images), self.options.seed, epoch)[batch * B : (batch + 1) * B]
+        return (self.dataset.train_images[rows], self.dataset.train_labels[rows]), step - 1
+
+    def roll_back(self) -> None:
+        """To the newest checkpoint. BadInput where none is whole."""
+        self.saver.close()
+        found = saving.load_newest(self.run / CHECKPOINTS)
+        if found is None:
+            raise Diverged("there is no checkpoint to go back to")
+        self.stamp, self.saver.thread, self.saver.failure = None, None, None
+        begin_again(self.job, self.record, *found)
+        self.record.close()
+        self.record.open(self.run, self.options.tensorboard)
+        self.saver.step = self.tried = self.record.step
+        self.progress.say(f"WARNING: gone back to the checkpoint after batch {self.record.step:,}.")
 
     def close(self) -> None:
         self.state_sha256 = self.pipeline.state_sha256()
@@ -221,8 +263,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
                 progress.say(where(record.step, job.steps))
             loop = Loop(job, path, signals, progress, record, fresh=found is None)
             try:
-                loop.train()
-                return record, *loop.finish()
+                return record, *to_the_end(loop)
             except Stopped:
                 loop.save()
                 loop.saver.wait()
@@ -231,6 +272,23 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
                 loop.saver.close()
     finally:
         record.close()
+
+
+def to_the_end(loop: Loop) -> tuple[str, str]:
+    """Trains and finishes, going back where that is the policy, but never twice for the same batch."""
+    furthest = 0
+    while True:
+        try:
+            loop.train()
+            return loop.finish()
+        except Diverged as found:
+            if loop.options.on_nan != "rollback":
+                raise
+            if found.step <= furthest:
+                raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
+            furthest = found.step
+            loop.progress.say(f"WARNING: {found}.")
+            loop.roll_back()
 
 
 def where(step: int, steps: int) -> str:

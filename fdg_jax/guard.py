@@ -1,0 +1,53 @@
+"""An optax transformation that applies no gradient with a NaN or an infinity in it, and remembers the first one.
+
+Asynchronous training notices such a gradient late: the host reads numbers behind the devices, and by then several
+updates have used what it spoilt. So it is stopped where it arises, inside the update, without anybody waiting; what to
+do about it is decided when the host reads `bad`.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Tree = Any
+
+
+class Guarded(NamedTuple):
+    """updates: made or refused. bad: the number (from 1) of the first that was refused, 0 if none; refused: how many.
+
+    inner: the state of the optimizer that is guarded.
+    """
+
+    inner: Tree
+    updates: jax.Array  # int32
+    bad: jax.Array  # int32
+    refused: jax.Array  # int32
+
+
+def guarded(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, but nothing moves, its own state neither, by gradients that are not finite."""
+
+    def init(params):
+        return Guarded(optimizer.init(params), *[jnp.zeros((), jnp.int32) for _ in range(3)])
+
+    def update(updates, state, params=None):
+        good, number = finite(updates), state.updates + 1
+        updates, inner = optimizer.update(updates, state.inner, params)
+        first = jnp.where((state.bad == 0) & ~good, number, state.bad)
+        refused = state.refused + (~good).astype(jnp.int32)
+        nothing = jax.tree.map(jnp.zeros_like, updates)
+        return where(good, updates, nothing), Guarded(where(good, inner, state.inner), number, first, refused)
+
+    return optax.GradientTransformation(init, update)
+
+
+def finite(tree: Tree) -> jax.Array:
+    """Whether all floating-point numbers of a tree are finite: a scalar bool."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.asarray(True)
+
+
+def where(condition: jax.Array, yes: Tree, no: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

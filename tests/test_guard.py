@@ -1,0 +1,97 @@
+"""A number that is none is stopped where it arises, and the stage and the batch are told."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import batches, leaves, pipeline, recipe
+
+from fdg_jax.experiments.record import Diverged, diverged
+from fdg_jax.guard import guarded
+
+DATA = batches(10)
+
+
+@pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(nothing):
+    chain, params = guarded(recipe()), {"a": jnp.ones(3), "b": jnp.zeros((), jnp.int32)}
+    good, bad = ({"a": jnp.asarray([1.0, value, 2.0]), "b": jnp.zeros((), jnp.int32)} for value in (0.5, nothing))
+    params.pop("b"), good.pop("b"), bad.pop("b")
+    state = chain.init(params)
+    for grads in (good, bad, bad):
+        before = params, state.inner
+        updates, state = chain.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    for one, other in zip(leaves((params, state.inner)), leaves(before), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])  # a scan is one program, which rounds otherwise
+def test_a_guard_changes_no_bit_of_a_sound_run(engine):
+    hashes = []
+    for guard in (True, False):
+        ours = pipeline(3, DATA[0], guard=guard, engine=engine, beta=0.5)
+        for batch in DATA:
+            ours.step(batch)
+        ours.drain()
+        hashes.append(ours.parameters_sha256())
+        assert ours.losses(wait=True)[-1].bad == ((0, 0, 0) if guard else ())
+        assert ours.unsound(DATA[0]) is None
+    assert len(set(hashes)) == 1
+
+
+def poison(ours, k):
+    """Puts a NaN into every weight of stage k, as a fault of its device might."""
+    if ours.engine_name == "scan":
+        stages = list(ours.engine.run.stages)
+        stages[k - 1] = stages[k - 1]._replace(params=jax.tree.map(lambda a: a * np.nan, stages[k - 1].params))
+        ours.engine.run = ours.engine.run._replace(stages=tuple(stages))
+    else:
+        stage = ours.engine.stages[k]
+        stage.state = stage.state._replace(params=jax.tree.map(lambda a: a * np.nan, stage.state.params))
+
+
+@pytest.mark.parametrize(("engine", "k"), [
+    *[("pipeline", k) for k in (1, 2, 3)], ("delay-line", 2), pytest.param("scan", 2, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
+    ours, at = pipeline(3, DATA[0], guard=True, engine=engine), 5
+    for batch in DATA[:at]:
+        ours.step(batch)
+    poison(ours, k)
+    first = at + 1 - (k - 1 if engine == "pipeline" else 0)  # the batch that meets stage k in the next tick
+    for batch in DATA[at:]:
+        ours.step(batch)
+    ours.drain()
+    lost = next(m for m in ours.losses(wait=True) if not np.isfinite(m.loss))
+    assert lost.step == first
+    assert ours.unsound(DATA[first - 1], first - 1) == (k, "weights")
+    refused = ours.losses(wait=True) or [lost]
+    assert refused  # nobody else's weights are lost:
+    for j, stage in enumerate(ours.params, 1):
+        assert all(np.isfinite(leaf).all() for leaf in leaves(stage["params"])) is (j != k)
+    with pytest.raises(Diverged, match=f"nan at batch {first}"):
+        diverged(lost)
+
+
+def test_of_gradients_of_one_batch_the_highest_stage_is_named():
+    from fdg_jax.engine import Metrics
+
+    with pytest.raises(Diverged, match="stage k=2 got a gradient that is not finite, for its update 7") as found:
+        diverged(Metrics(9, 1.5, (7, 7, 0)))
+    assert found.value.step == 9
+
+
+def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
+    ours = pipeline(2, DATA[0], guard=True)
+    start = leaves([stage["params"] for stage in ours.params])
+    bad = (DATA[0][0] * np.float32(np.nan), DATA[0][1])
+    for _ in range(4):
+        ours.step(bad)
+    ours.drain()
+    for one, other in zip(leaves([stage["params"] for stage in ours.params]), start, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert ours.unsound(bad) == (1, "outputs")
+    assert ours.losses(wait=True)[-1].bad == (1, 1)
