@@ -1,0 +1,124 @@
+"""A stage that computes its activations again trains as one that remembers them, and remembers its inputs only."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
+from test_engines import ROUNDING, Dropped
+
+from fdg_jax import methods, remat
+from fdg_jax.errors import BadInput
+
+
+class Spread(nn.Module):
+    """Dense, batch norm and dropout: what must not change, or move twice, when it is computed twice."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return Dropped(self.width)(Part(12)(x, train), train)
+
+
+def stages(K):
+    return [Spread(CLASSES if k == K else 12) for k in range(1, K + 1)]
+
+
+def trained(K, data, **options):
+    ours = pipeline(K, data[0], stages=stages(K), **options)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    return ours
+
+
+def same_training(one, two):
+    """Weights, and batch statistics, of two drained pipelines. The second forward pass is fused into the backward pass
+    and XLA rounds it in another order: as far off as the engines are from the oracle."""
+    for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    np.testing.assert_allclose(*([m.loss for m in each.losses(wait=True)] for each in (one, two)), **ROUNDING)
+
+
+@pytest.mark.parametrize("which", ["all", "1"])
+def test_training_is_the_same_with_and_without(which):
+    data = batches(7)
+    same_training(trained(3, data, beta=0.5), trained(3, data, beta=0.5, remat=which))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in methods.names() if name != "fa"])
+def test_training_is_the_same_in_any_method(method):
+    data = batches(6)
+    same_training(trained(2, data, method=method), trained(2, data, method=method, remat="all"))
+
+
+@pytest.mark.slow
+def test_the_delay_lines_train_the_same():
+    data = batches(6)
+    for engine in ("delay-line", "scan"):
+        same_training(trained(3, data), trained(3, data, engine=engine, remat="all"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_memo_shrinks_to_its_input(dtype):
+    data = batches(6)
+    ours = pipeline(3, data[0], stages=[Dropped(12), Dropped(12), Dropped(CLASSES)], remat=(1,), dtype=dtype)
+    for batch in data:
+        ours.step(batch)
+    once, again = ours.engine.stages[2].memos, ours.engine.stages[1].memos
+    assert len(again) == 4
+    for memo in again:
+        grows = [leaf for leaf in jax.tree.leaves((memo.closure, memo.x)) if 16 in leaf.shape]
+        assert [leaf.shape for leaf in grows] == [(16, 8)]
+        assert sum(leaf.size for leaf in jax.tree.leaves(memo.closure)) <= 2  # the random key
+    assert any((16, 12) == leaf.shape for leaf in jax.tree.leaves(once[0].closure))
+
+
+def test_a_restored_run_is_the_same_run_bit_for_bit():
+    data = batches(8)
+    goes_on_exactly(lambda: pipeline(3, data[0], stages=stages(3), remat="1,2"), data, 5)
+
+
+@pytest.mark.parametrize(("value", "found"), [
+    ("none", ()), ("all", (1, 2, 3)), ("1", (1,)), ("1, 3", (1, 3)), ((2,), (2,)), ([], ()), (range(1, 3), (1, 2)),
+])  # fmt: skip
+def test_stages_are_named_by_number_or_all_at_once(value, found):
+    assert remat.parse(value, 3) == frozenset(found)
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ("some", "neither none, all nor stage numbers"), ("", "neither none"), (1, "neither none"), (None, "neither none"),
+    ("0", "no stage k=0. With K=3 use numbers from 1 to 3"), ("1,4", "no stage k=4"), ((4,), "no stage k=4"),
+])  # fmt: skip
+def test_what_names_no_stage_is_refused(value, says):
+    with pytest.raises(BadInput, match=says):
+        remat.parse(value, 3)
+
+
+def test_activations_are_not_computed_again_at_other_weights():
+    data = batches(1)
+    with pytest.raises(BadInput, match="stage k=1 again: with weights=current .* Leave one of the two out"):
+        pipeline(3, data[0], remat="1", weights="current")
+    with pytest.raises(BadInput, match="with method=fa"):
+        pipeline(3, data[0], remat="all", method="fa")
+    pipeline(3, data[0], remat="3", weights="current")  # stage K has no staleness, so no other weights
+
+
+def test_what_is_computed_again_is_in_float32_too_where_it_was():
+    """bfloat16 and remat together: the same training as bfloat16 alone, to bfloat16's rounding (2^-9, see
+    tests/test_precision.py) of gradients times the rate of 0.1."""
+    data = batches(4)
+    half = [Dropped(12), Dropped(CLASSES)]
+    runs = []
+    for which in ("none", "all"):
+        ours = pipeline(2, data[0], stages=half, dtype="bfloat16", remat=which)
+        for batch in data:
+            ours.step(batch)
+        ours.drain()
+        assert {leaf.dtype for leaf in jax.tree.leaves(ours.params)} == {jnp.dtype(jnp.float32)}
+        runs.append(leaves(ours.params))
+    for a, b in zip(*runs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.01)
