@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CLASSES, Part, batches, goes_on_exactly, leaves, parts, pipeline
+from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 
 from fdg_jax import checkpoint, layers, methods
 from fdg_jax.errors import BadInput
+from fdg_jax.functions import How, functions
 from fdg_jax.precision import Precision, precision
 
 HALF = {"dtype": "bfloat16"}
@@ -69,17 +70,17 @@ def test_what_is_remembered_is_float32_and_what_travels_is_bfloat16_in_any_metho
 
 
 def test_a_memo_holds_activations_in_bfloat16_and_no_weights():
-    ours = run(3, batches(6), **HALF)
-    stage = ours.engine.stages[2]
+    ours = run(2, batches(4), **HALF)
+    stage = ours.engine.stages[1]
     assert len(stage.memos) == 2
     for memo in stage.memos:
-        kept = [leaf for leaf in jax.tree.leaves((memo.closure, memo.x)) if leaf.ndim > 1]
+        kept = [leaf for leaf in jax.tree.leaves(memo.closure) if leaf.ndim > 1]
         assert {leaf.shape[0] for leaf in kept} == {16}  # all of them grow with the batch
         assert {leaf.dtype for leaf in kept} == {jnp.dtype(jnp.bfloat16)}
         assert floats(memo.params) == {jnp.dtype(jnp.float32)}
 
 
-@pytest.mark.parametrize("weights", ["stashed", "current"])
+@pytest.mark.parametrize("weights", ["stashed", pytest.param("current", marks=pytest.mark.slow)])
 def test_training_in_bfloat16_follows_training_in_float32(weights):
     """The same batch twelve times: the loss falls, and stays near float32's.
 
@@ -100,7 +101,7 @@ def test_training_in_bfloat16_follows_training_in_float32(weights):
 
 def test_the_engines_agree_bit_for_bit_in_bfloat16():
     data = batches(7)
-    one, two = (run(3, data, engine=name, beta=0.5, **HALF) for name in ("pipeline", "delay-line"))
+    one, two = (run(2, data, engine=name, beta=0.5, **HALF) for name in ("pipeline", "delay-line"))
     one.drain()
     two.drain()
     for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
@@ -123,20 +124,20 @@ def test_a_scan_trains_in_bfloat16_as_the_pipeline_does():
 
 
 def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
-    data, stages = batches(7), rounded(3)
-    goes_on_exactly(lambda: pipeline(3, data[0], stages=stages, **HALF), data, 5)
-    state = run(3, data[:4], **HALF).state()
+    data, stages = batches(7), rounded(2)
+    goes_on_exactly(lambda: pipeline(2, data[0], stages=stages, **HALF), data, 5)
+    state = run(2, data[:4], **HALF).state()
     checkpoint.save(tmp_path / "c", state)  # bfloat16 activations in flight among it
     assert any(value.dtype == jnp.bfloat16 for value in state.values())
     assert checkpoint.sha256(checkpoint.load(tmp_path / "c")) == checkpoint.sha256(state)
-    with pytest.raises(BadInput, match="stashed weights in bfloat16, .* this one is .* stashed weights, "):
-        pipeline(3, data[0], stages=stages).restore(state)
+    with pytest.raises(BadInput, match=r"stashed weights in bfloat16, .* this one is .* stashed weights, "):
+        pipeline(2, data[0], stages=stages).restore(state)
 
 
 def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     data = batches(1)
     with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16"):
-        pipeline(2, data[0], stages=parts(2), **HALF)
+        pipeline(2, data[0], stages=[Part(12), Rounded(CLASSES)], **HALF)
     with pytest.raises(BadInput, match="weights=current would go back through these"):
         pipeline(2, data[0], stages=parts(2), weights="current", **HALF)
     with warnings.catch_warnings():
@@ -169,8 +170,11 @@ def test_whole_numbers_enter_a_bfloat16_pipeline_as_they_are():
             assert x.dtype == jnp.int32
             return nn.Embed(7, 4, dtype=jnp.bfloat16)(x).mean(1)
 
-    x, y = np.ones((6, 3), np.int32), np.zeros(6, np.int32)
-    ours = pipeline(2, (x, y), stages=[Embedded(), Rounded(CLASSES)], optimizer=optax.sgd(0.1), **HALF)
-    ours.step((x, y))
-    ours.drain()
-    assert ours.updates == [1, 1]
+    x = jax.ShapeDtypeStruct((6, 3), jnp.int32)
+    stage = functions(Embedded(), optax.identity(), how=How(precision("bfloat16", last=False)))
+    params = jax.eval_shape(Embedded().init, jax.random.key(0), x)["params"]
+    messages, _, closure = jax.eval_shape(stage.forward, params, {}, x)
+    grads, dx = jax.eval_shape(stage.backward, closure, params, x, messages["x"])
+    assert messages["x"].dtype == jnp.bfloat16
+    assert floats(grads) == {jnp.dtype(jnp.float32)}
+    assert dx.dtype == jax.dtypes.float0  # nothing goes back through integers

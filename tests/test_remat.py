@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 from test_engines import ROUNDING, Dropped
+from test_precision import Rounded
 
 from fdg_jax import methods, remat
 from fdg_jax.errors import BadInput
@@ -42,41 +43,37 @@ def same_training(one, two):
     np.testing.assert_allclose(*([m.loss for m in each.losses(wait=True)] for each in (one, two)), **ROUNDING)
 
 
-@pytest.mark.parametrize("which", ["all", "1"])
-def test_training_is_the_same_with_and_without(which):
-    data = batches(7)
-    same_training(trained(3, data, beta=0.5), trained(3, data, beta=0.5, remat=which))
+def test_training_is_the_same_with_and_without():
+    data = batches(6)
+    same_training(trained(2, data, beta=0.5), trained(2, data, beta=0.5, remat="1"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in methods.names() if name != "fa"])
-def test_training_is_the_same_in_any_method(method):
+@pytest.mark.parametrize("method", [name for name in methods.names() if name not in ("bp", "fa", "gpipe")])
+def test_training_is_the_same_in_any_method_that_has_programs_of_its_own(method):
     data = batches(6)
     same_training(trained(2, data, method=method), trained(2, data, method=method, remat="all"))
 
 
 @pytest.mark.slow
-def test_the_delay_lines_train_the_same():
+@pytest.mark.parametrize("engine", ["delay-line", "scan"])
+def test_the_delay_lines_train_the_same(engine):
     data = batches(6)
-    for engine in ("delay-line", "scan"):
-        same_training(trained(3, data), trained(3, data, engine=engine, remat="all"))
+    same_training(trained(2, data), trained(2, data, engine=engine, remat="all"))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_memo_shrinks_to_its_input(dtype):
-    data = batches(6)
-    ours = pipeline(3, data[0], stages=[Dropped(12), Dropped(12), Dropped(CLASSES)], remat=(1,), dtype=dtype)
+def test_a_memo_shrinks_to_its_input():
+    data = batches(4)
+    ours = pipeline(2, data[0], stages=stages(2), remat=(1,))
     for batch in data:
         ours.step(batch)
-    once, again = ours.engine.stages[2].memos, ours.engine.stages[1].memos
-    assert len(again) == 4
-    for memo in again:
-        grows = [leaf for leaf in jax.tree.leaves((memo.closure, memo.x)) if 16 in leaf.shape]
-        assert [leaf.shape for leaf in grows] == [(16, 8)]
-        assert sum(leaf.size for leaf in jax.tree.leaves(memo.closure)) <= 2  # the random key
-    assert any((16, 12) == leaf.shape for leaf in jax.tree.leaves(once[0].closure))
+    assert len(ours.engine.stages[1].memos) == 2
+    for memo, (x, _) in zip(ours.engine.stages[1].memos, data[2:], strict=True):
+        np.testing.assert_array_equal(memo.x, x)
+        assert {leaf.dtype for leaf in jax.tree.leaves(memo.closure)} <= {jnp.dtype(jnp.uint32)}  # the random key
 
 
+@pytest.mark.slow
 def test_a_restored_run_is_the_same_run_bit_for_bit():
     data = batches(8)
     goes_on_exactly(lambda: pipeline(3, data[0], stages=stages(3), remat="1,2"), data, 5)
@@ -100,25 +97,24 @@ def test_what_names_no_stage_is_refused(value, says):
 
 def test_activations_are_not_computed_again_at_other_weights():
     data = batches(1)
-    with pytest.raises(BadInput, match="stage k=1 again: with weights=current .* Leave one of the two out"):
+    with pytest.raises(BadInput, match=r"stage k=1 again: with weights=current .* Leave one of the two out"):
         pipeline(3, data[0], remat="1", weights="current")
     with pytest.raises(BadInput, match="with method=fa"):
         pipeline(3, data[0], remat="all", method="fa")
     pipeline(3, data[0], remat="3", weights="current")  # stage K has no staleness, so no other weights
 
 
-def test_what_is_computed_again_is_in_float32_too_where_it_was():
-    """bfloat16 and remat together: the same training as bfloat16 alone, to bfloat16's rounding (2^-9, see
-    tests/test_precision.py) of gradients times the rate of 0.1."""
-    data = batches(4)
-    half = [Dropped(12), Dropped(CLASSES)]
-    runs = []
+@pytest.mark.slow
+def test_in_bfloat16_the_training_is_the_same_but_for_its_roundings():
+    """What is computed twice may be rounded otherwise the second time, by 2^-9 (tests/test_precision.py): of gradients
+    of order 1, times the rate of 0.1, in four steps."""
+    data, runs = batches(4), []
     for which in ("none", "all"):
-        ours = pipeline(2, data[0], stages=half, dtype="bfloat16", remat=which)
+        ours = pipeline(2, data[0], stages=[Rounded(12), Rounded(CLASSES)], dtype="bfloat16", remat=which)
         for batch in data:
             ours.step(batch)
+        assert bool(jax.tree.leaves(ours.engine.stages[1].memos[0].closure)) == (which == "none")
         ours.drain()
-        assert {leaf.dtype for leaf in jax.tree.leaves(ours.params)} == {jnp.dtype(jnp.float32)}
         runs.append(leaves(ours.params))
     for a, b in zip(*runs, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=0.01)
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.005)
