@@ -139,7 +139,7 @@ def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16"):
         pipeline(2, data[0], stages=[Part(12), Rounded(CLASSES)], **HALF)
     with pytest.raises(BadInput, match="weights=current would go back through these"):
-        pipeline(2, data[0], stages=parts(2), weights="current", **HALF)
+        pipeline(2, data[0], stages=[Part(12), Part(CLASSES)], weights="current", **HALF)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipeline(2, data[0], stages=[Rounded(12), Part(CLASSES)])  # nothing to say of float32
