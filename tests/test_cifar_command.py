@@ -458,6 +458,26 @@ def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_
 
 
 @pytest.mark.slow
+def test_a_bfloat16_run_that_computes_again_says_so_and_goes_on_exactly(tmp_path):
+    words = f"{SHORT} --dtype bfloat16 --remat 1 --no-tensorboard".split()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    code, out, err = finish(command(*words, "--run-dir", str(whole)))
+    assert (code, err) == (0, "")
+    assert "75,290 parameters in 5 blocks, bfloat16\n" in out
+    assert "remat      1: the backward pass computes the activations again\n" in out
+    config = read(whole / "config.json")
+    assert (config["dtype"], config["remat"]) == ("bfloat16", "1")
+    assert finish(command(*words, "--steps", "5", "--run-dir", str(parts)))[0] == 0
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--dtype", "float32"))
+    assert code == 2
+    assert "--dtype float32 contradicts" in err
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "8"))
+    assert code == 0, err
+    a, b = read(whole / "summary.json"), read(parts / "summary.json")
+    assert a["final_state_sha256"] == b["final_state_sha256"]
+
+
+@pytest.mark.slow
 def test_the_initial_network_does_not_depend_on_the_method_or_K():
     from fdg_jax.experiments import setup
 
