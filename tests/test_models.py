@@ -367,8 +367,10 @@ def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "arguments"), [("resnet", {"counts": (1, 1, 1, 1)}), ("mobilenet_v2", {})])
 def test_a_network_of_each_new_family_learns_one_batch(family, arguments):
-    """ResNet-10 and MobileNet v2 on 4 images of 8 x 8 pixels, in bfloat16, the first stage computed again."""
+    """ResNet-10, and the ends of MobileNet v2, which compiles long: 4 images of 8 x 8 pixels, in bfloat16, the first
+    stage computed again."""
     blocks = import_module(f"fdg_jax.models.{family}").blocks(5, **arguments)
+    blocks = [*blocks[:5], blocks[-1]]
     batch = np.asarray(normal(0, 4, 8, 8, 3)), np.arange(4, dtype=np.int32)
     stages = split.stages(blocks, (len(blocks) // 2,))
     ours = pipeline(2, batch, stages=stages, optimizer=optax.sgd(0.02), dtype="bfloat16", remat="1")
