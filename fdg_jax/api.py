@@ -14,16 +14,18 @@ import numpy as np
 import optax
 
 from fdg_jax import checkpoint, names
-from fdg_jax.arguments import check_beta, check_devices, check_key, check_options, check_problem
+from fdg_jax import remat as rematerialisation
+from fdg_jax.arguments import check_beta, check_devices, check_dtype, check_key, check_options, check_problem
 from fdg_jax.batches import check_batch, check_example, check_indices, checked, own
 from fdg_jax.devices import Place
 from fdg_jax.engine import Metrics, Parts, Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
-from fdg_jax.functions import Spec, init_variables
+from fdg_jax.functions import How, Spec, init_variables
 from fdg_jax.guard import guarded
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
+from fdg_jax.precision import precision
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.shapes import check_shapes, zeros
 from fdg_jax.stage import Stage
@@ -47,6 +49,10 @@ class Pipeline:
         the flags of the same names; a method refuses those it does not have.
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
+    dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
+        everything that is remembered, and the loss, in float32 (fdg_jax.precision). Flax layers need `dtype` too.
+    remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
+        "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
     guard: apply no update with a NaN or an infinity in its gradients; `Metrics.bad` tells of it.
     read_behind: dispatches whose losses may be unread (bounds how far the host runs ahead).
@@ -66,6 +72,8 @@ class Pipeline:
         engine: str = "pipeline",
         order: str | None = None,
         weights: str | None = None,
+        dtype: str = "float32",
+        remat: str | Sequence[int] = "none",
         preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
         guard: bool = False,
         read_behind: int = 16,
@@ -81,6 +89,11 @@ class Pipeline:
         of_schedule, self._stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
         check_options(self.weights, engine, ENGINES, self.method)
+        check_dtype(dtype)
+        again = rematerialisation.parse(remat, K)
+        self._other = self.method.other_weights(self.schedule, self.weights)
+        rematerialisation.check(again, self._other)
+        self._how = [How(precision(dtype, last=k == K), k in again) for k in range(1, K + 1)]
         self.devices = check_devices(devices, K)
         spread = self.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
@@ -99,15 +112,16 @@ class Pipeline:
         check_key(key)
         example = check_example(example_batch)
         stage = self.method.stage or Stage
-        other = stage.backward_at_other_weights or ("weights=current" if self.weights == "current" else "")
-        stale = [other if stage.backward_at_other_weights or n else "" for n in self.schedule.behind]
-        shapes = check_shapes(self._stages, self._loss, self._preprocess, example, variables, stale)
+        stages = list(zip(self._stages, self._how, self._other, strict=True))
+        shapes = check_shapes(stages, self._loss, self._preprocess, example, variables)
         specs = []
-        for k, (module, x) in enumerate(zip(self._stages, shapes.inputs, strict=True), 1):
+        for k, (module, how, x) in enumerate(zip(self._stages, self._how, shapes.inputs, strict=True), 1):
             stage_key = jax.random.fold_in(key, k)
             chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
             # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-            init = jax.jit(lambda key, module=module, x=x: init_variables(module, key, zeros(x)))
+            init = jax.jit(
+                lambda key, module=module, how=how, x=x: init_variables(module, key, how.precision.example(zeros(x)))
+            )
             made = dict(variables[k - 1] if variables is not None else init(stage_key))
             if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
@@ -126,6 +140,7 @@ class Pipeline:
                     value=shapes.loss,
                     key=jax.random.fold_in(stage_key, 2),
                     options=self._stage_options,
+                    how=how,
                 )
             )
         delays = (0,) * self.K

@@ -20,6 +20,7 @@ from fdg_jax.devices import stage_devices
 from fdg_jax.errors import BadInput
 
 WEIGHTS = ("stashed", "current")
+DTYPES = ("float32", "bfloat16")
 
 
 def kind(value: Any) -> str:
@@ -63,6 +64,12 @@ def check_beta(beta: Any) -> None:
         raise BadInput(f"beta={beta!r} is {type(beta).__name__}, not a number. Use 1 for no shrinking, or 0.5, say.")
     if not 0.0 < float(beta) <= 1.0:
         raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raises BadInput for what is not the name of a number format that a stage can compute in."""
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype={dtype!r} is not known. Use {' or '.join(map(repr, DTYPES))}.")
 
 
 def check_options(weights: str, engine: str, engines: Collection[str], method: methods.Method) -> None:

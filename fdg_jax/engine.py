@@ -106,7 +106,9 @@ def signature(parts: Parts, engine: str) -> str:
     schedule = parts.schedule
     behind = "/".join(str(b + d) for b, d in zip(schedule.behind, parts.delays, strict=True))  # tells the order too
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
-    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {parts.weights} weights, {engine}"
+    computed = parts.specs[0].how.precision.compute
+    dtype = "" if computed is None else f" in {np.dtype(computed).name}"
+    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {parts.weights} weights{dtype}, {engine}"
 
 
 def check_signature(parts: Parts, engine: str, flat: checkpoint.Flat) -> None:

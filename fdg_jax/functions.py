@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from fdg_jax import compat
+from fdg_jax.precision import Precision
 
 Array = jax.Array
 Tree = Any
@@ -31,13 +32,24 @@ class StageState(NamedTuple):
     own: Tree = ()
 
 
+class How(NamedTuple):
+    """How a stage computes what its module says: in which precision, and whether the backward pass computes the
+    activations again (`remat`), so that a closure holds none."""
+
+    precision: Precision = Precision()
+    remat: bool = False
+
+
+AS_WRITTEN = How()  # in the dtypes that arrays have, activations remembered
+
+
 class Spec(NamedTuple):
     """Stage k before it exists: what it is made of, and the shapes it meets (jax.ShapeDtypeStruct).
 
     optimizer: the user's chain behind the stage's shrink. loss: the user's; stage K ends in it, others may have a
     local use for it. variables: the module's own, {"params": ..., "batch_stats": ..., "rng": ...}. x, y: what the
-    module takes and gives; outputs: what stage K's module gives; value: what the loss gives. key: for what the method
-    adds. options: the method's, by the names of the flags.
+    stage takes and gives; outputs: what stage K gives; value: what the loss gives. key: for what the method
+    adds. options: the method's, by the names of the flags. how: precision, and whether activations are computed again.
     """
 
     k: int
@@ -53,6 +65,7 @@ class Spec(NamedTuple):
     value: Tree
     key: Array
     options: Mapping[str, Any]
+    how: How = AS_WRITTEN
 
     @property
     def last(self) -> bool:
@@ -97,8 +110,9 @@ def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tr
     return False
 
 
-def applied(module: nn.Module) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
-    """apply(params, extra, x, train) -> (y, extra) of a module."""
+def applied(module: nn.Module, how: How = AS_WRITTEN) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
+    """apply(params, extra, x, train) -> (y, extra) of a module; params and x in the precision it computes in, y in that
+    which the stage hands on."""
     flag = takes_train(module)
 
     def apply(params, extra, x, train: bool):
@@ -106,49 +120,66 @@ def applied(module: nn.Module) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
         arguments: dict[str, Any] = {"train": train} if flag else {}
         variables = {"params": params, **collections}
         if not train:
-            return module.apply(variables, x, **arguments), extra
+            return how.precision.outputs(module.apply(variables, x, **arguments)), extra
         rng = {}
         if "rng" in extra:
             rng["rng"], arguments["rngs"] = jax.random.split(extra["rng"])
             arguments["rngs"] = {"dropout": arguments["rngs"]}
         y, changed = module.apply(variables, x, mutable=list(collections), **arguments)
-        return y, {**dict(changed), **rng}
+        return how.precision.outputs(y), {**dict(changed), **rng}
 
     return apply
 
 
 def functions(
-    module: nn.Module, optimizer: optax.GradientTransformation, loss: Loss | None = None, loss_dtype: Any = None
+    module: nn.Module,
+    optimizer: optax.GradientTransformation,
+    loss: Loss | None = None,
+    loss_dtype: Any = None,
+    how: How = AS_WRITTEN,
 ) -> Functions:
     """The pure functions of a stage; `loss` and the dtype of what it returns are given for stage K only."""
-    apply = applied(module)
+    apply = applied(module, how)
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
         value = y if loss is None else loss(y, labels)
         return value, ({"x" if loss is None else "loss": value}, changed)
 
-    return differentiated(objective, ended(apply), optimizer, loss_dtype)
+    return differentiated(objective, ended(apply, how), optimizer, loss_dtype, how)
 
 
-def ended(apply: Callable) -> Callable[..., Tree]:
+def ended(apply: Callable, how: How) -> Callable[..., Tree]:
     """outputs(params, extra, x) -> y of an apply, in evaluation mode."""
-    return lambda params, extra, x: apply(params, extra, x, train=False)[0]
+    weights, inputs = how.precision.weights, how.precision.inputs
+    return lambda params, extra, x: apply(weights(params), extra, inputs(x), train=False)[0]
 
 
 def differentiated(
-    objective: Callable, outputs: Callable, optimizer: optax.GradientTransformation, loss_dtype: Any = None
+    objective: Callable,
+    outputs: Callable,
+    optimizer: optax.GradientTransformation,
+    loss_dtype: Any = None,
+    how: How = AS_WRITTEN,
+    weights: Callable[[Tree], Tree] | None = None,
 ) -> Functions:
     """The functions of a stage that goes back from the value of an objective:
-    objective(params, extra, x, labels) -> (value, (messages, extra))."""
+    objective(params, extra, x, labels) -> (value, (messages, extra)).
+
+    weights: what the objective takes of the stage's params, `how.precision.weights` of them all by default.
+    """
+    precision, weights = how.precision, weights or how.precision.weights
 
     def forward(params, extra, x, labels=None):
         run = lambda params, x: objective(params, extra, x, labels)  # noqa: E731
-        _, closure, (messages, extra) = jax.vjp(run, params, x, has_aux=True)
+        run = jax.checkpoint(run) if how.remat else run
+        _, closure, (messages, extra) = jax.vjp(run, weights(params), precision.inputs(x), has_aux=True)
         return messages, extra, compat.strip(closure)
 
     def backward(closure, params, x, dy):
-        return compat.bind(closure, params, x)(jnp.ones((), loss_dtype) if dy is None else dy)
+        pull = compat.bind(closure, weights(params), precision.inputs(x))
+        grads, dx = pull(jnp.ones((), loss_dtype) if dy is None else dy)
+        return precision.gradients(grads, params), precision.gradients(dx, x)
 
     def update(params, opt_state, grads):
         updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -160,9 +191,9 @@ def differentiated(
 def made(spec: Spec) -> tuple[Functions, StageState]:
     """The functions and the first state of an ordinary stage: the module, and on stage K the loss."""
     params, extra = split(spec.variables)
-    ends = (spec.loss, spec.value.dtype) if spec.last else ()
+    loss, loss_dtype = (spec.loss, spec.value.dtype) if spec.last else (None, None)
     state = StageState(params, extra, spec.optimizer.init(params))
-    return functions(spec.module, spec.optimizer, *ends), state
+    return functions(spec.module, spec.optimizer, loss, loss_dtype, spec.how), state
 
 
 def split(variables: Mapping[str, Tree]) -> tuple[Tree, dict[str, Tree]]:

@@ -1,8 +1,10 @@
 """The layers that the convolutional families share, in one place, so that one cure of a slow layer cures all.
 
-All take and return float32 [batch, height, width, channel]. Convolutions have no bias (a batch norm follows),
-pad by k // 2 on both sides as the reference implementations do (Flax's "SAME" pads a stride-2 convolution
-on one side only), and start from He's normal distribution over the fan-out. Nothing here computes at import.
+All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
+dtype; sums over a batch or a map are float32 (fdg_jax.precision says who casts what). Convolutions have no bias (a
+batch norm follows), pad by k // 2 on both sides as the reference implementations do (Flax's "SAME" pads a stride-2
+convolution on one side only), and start from He's normal distribution over the fan-out. Nothing here computes at
+import.
 
 Two functions have a hand-written backward pass (so reverse mode only); `benchmarks/block_cost.py` holds the
 plain forms, measures what each cure is worth and says what was tried and dropped. ResNet-20, batch 128, images/s of
@@ -38,25 +40,32 @@ PER_CHANNEL = (0, 1, 2)  # the axes that a channel's statistics are taken over
 
 
 class Conv(nn.Module):
-    """A k x k convolution without bias: [b, h, w, c] -> [b, h / stride, w / stride, features]."""
+    """A k x k convolution without bias: [b, h, w, c] -> [b, h / stride, w / stride, features].
+
+    groups: channels in and out fall into so many groups that do not see each other; c of them is depthwise.
+    """
 
     features: int
     size: int = 3
     stride: int = 1
+    groups: int = 1
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.size, self.size, x.shape[-1], self.features)
+        shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", he_fan_out, shape, jnp.float32)
-        if self.size == 3 and self.stride == 1 and self.features <= 16 and x.shape[2] % 2 == 0:
+        if self.size == 3 and self.stride == self.groups == 1 and self.features <= 16 and x.shape[2] % 2 == 0:
             return narrow_conv(x, kernel)
-        return conv(x, kernel, self.stride)
+        return conv(x, kernel, self.stride, self.groups)
 
 
-def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """x [b, h, w, c] with kernel [k, k, c, features], padded by k // 2 on both sides."""
+def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
+    """x [b, h, w, c] with kernel [k, k, c / groups, features], padded by k // 2 on both sides."""
     pad = (kernel.shape[0] // 2, kernel.shape[0] // 2)
-    return lax.conv_general_dilated(x, kernel, (stride, stride), (pad, pad), dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    layout = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), (pad, pad), dimension_numbers=layout, feature_group_count=groups
+    )
 
 
 @jax.custom_vjp
@@ -171,7 +180,8 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         del train
-        return nn.Dense(self.classes, kernel_init=torch_linear, name="dense")(jnp.mean(x, axis=(1, 2)))
+        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
+        return nn.Dense(self.classes, kernel_init=torch_linear, dtype=x.dtype, name="dense")(pooled)
 
 
 def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[int], n: int) -> list[nn.Module]:

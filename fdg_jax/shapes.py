@@ -1,6 +1,7 @@
 """Checks that stages, loss and data fit together, by `jax.eval_shape`: nothing is computed, nothing compiles."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import optax
 
 from fdg_jax import checkpoint
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.functions import applied, draws_random_numbers, functions, init_variables, takes_train
+from fdg_jax.functions import How, draws_random_numbers, functions, init_variables, split, takes_train
 
 Tree = Any
 OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
@@ -42,10 +43,11 @@ def text(tree: Tree) -> str:
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
 
 
-def check_shapes(stages, loss, preprocess, example_batch, variables, other: Sequence[str]) -> Shapes:
+def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess, example_batch, variables) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
-    other: per stage, whose weights its backward pass is taken at if not those of its forward pass ("" if they are).
+    stages: (module, how it is computed, whose weights its backward pass is taken at if not those of its forward pass
+    and else "").
     """
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
@@ -54,21 +56,22 @@ def check_shapes(stages, loss, preprocess, example_batch, variables, other: Sequ
         step = jax.ShapeDtypeStruct((), jnp.int32)
         x = traced(f"preprocess cannot take {text(x)}.", lambda *a: jax.eval_shape(preprocess, *a), x, step)
     inputs, draws, before = [], [], f"the input is {text(x)}"
-    for k, module in enumerate(stages, 1):
+    for k, (module, how, other) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
-        y, made, drew = traced(
-            f"{who} cannot take {text(x)}; {before}.", follow, module, x, way_out=check_switch(who, module)
+        seen = traced(
+            f"{who} cannot take {text(x)}; {before}.", follow, module, how, x, way_out=check_switch(who, module)
         )
-        check_evaluation(who, module, made, x)
+        y, made = seen.y, seen.variables
+        check_evaluation(who, module, how, made, x)
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
             fact = f"{who} gives {text(y)} to stage k={k + 1}: no gradient comes back through integers"
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
-        if other[k - 1]:
-            check_closure(k, module, x, made, drew, other[k - 1])
-        draws.append(drew)
+        if other or how.precision.compute is not None:
+            check_closure(who, module, how, seen, x, other)
+        draws.append(seen.drew)
         before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
     fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
     value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
@@ -103,11 +106,11 @@ def check_switch(who: str, module: nn.Module) -> str:
     return ""
 
 
-def check_evaluation(who: str, module: nn.Module, variables: Tree, x: Tree) -> None:
+def check_evaluation(who: str, module: nn.Module, how: How, variables: Tree, x: Tree) -> None:
     """Refuses a module that cannot be evaluated: dropout that is always on, a batch norm that always learns."""
-    extra = {name: value for name, value in variables.items() if name != "params"}
+    params, extra = split(variables)
     try:
-        jax.eval_shape(lambda p, e, x: applied(module)(p, e, x, False)[0], variables.get("params", {}), extra, x)
+        jax.eval_shape(functions(module, optax.identity(), how=how).outputs, params, extra, x)
     except Exception as error:  # whatever a user's module raises
         raise BadInput(
             f"{who} can be trained but not evaluated: {first_line(error)} This library tells a module which of the two "
@@ -115,38 +118,61 @@ def check_evaluation(who: str, module: nn.Module, variables: Tree, x: Tree) -> N
         ) from error
 
 
-def follow(module: nn.Module, x: Tree) -> tuple[Tree, Tree, bool]:
-    """(output in training mode, variables, whether it draws random numbers) of a module for an input like x."""
-    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), x)
-    drew = draws_random_numbers(module, variables, x)
-    return forward_shapes(module, variables, x, drew)[0], variables, drew
+class Followed(NamedTuple):
+    """Of a module, as shapes: its output in training mode, its variables, whether it draws random numbers, and what its
+    stripped VJP closure keeps."""
+
+    y: Tree
+    variables: Tree
+    drew: bool
+    kept: list[jax.ShapeDtypeStruct]
 
 
-def forward_shapes(module: nn.Module, variables: Tree, x: Tree, drew: bool) -> tuple[Tree, Any]:
-    """(output, stripped closure) of a training forward pass, as shapes."""
-    extra = {name: value for name, value in variables.items() if name != "params"}
+def follow(module: nn.Module, how: How, x: Tree) -> Followed:
+    """What comes of an input like x."""
+    example = jax.eval_shape(how.precision.example, x)
+    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), example)
+    drew = draws_random_numbers(module, variables, example)
+    y, kept = forward_shapes(module, how, variables, x, drew)
+    return Followed(y, variables, drew, kept)
+
+
+def forward_shapes(
+    module: nn.Module, how: How, variables: Tree, x: Tree, drew: bool
+) -> tuple[Tree, list[jax.ShapeDtypeStruct]]:
+    """(output, what the stripped closure keeps) of a training forward pass, as shapes."""
+    params, extra = split(variables)
     if drew:
         extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    forward = functions(module, optax.identity()).forward
-    messages, _, closure = jax.eval_shape(forward, variables.get("params", {}), extra, x)
-    return messages["x"], closure
+    messages, _, closure = jax.eval_shape(functions(module, optax.identity(), how=how).forward, params, extra, x)
+    return messages["x"], jax.tree.leaves(closure)
 
 
-def check_closure(k: int, module: nn.Module, x: Tree, variables: Tree, drew: bool, other: str) -> None:
-    """Refuses to go back at other weights through a module that keeps weights among its activations (cast to another
-    dtype, say): its backward pass would go through the old ones. They are the matrices that do not grow with the batch.
+def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree, other: str) -> None:
+    """Looks for weights that a module keeps among its activations (cast to another dtype, say), and refuses to go back
+    through these where the backward pass is to be taken at others; elsewhere they only cost memory, so it warns. They
+    are the matrices that do not grow with the batch.
 
     Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
     """
+    kernels = {leaf.size for leaf in jax.tree.leaves(seen.variables.get("params", {})) if leaf.ndim > 1}
+    if not any(leaf.ndim > 1 and leaf.size in kernels for leaf in seen.kept):
+        return
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
-    closures = [jax.tree.leaves(forward_shapes(module, variables, each, drew)[1]) for each in (x, larger)]
-    kernels = {leaf.size for leaf in jax.tree.leaves(variables.get("params", {})) if leaf.ndim > 1}
-    for small, large in zip(*closures, strict=True):
+    _, kept = forward_shapes(module, how, seen.variables, larger, seen.drew)
+    for small, large in zip(seen.kept, kept, strict=True):
         if small.shape == large.shape and small.ndim > 1 and small.size in kernels:
-            raise BadInput(
-                f"stage k={k} ({type(module).__name__}) keeps {text(small)}, made of its weights, for the backward "
-                f"pass, so {other} would go back through these. Cast weights outside the module, or leave that out."
+            fact = f"{who} keeps {text(small)}, made of its weights, for the backward pass"
+            if other:
+                way_out = "Cast weights outside the module, or leave that out."
+                raise BadInput(f"{fact}, so {other} would go back through these. {way_out}")
+            warnings.warn(
+                f"{fact}: a copy for every batch in flight. With dtype=bfloat16 a module gets its kernels in bfloat16, "
+                "and a layer that joins them with float32 (a bias, say) casts them back. Let it compute in bfloat16, "
+                "as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
+                stacklevel=4,
             )
+            return
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:

@@ -50,6 +50,7 @@ FLAGS = {
     "--run-dir": None,
     "--resume": False,
     "--checkpoint-every": None,
+    "--remat": "none",
 }
 SUMMARY = """
     method model dataset K beta engine weights order split parameters steps epochs seconds images_per_second
@@ -130,6 +131,10 @@ BAD = {
     "--dataset cifar11": "Did you mean cifar10",
     "--engine fast": "'fast' is none of 'auto', 'pipeline', 'delay-line'",
     "--engine delay-line --weights current": "--weights stashed",
+    "--dtype float16": "'float16' is none of 'float32', 'bfloat16'",
+    "--remat 3": "there is no stage k=3",
+    "--remat some": "neither none, all nor stage numbers",
+    "--remat 1 --weights current": "cannot compute the activations of stage k=1 again: with weights=current",
     "--epochs 0": "use 1 or more",
     "--batch-size 0": "use 1 or more",
     "--batch-size 64 --train-size 32": "more than the 32 training images",
@@ -250,12 +255,6 @@ def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, t
     assert ending.interpreter() == ".venv/bin/python"
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
     assert ending.interpreter() == "/elsewhere/python"
-
-
-def test_the_help_does_not_promise_what_is_refused():
-    assert "not there yet" in FIELDS["dtype"].metadata["help"]
-    with pytest.raises(BadInput, match="float32 only so far"):
-        checks.check_names(Options(dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("words", PROCESSES)
@@ -503,6 +502,26 @@ def test_a_title_has_the_options_of_the_method_that_were_chosen():
     assert of(accumulate=2) == "m on d: FDG with K=2, β=1, accumulate 2"
     assert of(method="dgl", aux="linear", K=4) == "m on d: DGL with K=4, aux linear"
     assert of(method="bp", K=1) == "m on d: BP with K=1"
+
+
+@pytest.mark.slow
+def test_a_bfloat16_run_that_computes_again_says_so_and_goes_on_exactly(tmp_path):
+    words = f"{SHORT} --dtype bfloat16 --remat 1 --no-tensorboard".split()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    code, out, err = finish(command(*words, "--run-dir", str(whole)))
+    assert (code, err) == (0, "")
+    assert "75,290 parameters in 5 blocks, bfloat16\n" in out
+    assert "remat      1: the backward pass computes the activations again\n" in out
+    config = read(whole / "config.json")
+    assert (config["dtype"], config["remat"]) == ("bfloat16", "1")
+    assert finish(command(*words, "--steps", "5", "--run-dir", str(parts)))[0] == 0
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--dtype", "float32"))
+    assert code == 2
+    assert "--dtype float32 contradicts" in err
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "8"))
+    assert code == 0, err
+    a, b = read(whole / "summary.json"), read(parts / "summary.json")
+    assert a["final_state_sha256"] == b["final_state_sha256"]
 
 
 @pytest.mark.slow

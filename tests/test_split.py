@@ -82,6 +82,9 @@ def test_the_union_of_the_stages_variables_is_the_whole_networks(small, cuts):
     jax.tree.map(np.testing.assert_array_equal, union, variables)
 
 
+COUNTS = {"resnet18": (2, 2, 2, 2), "resnet101": (3, 4, 23, 3), "resnet101_imagenet": (3, 4, 23, 3)}
+
+
 @pytest.mark.parametrize(
     ("name", "K", "layers"),
     # (whole layers before the stage, blocks of the next layer before it), as in the authors' `layerN[a:b]`.
@@ -97,12 +100,25 @@ def test_the_union_of_the_stages_variables_is_the_whole_networks(small, cuts):
         ("wrn28_10", 2, [(1, 2)]),
         ("wrn28_10", 3, [(1, 0), (2, 0)]),
         ("wrn28_10", 4, [(0, 3), (1, 2), (2, 1)]),
+        ("resnet18", 2, [(2, 0)]),
+        ("resnet18", 3, [(1, 0), (2, 1)]),
+        *[
+            (name, len(cuts) + 1, cuts)
+            for name in ("resnet101", "resnet101_imagenet")
+            for cuts in (
+                [(2, 9)],
+                [(2, 4), (2, 15)],
+                [(2, 1), (2, 9), (2, 17)],
+                [(1, 3), (2, 6), (2, 13), (2, 20)],
+            )
+        ],
     ],
 )
 def test_the_paper_split_is_the_authors(name, K, layers):
     blocks = models.blocks(name, 10)
-    n = (len(blocks) - 2) // 3
-    assert split.parse("paper", name, K, len(blocks)) == tuple(1 + whole * n + more for whole, more in layers)
+    counts = COUNTS.get(name, ((len(blocks) - 2) // 3,) * 3)
+    cuts = tuple(1 + sum(counts[:whole]) + more for whole, more in layers)
+    assert split.parse("paper", name, K, len(blocks)) == cuts
 
 
 @pytest.mark.parametrize("text", ["paper", "even", "balanced", ""])

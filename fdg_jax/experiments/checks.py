@@ -3,7 +3,7 @@
 import difflib
 import math
 
-from fdg_jax import names
+from fdg_jax import names, remat
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import FIELDS, Options, spelled
 
@@ -55,6 +55,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
             f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "
             "Use fewer micro-batches or larger batches."
         )
+    remat.check(remat.parse(options.remat, options.K), method.other_weights(schedule, options.weights))
     if options.engine == "delay-line" and not method.delay_line:
         raise BadInput(f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline.")
     if options.engine == "delay-line" and options.weights == "current":
@@ -87,5 +88,3 @@ def check_names(options: Options) -> None:
         from fdg_jax import split
 
         split.parse(options.split, options.model, options.K, n)
-    if options.dtype != "float32":
-        raise BadInput(f"--dtype {options.dtype}: {options.model} computes in float32 only so far. Leave it out.")

@@ -131,8 +131,15 @@ class Options:
     dtype: Literal["float32", "bfloat16"] = flag(
         "float32",
         "model",
-        "Number format of activations and gradients. The paper's, and the only one so far, is float32; bfloat16 is "
-        "not there yet and is refused.",
+        "What is computed in: float32 is the paper's; with bfloat16 activations and kernels are rounded to it, while "
+        "parameters, optimizer, BatchNorm's statistics and the loss stay float32.",
+    )
+    remat: str = flag(
+        "none",
+        "model",
+        "Stages whose backward pass computes the activations again, so that of a batch in flight only their input is "
+        "kept: none, all, or numbers k, e.g. 1,2. Stage 1 has most in flight. Same training, a third more work there.",
+        metavar="none|all|1,2",
     )
 
     dataset: str = flag(

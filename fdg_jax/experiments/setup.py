@@ -69,6 +69,8 @@ def prepare(options: Options, note: str = "") -> Job:
         method=options.method,
         devices=stage_devices,
         engine=options.engine,
+        dtype=options.dtype,
+        remat=options.remat,
         guard=True,
         preprocess=train_transform(dataset, options.seed),
         **method_options(options),

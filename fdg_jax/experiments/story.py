@@ -28,6 +28,8 @@ def tell(job: Job) -> list[str]:
             f"stage k={k}  {blocks(bounds[k - 1], bounds[k] - 1)}, {size:,} parameters, staleness "
             f"{count(staleness, 'update')}, on {job.devices[k - 1]}"
         )
+    if o.remat != "none":
+        lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
         lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}")

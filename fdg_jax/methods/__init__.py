@@ -57,6 +57,12 @@ class Method(NamedTuple):
         """`cost` for that K."""
         return self.cost if isinstance(self.cost, Mapping) else self.cost(K)
 
+    def other_weights(self, schedule: Schedule, weights: str) -> list[str]:
+        """Per stage, whose weights its backward pass is taken at if not those of its forward pass; "" if they are."""
+        own = getattr(self.stage, "backward_at_other_weights", "")
+        other = own or ("weights=current" if weights == "current" else "")
+        return [other if own or n else "" for n in schedule.behind]
+
     def accepted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Refuses options this method does not have; returns those of its schedule and all those of its stages."""
         for option, value in options.items():

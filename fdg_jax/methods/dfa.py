@@ -52,7 +52,8 @@ class Direct(Stage):
             raise BadInput(f"method dfa projects one array of errors to one of activations; stage k={spec.k} has more.")
         errors, size = int(np.prod(spec.outputs.shape[1:])), int(np.prod(spec.y.shape[1:]))
         # Variance 1 / size: a cotangent is then about as long as the error it is made of.
-        projection = jax.random.normal(spec.key, (errors, size), spec.y.dtype) / np.sqrt(size)
+        dtype = jnp.promote_types(spec.y.dtype, jnp.float32)
+        projection = jax.random.normal(spec.key, (errors, size), dtype) / np.sqrt(size)
         return functions, state._replace(own=projection)
 
     def __init__(self, spec: Spec, place, **options):
@@ -68,7 +69,7 @@ class Direct(Stage):
 
 def with_error(spec: Spec):
     """Stage K's functions: beside the loss its gradient at the outputs, which the forward pass already knows."""
-    apply = applied(spec.module)
+    apply = applied(spec.module, spec.how)
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
@@ -76,7 +77,7 @@ def with_error(spec: Spec):
         value = spec.loss(y, labels)
         return value, ({"loss": value, "dy": error}, changed)
 
-    return differentiated(objective, ended(apply), spec.optimizer, spec.value.dtype)
+    return differentiated(objective, ended(apply, spec.how), spec.optimizer, spec.value.dtype, spec.how)
 
 
 METHOD = Method(

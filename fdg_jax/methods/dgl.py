@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, StageState, applied, differentiated, flax_variables, split
+from fdg_jax.functions import Spec, StageState, applied, differentiated, ended, flax_variables, split
 from fdg_jax.methods import Method
 from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, there_are
@@ -53,7 +53,8 @@ class Local(Stage):
     def make(self, spec: Spec):
         if spec.last:
             return super().make(spec)
-        aux, apply = head(spec), applied(spec.module)
+        aux, apply, weights = head(spec), applied(spec.module, spec.how), spec.how.precision.weights
+        of_network = ended(apply, spec.how)
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
@@ -63,13 +64,15 @@ class Local(Stage):
             return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
 
         def outputs(params, extra, x):
-            return apply(params[0], network(extra), x, train=False)[0]
+            return of_network(params[0], network(extra), x)
 
         params, extra = split(spec.variables)
         aux_params, aux_extra = split(jax.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
         pair = (params, aux_params)
         state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
-        return differentiated(objective, outputs, spec.optimizer, spec.value.dtype), state
+        # The auxiliary network computes in float32, whatever the network does.
+        pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
+        return differentiated(objective, outputs, spec.optimizer, spec.value.dtype, spec.how, pair_weights), state
 
     def variables(self):
         if self.spec.last:

@@ -95,6 +95,7 @@ class Synthetic(Stage):
 
         def error(params, extra, y, labels, dy):
             guess, extra = apply(params, extra, y, labels)
+            guess, dy = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (guess, dy))  # bfloat16 too coarse
             return jnp.sum(jnp.square(guess - len(dy) * dy)) / len(dy), dict(extra)
 
         def learn(own: Guesser, y, labels, dy) -> Guesser:

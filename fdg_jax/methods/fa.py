@@ -25,7 +25,8 @@ class Feedback(Stage):
         if not compat.strippable():
             raise BadInput(f"method fa needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
         functions, state = super().make(spec)
-        variables = jax.jit(lambda key: init_variables(spec.module, key, zeros(spec.x)))(spec.key)
+        example = spec.how.precision.example
+        variables = jax.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)
         return functions, state._replace(own=variables.get("params", {}))
 
     def backward_params(self, memo):

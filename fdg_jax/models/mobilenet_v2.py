@@ -1,0 +1,77 @@
+"""MobileNet v2 (Sandler et al. 2018): inverted residuals, wide inside and thin between the blocks.
+
+A block widens its input by a 1 x 1 convolution, filters each channel for itself with 3 x 3, and ends thin in a 1 x 1
+convolution without a relu; input and output are added where their shapes agree. Strides hold no parameters: both
+forms have 3,504,872 of them for 1000 classes, which is what the paper's 3.40M means (Sandler et al. print 3.4M), and
+2,480,072 for the 200 of Tiny-ImageNet, where the paper trains it.
+
+`mobilenet_v2` is for small images and a choice of ours, because the authors' released code has no MobileNet: the stem
+and the layer of 24 channels keep the size of the map, so that 64 x 64 pixels end as 8 x 8 places instead of 2 x 2.
+`mobilenet_v2_imagenet` is the original. Deviation: no dropout before the last layer; neither paper speaks of one.
+Block numbers: 0 stem, 1..17 inverted residuals, 18 head (the last 1 x 1 convolution first).
+"""
+
+import flax.linen as nn
+import jax
+
+from fdg_jax.layers import BatchNorm, Conv, Head
+
+NAMES = {"mobilenet_v2": {}, "mobilenet_v2_imagenet": {"imagenet": True}}
+PAPER_SPLITS: dict[tuple[str, int], tuple[int, ...]] = {}  # the released code has none
+
+# Sandler et al., table 2: expansion, channels, blocks, stride of the first of them.
+LAYERS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+
+
+class ConvNorm(nn.Module):
+    """Convolution, batch norm and, where `active`, relu6: [b, h, w, c] -> [b, h / stride, w / stride, channels]."""
+
+    channels: int
+    size: int = 1
+    stride: int = 1
+    groups: int = 1
+    active: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = Conv(self.channels, size=self.size, stride=self.stride, groups=self.groups, name="conv")(x)
+        x = BatchNorm(name="norm")(x, train)
+        return nn.relu6(x) if self.active else x
+
+
+class Residual(nn.Module):
+    """x + narrow(filter(widen(x))), without x where the shape changes and without widening where expansion is 1.
+
+    [b, h, w, c] -> [b, h / stride, w / stride, channels]; inside there are expansion * c channels.
+    """
+
+    expansion: int
+    channels: int
+    stride: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        inside = self.expansion * x.shape[-1]
+        y = ConvNorm(inside, name="widen")(x, train) if self.expansion > 1 else x
+        y = ConvNorm(inside, size=3, stride=self.stride, groups=inside, name="filter")(y, train)
+        y = ConvNorm(self.channels, active=False, name="narrow")(y, train)
+        return x + y if self.stride == 1 and x.shape[-1] == self.channels else y
+
+
+class ConvHead(nn.Module):
+    """The last 1 x 1 convolution, then the head: [b, h, w, c] -> logits [b, classes]."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        return Head(self.classes, name="head")(ConvNorm(1280, name="last")(x, train), train)
+
+
+def blocks(classes: int, *, imagenet: bool = False) -> list[nn.Module]:
+    """19 blocks."""
+    residuals = []
+    for expansion, channels, count, stride in LAYERS:
+        first = 1 if channels == 24 and not imagenet else stride
+        residuals += [Residual(expansion, channels, first if block == 0 else 1) for block in range(count)]
+    return [ConvNorm(32, size=3, stride=2 if imagenet else 1), *residuals, ConvHead(classes)]

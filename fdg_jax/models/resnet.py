@@ -1,0 +1,101 @@
+"""The four-layer residual networks of He et al. (2016), in the form for small images and in the one for ImageNet.
+
+Layers of 64, 128, 256 and 512 channels, all but the first beginning with stride 2: ResNet-18 of basic blocks,
+ResNet-101 of bottlenecks that end four times as wide. A bottleneck's stride is in its 3 x 3 convolution (PyTorch's
+form, "v1.5"; He et al. have it in the first 1 x 1), and where the shape changes the shortcut is a 1 x 1 convolution
+with batch norm; both as in the authors' released code.
+
+`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling, the only form in that code: what the paper trains on
+CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
+times "ResNet-101 (ImageNet)" without saying which it is. Deviation: the released code averages 4 x 4 places at the
+end, which is the whole map of a 32 x 32 image only; here the pooling is global.
+Block numbers: 0 stem, then one per residual block, and the last is the head; 1-2, 3-4, 5-6, 7-8 are the layers of
+ResNet-18, 1-3, 4-7, 8-30, 31-33 those of ResNet-101.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fdg_jax.layers import BatchNorm, Conv, Head
+
+RESNET101 = {"counts": (3, 4, 23, 3), "bottleneck": True}
+NAMES = {
+    "resnet18": {"counts": (2, 2, 2, 2)},
+    "resnet101": RESNET101,
+    "resnet101_imagenet": {**RESNET101, "imagenet": True},
+}
+
+# The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K. The two forms
+# of ResNet-101 have the same blocks behind the stem.
+OF_RESNET101 = {
+    2: (17,),  # L1 + L2 + L3[:9]
+    3: (12, 23),  # L1 + L2 + L3[:4] / L3[4:15] / rest
+    4: (9, 17, 25),  # L1 + L2 + L3[:1] / L3[1:9] / L3[9:17] / rest
+    5: (7, 14, 21, 28),  # L1 + L2[:3] / L2[3:] + L3[:6] / L3[6:13] / L3[13:20] / rest
+}
+PAPER_SPLITS = {
+    ("resnet18", 2): (5,),  # L1 + L2
+    ("resnet18", 3): (3, 6),  # L1 / L2 + L3[:1] / rest
+    **{(name, K): cuts for name in ("resnet101", "resnet101_imagenet") for K, cuts in OF_RESNET101.items()},
+}
+
+
+class Stem(nn.Module):
+    """Image [b, h, w, 3] -> [b, h, w, 64], or [b, h / 4, w / 4, 64] in ImageNet's form."""
+
+    imagenet: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        size, stride = (7, 2) if self.imagenet else (3, 1)
+        x = Conv(64, size=size, stride=stride, name="conv")(x)
+        x = nn.relu(BatchNorm(name="norm")(x, train))
+        if not self.imagenet:
+            return x
+        return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+
+class Residual(nn.Module):
+    """relu(x' + y), x' the shortcut; y of two 3 x 3 convolutions, or of 1 x 1, 3 x 3 and 1 x 1 (`bottleneck`).
+
+    [b, h, w, c] -> [b, h / stride, w / stride, channels], four times the channels with a bottleneck.
+    """
+
+    channels: int
+    stride: int = 1
+    bottleneck: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        def convolved(x, number, channels, size=3, stride=1):
+            x = Conv(channels, size=size, stride=stride, name=f"conv{number}")(x)
+            return BatchNorm(name=f"norm{number}")(x, train)
+
+        if self.bottleneck:
+            width = 4 * self.channels
+            y = nn.relu(convolved(x, 1, self.channels, size=1))
+            y = nn.relu(convolved(y, 2, self.channels, stride=self.stride))
+            y = convolved(y, 3, width, size=1)
+        else:
+            width = self.channels
+            y = convolved(nn.relu(convolved(x, 1, width, stride=self.stride)), 2, width)
+        if self.stride > 1 or x.shape[-1] != width:
+            x = Conv(width, size=1, stride=self.stride, name="shortcut")(x)
+            x = BatchNorm(name="shortcut_norm")(x, train)
+        return nn.relu(x + y)
+
+
+def blocks(
+    classes: int, *, counts: Sequence[int], bottleneck: bool = False, imagenet: bool = False
+) -> list[nn.Module]:
+    """sum(counts) + 2 blocks; counts: the residual blocks of each layer."""
+    residuals = [
+        Residual(64 * 2**layer, 2 if layer > 0 and block == 0 else 1, bottleneck)
+        for layer, count in enumerate(counts)
+        for block in range(count)
+    ]
+    return [Stem(imagenet), *residuals, Head(classes)]

@@ -1,0 +1,119 @@
+"""A stage that computes its activations again trains as one that remembers them, and remembers its inputs only."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
+from test_engines import ROUNDING, Dropped
+from test_precision import Rounded
+
+from fdg_jax import remat
+from fdg_jax.errors import BadInput
+
+
+class Spread(nn.Module):
+    """Dense, batch norm and dropout: what must not change, or move twice, when it is computed twice."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return Dropped(self.width)(Part(12)(x, train), train)
+
+
+def stages(K):
+    return [Spread(CLASSES if k == K else 12) for k in range(1, K + 1)]
+
+
+def trained(K, data, **options):
+    ours = pipeline(K, data[0], stages=stages(K), **options)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    return ours
+
+
+def same_training(one, two):
+    """Weights, and batch statistics, of two drained pipelines. The second forward pass is fused into the backward pass
+    and XLA rounds it in another order: as far off as the engines are from the oracle."""
+    for a, b in zip(leaves(one.params), leaves(two.params), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    np.testing.assert_allclose(*([m.loss for m in each.losses(wait=True)] for each in (one, two)), **ROUNDING)
+
+
+def test_training_is_the_same_with_and_without():
+    data = batches(6)
+    same_training(trained(2, data, beta=0.5), trained(2, data, beta=0.5, remat="1"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["data_parallel", "dfa", "dgl", "fr"])
+def test_training_is_the_same_in_methods_that_have_programs_of_their_own(method):
+    data = batches(6)
+    same_training(trained(2, data, method=method), trained(2, data, method=method, remat="all"))
+
+
+@pytest.mark.slow
+def test_a_scan_trains_the_same():
+    data = batches(6)
+    same_training(trained(2, data), trained(2, data, engine="scan", remat="all"))
+
+
+def test_a_memo_shrinks_to_its_input():
+    data = batches(4)
+    ours = pipeline(2, data[0], stages=stages(2), remat=(1,))
+    for batch in data:
+        ours.step(batch)
+    assert len(ours.engine.stages[1].memos) == 2
+    for memo, (x, _) in zip(ours.engine.stages[1].memos, data[2:], strict=True):
+        np.testing.assert_array_equal(memo.x, x)
+        assert {leaf.dtype for leaf in jax.tree.leaves(memo.closure)} <= {jnp.dtype(jnp.uint32)}  # the random key
+
+
+@pytest.mark.slow
+def test_a_restored_run_is_the_same_run_bit_for_bit():
+    data = batches(8)
+    goes_on_exactly(lambda: pipeline(3, data[0], stages=stages(3), remat="1,2"), data, 5)
+
+
+@pytest.mark.parametrize(("value", "found"), [
+    ("none", ()), ("all", (1, 2, 3)), ("1", (1,)), ("1, 3", (1, 3)), ((2,), (2,)), ([], ()), (range(1, 3), (1, 2)),
+])  # fmt: skip
+def test_stages_are_named_by_number_or_all_at_once(value, found):
+    assert remat.parse(value, 3) == frozenset(found)
+
+
+@pytest.mark.parametrize(("value", "says"), [
+    ("some", "neither none, all nor stage numbers"), ("", "neither none"), (1, "neither none"), (None, "neither none"),
+    ("0", "no stage k=0. With K=3 use numbers from 1 to 3"), ("1,4", "no stage k=4"), ((4,), "no stage k=4"),
+])  # fmt: skip
+def test_what_names_no_stage_is_refused(value, says):
+    with pytest.raises(BadInput, match=says):
+        remat.parse(value, 3)
+
+
+def test_activations_are_not_computed_again_at_other_weights():
+    data = batches(1)
+    with pytest.raises(BadInput, match=r"stage k=1 again: with weights=current .* Leave one of the two out"):
+        pipeline(3, data[0], remat="1", weights="current")
+    with pytest.raises(BadInput, match="with method=fa"):
+        pipeline(3, data[0], remat="all", method="fa")
+    pipeline(3, data[0], remat="3", weights="current")  # stage K has no staleness, so no other weights
+
+
+@pytest.mark.slow
+def test_in_bfloat16_the_training_is_the_same_but_for_its_roundings():
+    """What is computed twice may be rounded otherwise the second time, by 2^-9 (tests/test_precision.py): of gradients
+    of order 1, times the rate of 0.1, in four steps."""
+    data, runs = batches(4), []
+    for which in ("none", "all"):
+        ours = pipeline(2, data[0], stages=[Rounded(12), Rounded(CLASSES)], dtype="bfloat16", remat=which)
+        for batch in data:
+            ours.step(batch)
+        assert bool(jax.tree.leaves(ours.engine.stages[1].memos[0].closure)) == (which == "none")
+        ours.drain()
+        runs.append(leaves(ours.params))
+    for a, b in zip(*runs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=0.005)
