@@ -7,20 +7,20 @@ evaluation, a checkpoint) and around a dispatch that compiles, so that images/s 
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fdg_jax.data.augment import epoch_order, test_transform
-from fdg_jax.experiments import saving
+from fdg_jax.data.augment import test_transform
+from fdg_jax.data.jpeg import Damaged
+from fdg_jax.experiments import feeding, saving
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Record
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
-
-TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
 
 
 class Loop:
@@ -28,13 +28,13 @@ class Loop:
 
     def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record):
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
-        self.pipeline, self.dataset, self.options = job.pipeline, job.dataset, job.options
+        self.pipeline, self.options = job.pipeline, job.options
+        self.feed = feeding.feed(job.dataset, job.options, job.steps)
         self.saved = record.step
         self.transform = test_transform(job.dataset)
         self.shapes: set[tuple[int, ...]] = set()
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
-        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
 
     def train(self) -> None:
         """Until `job.steps` batches have entered. Raises Stopped after a signal, a checkpoint being on
@@ -73,28 +73,16 @@ class Loop:
         self.record.losses(self.pipeline.losses(wait=wait))
 
     def window(self) -> None:
-        """One dispatch: the next batches of the epoch, up to --window; the ragged last one goes alone."""
-        indices = self.indices()
-        cold = self.clock(indices.shape)
-        self.pipeline.train(self.dataset.train_images, self.dataset.train_labels, indices)
-        self.record.entered(len(indices), indices.size)
+        """One dispatch: the next batches."""
+        work = self.feed.next(self.record.step)
+        cold = self.clock(work.shape)
+        work.enter(self.pipeline)
+        self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         if cold:
             self.pipeline.wait()
             self.record.speed.compiled()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
-
-    def indices(self) -> np.ndarray:
-        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
-        B, W = self.options.batch_size, self.options.window or 1
-        epoch, batch = divmod(self.record.step, self.job.steps_per_epoch)
-        if self.order[0] != epoch:
-            self.order = epoch, epoch_order(len(self.dataset.train_images), self.options.seed, epoch)
-        full = len(self.dataset.train_images) // B
-        if batch == full:
-            return self.order[1][None, full * B :]
-        W = min(W - batch % W, full - batch, self.job.steps - self.record.step)
-        return self.order[1][batch * B : (batch + W) * B].reshape(W, B)
 
     def clock(self, shape: tuple[int, ...]) -> bool:
         """Whether this dispatch may compile: the first of a shape, and in the pipeline the 2K ticks in which
@@ -143,11 +131,9 @@ class Loop:
         self.record.evaluation(found.loss, found.error_percent or 0.0)
 
     def test_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        size = test_batch(len(images))
-        for start in range(0, len(images), size):
+        for batch in self.feed.test():
             self.signals.check()
-            yield images[start : start + size], labels[start : start + size]
+            yield batch
 
     def checkpoint_due(self) -> bool:
         every = self.options.checkpoint_every
@@ -173,17 +159,11 @@ class Loop:
             self.record.speed.paused(time.monotonic() - start)
 
 
-def test_batch(images: int) -> int:
-    """Images in a test batch: the largest divisor up to TEST_BATCH, unless there is only a small one."""
-    even = max(size for size in range(1, min(TEST_BATCH, images) + 1) if images % size == 0)
-    return even if even > TEST_BATCH // 5 or even == images else min(TEST_BATCH, images)
-
-
 def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, str, str]:
     """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
 
-    Raises Stopped, after a checkpoint, when a signal came; Diverged when the loss is no number; BadInput when
-    there is nothing whole to resume from.
+    Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
+    decoded; Diverged when the loss is no number; BadInput when there is nothing whole to resume from.
     """
     saving.sweep(path / CHECKPOINTS)
     record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
@@ -195,13 +175,14 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
             if resume:
                 progress.say(where(record.step, job.steps))
             loop = Loop(job, path, signals, progress, record)
-            try:
-                loop.train()
-                return record, *loop.finish()
-            except Stopped:
-                if record.step != loop.saved:
-                    loop.save()
-                raise
+            with closing(loop.feed):
+                try:
+                    loop.train()
+                    return record, *loop.finish()
+                except (Stopped, Damaged):
+                    if record.step != loop.saved:
+                        loop.save()
+                    raise
     finally:
         record.close()
 
