@@ -59,17 +59,13 @@ class Stream(NamedTuple):
         """With the first n training images only; all of them for None."""
         return self._replace(train_images=self.train_images[:n])
 
-    def look(self, sample: int = SAMPLE) -> Stream:
+    def look(self) -> Stream:
         """Decodes a few images of either split, so that what is wrong with all of them is known at once."""
         for images in (self.train_images, self.test_images):
-            for i in np.unique(np.linspace(0, len(images) - 1, min(sample, len(images))).astype(int)):
-                jpeg.opened(*_content(images, int(i)))
+            for i in np.linspace(0, len(images) - 1, min(SAMPLE, len(images)), dtype=int):
+                content, _, where = images.read(int(i))
+                jpeg.opened(content, where)
         return self
-
-
-def _content(images: Encoded, i: int) -> tuple[bytes, str]:
-    content, _, where = images.read(i)
-    return content, where
 
 
 class TrainBatches:

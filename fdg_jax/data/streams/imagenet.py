@@ -17,6 +17,7 @@ from typing import Any
 
 from fdg_jax.data import directories, files, prepared, shards
 from fdg_jax.data.download import Unavailable
+from fdg_jax.data.progress import say
 from fdg_jax.data.stream import Encoded, Stream
 from fdg_jax.errors import BadInput
 
@@ -46,7 +47,10 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
             f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
             f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
         )
-    return Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).look()
+    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).look()
+    if note:
+        say(note)
+    return stream
 
 
 def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
