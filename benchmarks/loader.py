@@ -1,6 +1,6 @@
 """Images per second of the loader of ImageNet, against what training a network asks for on the same cores.
 
-    .venv/bin/python -m benchmarks.loader --model resnet101 --workers 0 1 2
+    .venv/bin/python -m benchmarks.loader --model resnet101_imagenet --workers 0 1 2
 
 The files are JPEGs of ImageNet's usual size, made here of the two photographs that scikit-learn has with it: parts of
 them of 40 to 100% of the area, at 500x375 pixels and quality 90. They are read, decoded, cropped at random, resized to
@@ -170,7 +170,7 @@ def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     made = _report.parser("loader", __doc__)
     add = made.add_argument
-    add("--model", default="resnet101", help="what is trained: any model (default resnet101)")
+    add("--model", default="resnet101_imagenet", help="what is trained: any model (default resnet101_imagenet)")
     add("--batch-size", type=_report.positive, default=8, help="images a batch (default 8)")
     add("--workers", type=int, nargs="+", default=None, help="processes of each loader (default 0 1 2, as cores allow)")
     add("--images", type=_report.positive, default=200, help="files that are made (default 200)")

@@ -22,7 +22,7 @@ RECIPE = {"batch_size": 128, "learning_rate": 0.1, "weight_decay": 5e-4, "moment
 DEFAULTS = {
     cifar: {"dataset": "auto", "model": "resnet20", "epochs": 300},
     tiny_imagenet: {"dataset": "tiny_imagenet", "model": "resnet18", "epochs": 300},
-    imagenet: {"dataset": "imagenet", "model": "resnet101", "epochs": 90},
+    imagenet: {"dataset": "imagenet", "model": "resnet101_imagenet", "epochs": 90},
 }
 
 

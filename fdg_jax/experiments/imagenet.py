@@ -19,12 +19,12 @@ PROGRAM = command.Program(
     "python -m fdg_jax.experiments.imagenet",
     trains="a network on ImageNet (ILSVRC 2012)",
     datasets=("imagenet",),
-    defaults={"dataset": "imagenet", "model": "resnet101", "epochs": 90},
+    defaults={"dataset": "imagenet", "model": "resnet101_imagenet", "epochs": 90},
     help={
         "dataset": "imagenet, the only one of this command.",
         "data_dir": "The directory that holds train/<class>/*.JPEG and val/, or a TensorFlow Datasets directory with "
         "a prepared imagenet2012. FDG_JAX_LOADER_WORKERS sets how many processes decode it.",
-        "model": "The network: resnet101 is the paper's here; an unknown name lists them all.",
+        "model": "The network: resnet101_imagenet is the paper's here; an unknown name lists them all.",
     },
 )
 
