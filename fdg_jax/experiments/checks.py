@@ -74,8 +74,8 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
     known = list(datasets) or data.names()
     if options.dataset in {*data.names(), *data.stream_names()} - set(known):
         raise BadInput(
-            f"--dataset {options.dataset}: this command trains on {', '.join(known)}. There is a command for each of "
-            f"cifar, tiny_imagenet, imagenet: python -m fdg_jax.experiments.imagenet, say."
+            f"--dataset {options.dataset}: this command trains on {', '.join(known)}. Others have commands of their "
+            f"own: fdg_jax.experiments.cifar, .tiny_imagenet and .imagenet."
         )
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
