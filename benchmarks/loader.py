@@ -147,7 +147,7 @@ def rows(found: dict[str, list[float]], given: argparse.Namespace, size: float) 
 def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     spread = _report.spread
     body = [
-        [f"`{row['side']}`", str(row["cores"]), spread(row["images_per_second_windows"], 1),
+        [f"`{row['side']}`", str(row["cores"]), spread(row["images_per_second_windows"], 2),
          spread(row["over_demand_windows"], 1)]
         for row in made
     ]  # fmt: skip

@@ -257,12 +257,13 @@ def children() -> set[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
-def test_a_worker_ignores_ctrl_c_and_is_gone_after_close(small):
+def test_a_worker_leaves_signals_to_the_trainer_and_is_gone_after_close(small):
     before = children()
     with Loader(TrainBatches(small, 4, seed=0), workers=1) as loader:
         next(loader)
         for process in children() - before:
-            os.kill(process, signal.SIGINT)
+            os.kill(process, signal.SIGINT)  # as a terminal does, and a batch system with SIGTERM
+            os.kill(process, signal.SIGTERM)
         for _ in range(6):  # more than there were ready
             next(loader)
     deadline = time.monotonic() + 30

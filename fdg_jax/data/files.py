@@ -62,7 +62,8 @@ def entries(folder: Path, what: str) -> list[os.DirEntry]:
 
 def classes(folder: Path) -> list[str]:
     """The names of the class folders in a split's folder, sorted: class 0, 1, ..."""
-    return [entry.name for entry in entries(folder, "a folder of images a class") if entry.is_dir()]
+    found = entries(folder, "a folder of images a class")
+    return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def images(folder: Path) -> list[str]:

@@ -158,12 +158,14 @@ class Loader:
 
 
 def prepare_worker(number: int, count: int) -> None:
-    """In a new worker: Ctrl-C is for the trainer, which ends its workers itself, and without a trainer nobody would."""
+    """In a new worker: signals, which often go to a whole group of processes, are for the trainer, which ends its
+    workers itself; and without a trainer they end."""
     import signal
     import threading
     from multiprocessing import connection, parent_process
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(caught, signal.SIG_IGN)
     parent: Any = parent_process()
 
     def follow() -> None:
