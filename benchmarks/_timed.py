@@ -14,8 +14,9 @@ import jax
 import numpy as np
 
 import fdg_jax
-from fdg_jax import api, data, host_engine, models, split
+from fdg_jax import api, host_engine, models, split
 from fdg_jax.data.augment import train_transform
+from fdg_jax.data.sets import synthetic
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
 from fdg_jax.stage import Stage
@@ -86,7 +87,7 @@ class Small:
     """The model's pipeline on tiny images, filled, with its stages under a clock."""
 
     def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int):
-        meta = data.load("synthetic")
+        meta = synthetic.load()
         self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
         blocks = models.blocks(model, meta.classes)
         cuts = split.parse(cut, model, K, len(blocks))

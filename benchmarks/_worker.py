@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
+from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import checks, setup
 from fdg_jax.experiments.options import Options
@@ -91,6 +92,7 @@ class Trainer:
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed."""
         data, pipeline = self.job.dataset, self.job.pipeline
+        assert isinstance(data, Dataset)  # made-up images, in memory
         size = (batches, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
         faults, busy, start = page_faults(), time.process_time(), time.perf_counter()

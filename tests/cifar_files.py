@@ -5,6 +5,7 @@
 all different, so that a swapped, shifted or lost one shows.
 """
 
+import copy
 import hashlib
 import io
 import json
@@ -41,26 +42,31 @@ def encode(image: np.ndarray, image_format: str) -> bytes:
     return file.getvalue()
 
 
-def example(image: bytes, label: int, name: str) -> bytes:
+def example(image: bytes, label: int, name: str, coarse: int | None = None) -> bytes:
     from tensorflow_datasets.proto import tf_example_pb2
 
     message = tf_example_pb2.Example()  # pyright: ignore[reportAttributeAccessIssue]
     message.features.feature["image"].bytes_list.value.append(image)
     message.features.feature["label"].int64_list.value.append(label)
+    if coarse is not None:
+        message.features.feature["coarse_label"].int64_list.value.append(coarse)
     message.features.feature["id"].bytes_list.value.append(name.encode())
     return message.SerializeToString()
 
 
-def tfds_directory(data_dir: Path, image_format: str = "PNG", shards: int = 3, splits=None) -> tuple:
-    """Writes `<data_dir>/cifar10/3.0.2`; returns it and the arrays (training images, labels, test ...).
+def tfds_directory(
+    data_dir: Path, image_format: str = "PNG", shards: int = 3, splits=None, classes: int = 10
+) -> tuple:
+    """Writes `<data_dir>/cifar10/3.0.2` (or cifar100); returns it and the arrays (training images, labels, test ...).
 
     `splits` may give other examples: {split: [(encoded image, label), ...]}.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    directory = data_dir / "cifar10" / "3.0.2"
+    dataset = f"cifar{classes}"
+    directory = data_dir / dataset / "3.0.2"
     directory.mkdir(parents=True)
-    arrays = (*images_and_labels(TRAIN, seed=1), *images_and_labels(TEST, seed=2))
+    arrays = (*images_and_labels(TRAIN, classes, seed=1), *images_and_labels(TEST, classes, seed=2))
     if splits is None:
         splits = {
             split: [(encode(image, image_format), int(label)) for image, label in zip(*pair, strict=True)]
@@ -70,11 +76,11 @@ def tfds_directory(data_dir: Path, image_format: str = "PNG", shards: int = 3, s
     for split, examples in splits.items():
         parts = [list(part) for part in np.array_split(np.arange(len(examples)), shards)]
         for number, part in enumerate(parts):
-            path = directory / f"cifar10-{split}.array_record-{number:05d}-of-{shards:05d}"
+            path = directory / f"{dataset}-{split}.array_record-{number:05d}-of-{shards:05d}"
             writer = ArrayRecordWriter(str(path), "group_size:1")
             for i in part:
                 image, label = examples[i]
-                writer.write(example(image, label, f"{split}_{i:05d}"))
+                writer.write(example(image, label, f"{split}_{i:05d}", label // 5 if classes == 100 else None))
             writer.close()
         infos.append({
             "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
@@ -83,14 +89,26 @@ def tfds_directory(data_dir: Path, image_format: str = "PNG", shards: int = 3, s
             "shardLengths": [str(len(part)) for part in parts],
         })  # fmt: skip
     info = {"fileFormat": "array_record", "moduleName": "tensorflow_datasets.image_classification.cifar",
-            "name": "cifar10", "splits": infos, "version": "3.0.2"}  # fmt: skip
+            "name": dataset, "splits": infos, "version": "3.0.2"}  # fmt: skip
     (directory / "dataset_info.json").write_text(json.dumps(info))
-    (directory / "features.json").write_text(json.dumps(FEATURES))
-    (directory / "label.labels.txt").write_text("\n".join(CLASS_NAMES[10]) + "\n")
+    (directory / "features.json").write_text(json.dumps(features(classes)))
+    (directory / "label.labels.txt").write_text("\n".join(CLASS_NAMES[classes]) + "\n")
+    if classes == 100:
+        (directory / "coarse_label.labels.txt").write_text("".join(f"coarse{i}\n" for i in range(20)))
     return directory, arrays
 
 
-FEATURES = {
+def features(classes: int) -> dict:
+    """features.json; CIFAR-100 has a second label, which nobody asks for."""
+    made = copy.deepcopy(FEATURES)
+    labels = made["featuresDict"]["features"]
+    labels["label"]["classLabel"]["numClasses"] = str(classes)
+    if classes == 100:
+        labels["coarse_label"] = {**labels["label"], "classLabel": {"numClasses": "20"}}
+    return made
+
+
+FEATURES: dict = {
     "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
     "featuresDict": {
         "features": {

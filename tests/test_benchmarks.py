@@ -20,8 +20,10 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second
+from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second, loader
 from fdg_jax import api, host_engine, schedule
+from fdg_jax.data.jpeg import opened
+from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -365,3 +367,48 @@ def test_block_cost_gives_a_json_object_a_row():
     done = run("block_cost", *TINY, "--rounds", "1", "--json")
     assert done.returncode == 0, done.stderr
     assert all(row["images_per_second"] > 0 for row in rows_of(done.stdout))
+
+
+@pins_cores
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--workers 99", "--workers 99: there are"),
+        ("--model resnet21 --workers 0", "Did you mean resnet20"),
+        ("--images 4", "--images 4: a batch has 8"),
+        ("--seconds 0", "use a positive number"),
+    ],
+)
+def test_the_loader_benchmark_refuses_what_would_be_no_measurement(words, said, capsys):
+    before = os.sched_getaffinity(0)
+    assert loader.main(["--model", "resnet8", *words.split()]) == 2
+    assert said in capsys.readouterr().err
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_loaders_images_are_photographs_of_imagenets_size(tmp_path):
+    size = loader.make_images(tmp_path, 20)
+    found = loader.stream(tmp_path)
+    assert (len(found.train_images), len(found.test_images), found.classes) == (20, 10, 10)
+    image, _, where = found.train_images.read(0)
+    assert opened(image, where).size == (500, 375)
+    assert 20_000 < size < 150_000  # ImageNet's mean is about 110 kB
+
+
+@pytest.mark.slow
+@pins_cores
+def test_the_loader_is_compared_with_what_training_asks_for(capsys, monkeypatch):
+    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
+    words = "--model resnet8 --batch-size 4 --images 20 --windows 2 --seconds 0.2 --workers 0 1 --json"
+    assert loader.main(words.split()) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["side"] for row in rows] == ["resnet8", "loader, workers=0", "loader, workers=1"]
+    assert rows[0]["over_demand_windows"] == [1.0, 1.0]
+    for row in rows:
+        assert len(row["images_per_second_windows"]) == 2
+        assert row["images_per_second"] > 0
+        for speed, first, over in zip(
+            row["images_per_second_windows"], rows[0]["images_per_second_windows"], row["over_demand_windows"],
+            strict=True,
+        ):  # fmt: skip
+            assert math.isclose(over, speed / first, rel_tol=0.02)  # both are rounded to two and three places

@@ -14,7 +14,7 @@ import pytest
 
 from fdg_jax import data
 from fdg_jax.data import cache, cifar, directories, download, prepared, progress
-from fdg_jax.data.sets import auto, cifar10, digits
+from fdg_jax.data.sets import auto, cifar10, cifar100, digits
 from fdg_jax.errors import BadInput
 from tests.cifar_files import SETS, TEST, TRAIN, assert_same, encode, images_and_labels, small, tfds_directory
 
@@ -162,6 +162,15 @@ def test_a_prepared_directory_is_read_bit_for_bit(tmp_path, image_format, capsys
     assert_same(data.load("cifar10", tmp_path / "tfds"), arrays)
     assert_same(data.load("cifar10", str(tmp_path / "tfds")), arrays)
     assert capsys.readouterr().err.count("decoding cifar10 (once): 42 images ...") == 1
+
+
+def test_a_prepared_cifar_100_is_read_with_its_fine_labels(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar100, "CIFAR100", small(SETS[100]))
+    _, arrays = tfds_directory(tmp_path, classes=100)
+    found = data.load("cifar100", tmp_path)
+    assert_same(found, arrays)
+    assert (found.name, found.classes) == ("cifar100", 100)
+    assert found.train_labels.max() > 20  # not one of the 20 coarse classes
 
 
 def test_the_default_directory_is_tfdss_own(tmp_path, monkeypatch):

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.data import Dataset
+from fdg_jax.data import Dataset, Stream
 from fdg_jax.errors import BadInput
 
 
 def train_transform(
-    meta: Dataset, seed: int
+    meta: Dataset | Stream, seed: int
 ) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Returns f(images, step): images [B, H, W, C] uint8, step an int32 scalar -> [B, H, W, C] float32.
 
@@ -30,6 +30,8 @@ def train_transform(
     """
     check_seed(seed)
     normalise = test_transform(meta)
+    if not (meta.pad or meta.flip):  # a stream's images: cropped and mirrored while they were decoded
+        return lambda images, step: normalise(images)
 
     def transform(images, step):
         images = jnp.asarray(images)
@@ -52,7 +54,7 @@ def train_transform(
     return transform
 
 
-def test_transform(meta: Dataset) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+def test_transform(meta: Dataset | Stream) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Returns f(images): [..., C] uint8 -> [..., C] float32, (image/255 - mean) / std per channel."""
     # Computed as (image - 255 mean) * (1 / 255 std): a difference then a product, which no compiler may
     # contract into a fused multiply-add. `image * scale + bias` could be, here and not there, and would

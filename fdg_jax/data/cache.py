@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,15 @@ def cache_dir() -> Path:
     return Path(base).expanduser() / "fdg_jax"
 
 
-def cached(directory: Path, expected: Expected, make: Callable[[], Arrays]) -> Arrays:
-    """Returns the arrays made from the files in `directory`: from the cache, or by `make()`."""
+def cached(
+    directory: Path, expected: Expected, make: Callable[[], Arrays], files: Iterable[Path] | None = None
+) -> Arrays:
+    """Returns the arrays made from the files in `directory`: from the cache, or by `make()`.
+
+    files: all that the arrays depend on, where these lie deeper.
+    """
     directory = directory.resolve()
-    source = fingerprint(directory, expected)
+    source = fingerprint(directory, expected, files)
     place = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
     path = cache_dir() / f"{directory.parent.name}-{directory.name}-{place}.npz"
     arrays = load(path, source)
@@ -41,10 +46,10 @@ def cached(directory: Path, expected: Expected, make: Callable[[], Arrays]) -> A
     return arrays
 
 
-def fingerprint(directory: Path, expected: Expected) -> str:
-    """Changes whenever a file of the directory is added, removed, renamed, written to or replaced."""
+def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | None = None) -> str:
+    """Changes whenever a file of the directory (or of `paths`) is added, removed, renamed, written to or replaced."""
     files = []
-    for path in list_directory(directory):
+    for path in list_directory(directory) if paths is None else paths:
         with contextlib.suppress(OSError):  # a dangling link: `make` will say what is wrong with it
             stat = path.stat()
             files.append((path.name, stat.st_size, stat.st_mtime_ns))

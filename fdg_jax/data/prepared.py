@@ -50,6 +50,24 @@ def read(directory: Path, expected: Expected) -> Arrays:
         check_metadata(directory, expected)
     except (AttributeError, KeyError, TypeError) as error:  # valid JSON of another structure
         raise BadInput(f"the JSON files in {directory} aren't TFDS's ({error!r}). {WAY_OUT}") from error
+    builder = open_builder(directory, ("train", "test"))
+    splits = builder.info.splits
+    import tensorflow_datasets as tfds
+
+    # Decoding stays with us: it is twice as fast as TFDS's, and a bad image can be named.
+    progress = Progress(expected.train + expected.test, "images", f"decoding {expected.name} (once)")
+    return Arrays(*(
+        array
+        for split in ("train", "test")
+        for array in read_split(
+            builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()}),
+            splits[split], expected, progress,
+        )
+    ))  # fmt: skip
+
+
+def open_builder(directory: Path, needed: tuple[str, ...]) -> Any:
+    """TFDS's builder of a prepared directory, whose needed splits are there with all records. Raises BadInput."""
     try:
         import tensorflow_datasets as tfds
         from array_record.python.array_record_module import ArrayRecordReader
@@ -63,25 +81,17 @@ def read(directory: Path, expected: Expected) -> Arrays:
         splits = builder.info.splits
     except Exception as error:  # whatever TFDS makes of JSON that isn't its own
         raise BadInput(f"TFDS can't read {directory}: {error}. {WAY_OUT}") from error
-    for split in ("train", "test"):
+    for split in needed:
+        if split not in splits:
+            raise BadInput(f"{directory} has no split {split!r}, only {', '.join(splits) or 'none'}. {WAY_OUT}")
         check_shards(splits[split], ArrayRecordReader)
-    # Decoding stays with us: it is twice as fast as TFDS's, and a bad image can be named.
-    progress = Progress(expected.train + expected.test, "images", f"decoding {expected.name} (once)")
-    return Arrays(*(
-        array
-        for split in ("train", "test")
-        for array in read_split(
-            builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()}),
-            splits[split], expected, progress,
-        )
-    ))  # fmt: skip
+    return builder
 
 
-def check_metadata(directory: Path, expected: Expected) -> None:
-    """Compares the two JSON files with what is expected, before anything is imported or opened."""
-    info = read_json(directory / "dataset_info.json")
-    features = read_json(directory / "features.json")
+def read_info(directory: Path) -> dict:
+    """dataset_info.json. Raises Unavailable where the files it speaks of need TensorFlow."""
     path = directory / "dataset_info.json"
+    info = read_json(path)
     if info.get("fileFormat") != "array_record":
         # Not a damage, so `--dataset auto` may go on without it.
         raise Unavailable(
@@ -89,6 +99,14 @@ def check_metadata(directory: Path, expected: Expected) -> None:
             f"TensorFlow. Give a data directory with array_record files, or an unused one as TFDS_DATA_DIR "
             f"to have them made."
         )
+    return info
+
+
+def check_metadata(directory: Path, expected: Expected) -> None:
+    """Compares the two JSON files with what is expected, before anything is imported or opened."""
+    info = read_info(directory)
+    features = read_json(directory / "features.json")
+    path = directory / "dataset_info.json"
     splits = {split.get("name"): split for split in info.get("splits", [])}
     for name, images in (("train", expected.train), ("test", expected.test)):
         found = sum(whole(length) for length in splits.get(name, {}).get("shardLengths", []))

@@ -1,1 +1,1 @@
-"""The paper's training runs as commands: `python -m fdg_jax.experiments.cifar`."""
+"""The paper's training runs as commands: `python -m fdg_jax.experiments.cifar`, `.tiny_imagenet` and `.imagenet`."""

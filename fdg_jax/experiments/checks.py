@@ -65,11 +65,19 @@ def check_method(options: Options, given: frozenset[str]) -> None:
         )
 
 
-def check_names(options: Options) -> None:
-    """The data set and the model exist, and the model can be cut as asked for. Imports Flax, computes nothing."""
+def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
+    """The data set and the model exist, and the model can be cut as asked for. Imports Flax, computes nothing.
+
+    datasets: those that the command takes; (): all that are held in memory.
+    """
     from fdg_jax import data
 
-    known = data.names()
+    known = list(datasets) or data.names()
+    if options.dataset in {*data.names(), *data.stream_names()} - set(known):
+        raise BadInput(
+            f"--dataset {options.dataset}: this command trains on {', '.join(known)}. Others have commands of their "
+            f"own: fdg_jax.experiments.cifar, .tiny_imagenet and .imagenet."
+        )
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
         near = difflib.get_close_matches(options.dataset, known, n=3, cutoff=0.5)

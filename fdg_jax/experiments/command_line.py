@@ -9,8 +9,8 @@ import dataclasses
 import difflib
 import io
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
@@ -24,10 +24,23 @@ PLAIN = (
 NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
 
 
-def parse(arguments: Sequence[str], program: str) -> tuple[Options, frozenset[str]]:
-    """(options, names of those given on the command line). --help prints and leaves with SystemExit(0)."""
+class Program(NamedTuple):
+    """A training command: what it is called, and where it differs from `cifar`."""
+
+    command: str  # python -m ...
+    trains: str = "a residual network on CIFAR-10"
+    datasets: tuple[str, ...] = ()  # that it takes; (): all that are held in memory
+    defaults: Mapping[str, Any] = {}  # option -> its default
+    help: Mapping[str, str] = {}  # option -> its help text
+
+
+def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, frozenset[str]]:
+    """(options, names of those given on the command line). --help prints and leaves with SystemExit(0).
+
+    program: a name stands for a command with the defaults of `Options`.
+    """
     given = frozenset() if wants_help(arguments) else scan(arguments)
-    return convert(arguments, program), given
+    return convert(arguments, Program(program) if isinstance(program, str) else program), given
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
@@ -78,7 +91,7 @@ def example(name: str) -> Any:
     return field.metadata["metavar"] if field.default is None else field.default
 
 
-def convert(arguments: Sequence[str], program: str) -> Options:
+def convert(arguments: Sequence[str], program: Program) -> Options:
     """tyro's part: types, choices and --help, grouped."""
     import tyro
 
@@ -86,10 +99,10 @@ def convert(arguments: Sequence[str], program: str) -> Options:
     try:
         with contextlib.redirect_stderr(complaint):
             parsed = tyro.cli(
-                grouped(),
+                grouped(program),
                 args=list(arguments),
-                prog=program,
-                description="Trains a residual network on CIFAR-10 by stages that never wait for one another "
+                prog=program.command,
+                description=f"Trains {program.trains} by stages that never wait for one another "
                 "(fully decoupled learning with delayed gradients), or by a method to compare it with.",
                 config=(tyro.conf.OmitArgPrefixes,),
             )
@@ -103,12 +116,12 @@ def convert(arguments: Sequence[str], program: str) -> Options:
     return Options(**values)
 
 
-def grouped() -> Any:
+def grouped(program: Program) -> Any:
     """The dataclass tyro reads: `Options` cut into its groups, which become the boxes of --help."""
     from tyro.conf import arg
 
     groups = []
-    for group, text in GROUPS.items():
+    for group, about in GROUPS.items():
         fields = []
         for name, field in FIELDS.items():
             told = field.metadata
@@ -116,10 +129,12 @@ def grouped() -> Any:
                 extra = {"metavar": told["metavar"]} if told["metavar"] else {}
                 if told["shown"]:
                     extra["help_behavior_hint"] = f"(default: {told['shown']})"
-                annotated = Annotated[field.type, arg(help=told["help"], **extra)]  # type: ignore[valid-type]
-                fields.append((name, annotated, dataclasses.field(default=field.default)))
+                text = program.help.get(name, told["help"])
+                annotated = Annotated[field.type, arg(help=text, **extra)]  # type: ignore[valid-type]
+                default = program.defaults.get(name, field.default)
+                fields.append((name, annotated, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(group.title(), fields, frozen=True)
-        made.__doc__ = text
+        made.__doc__ = about
         groups.append((group, made, dataclasses.field(default_factory=made)))
     return dataclasses.make_dataclass("Groups", groups, frozen=True)
 

@@ -81,9 +81,20 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
         fact = f"stopped by {stopped} after a checkpoint. To go on exactly there"
     else:
         fact = f"stopped by {stopped} before the first batch, so there is no checkpoint. To start from the beginning"
-    again = shlex.join([interpreter(), *program.split()[1:], "--run-dir", str(path), "--resume"])
-    print(f"{fact}:\n  {again}", flush=True)
+    print(f"{fact}:\n  {again(path, program)}", flush=True)
     return 128 + stopped.number
+
+
+def tell_damaged(path: Path, fact: str, program: str) -> int:
+    """An image could not be decoded in the middle of a run: the checkpoint is from before its batch."""
+    report.write(path)
+    print(f"error: {fact} The run stopped in front of it; then go on with\n  {again(path, program)}", file=sys.stderr)
+    return 1
+
+
+def again(path: Path, program: str) -> str:
+    """The command that goes on with a run."""
+    return shlex.join([interpreter(), *program.split()[1:], "--run-dir", str(path), "--resume"])
 
 
 def interpreter() -> str:

@@ -28,7 +28,7 @@ class Job(NamedTuple):
     """All a training loop needs."""
 
     options: Options  # as used, nothing left to defaults
-    dataset: data.Dataset
+    dataset: data.Dataset | data.Stream
     pipeline: fdg_jax.Pipeline
     split: str  # paper, even, balanced or block numbers
     cuts: tuple[int, ...]  # the first block of stages 2..K
@@ -47,6 +47,7 @@ def prepare(options: Options, note: str = "") -> Job:
     """
     dataset = load_data(options, note)
     options, stage_devices, remark = choose_engine(options)
+    streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, blocks = len(dataset.train_images), models.blocks(options.model, dataset.classes)
     name = options.split or default_split(options)
     cuts = split.parse(name, options.model, options.K, len(blocks))
@@ -56,7 +57,7 @@ def prepare(options: Options, note: str = "") -> Job:
         train_size=N,
         split=",".join(map(str, cuts)) if options.K > 1 else name,
         warmup="on" if wants_warmup(options) else "off",
-        window=options.window or default_window(options, stage_devices[0].platform, N),
+        window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
     check_last_batch(options, N)
     per_epoch = math.ceil(N / options.batch_size)
@@ -85,7 +86,7 @@ def prepare(options: Options, note: str = "") -> Job:
     )  # fmt: skip
 
 
-def load_data(options: Options, note: str) -> data.Dataset:
+def load_data(options: Options, note: str) -> data.Dataset | data.Stream:
     dataset = data.load(options.dataset, options.data_dir)
     N, n = len(dataset.train_images), options.train_size
     if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
@@ -95,11 +96,9 @@ def load_data(options: Options, note: str) -> data.Dataset:
             f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "
             f"Use a smaller batch."
         )
-    return dataset._replace(
-        train_images=dataset.train_images[:n],
-        train_labels=dataset.train_labels[:n],
-        note=dataset.note or note,
-    )
+    if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
+        raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
+    return dataset.first(n)._replace(note=dataset.note or note)
 
 
 def check_last_batch(options: Options, N: int) -> None:
@@ -187,11 +186,11 @@ def initialise(
     pipeline: fdg_jax.Pipeline,
     blocks: list[nn.Module],
     cuts: tuple[int, ...],
-    dataset: data.Dataset,
+    dataset: data.Dataset | data.Stream,
     options: Options,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
-    key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.train_images.shape[1:])
+    key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.shape)
     whole = split.init_whole(blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
     example = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(shape[:1], np.int32)
     pipeline.init(key, example, variables=split.split_variables(whole, cuts))

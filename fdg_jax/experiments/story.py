@@ -10,7 +10,7 @@ from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 def tell(job: Job) -> list[str]:
     """What a person sees first: method, data, model, stages with devices and staleness, schedule."""
     o, data, pipeline = job.options, job.dataset, job.pipeline
-    height, width, channels = data.train_images.shape[1:]
+    height, width, channels = data.shape
     asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to]
     auxiliary = pipeline.auxiliary_parameter_count
     lines = [

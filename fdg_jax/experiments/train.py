@@ -9,6 +9,7 @@ written by a thread, from arrays that may still be under way, while the loop goe
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import jax
 import numpy as np
 
 import fdg_jax
-from fdg_jax.data.augment import epoch_order, test_transform
+from fdg_jax.data.augment import test_transform
+from fdg_jax.data.jpeg import Damaged
 from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import saving
+from fdg_jax.experiments import feeding, saving
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
 from fdg_jax.experiments.run_directory import CHECKPOINTS
@@ -27,7 +29,6 @@ from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
 
 WARNINGS = 10  # of numbers that are none, before silence
-TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
 
 
 class Loop:
@@ -35,7 +36,8 @@ class Loop:
 
     def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record, fresh: bool):
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
-        self.pipeline, self.dataset, self.options = job.pipeline, job.dataset, job.options
+        self.pipeline, self.options = job.pipeline, job.options
+        self.feed = feeding.feed(job.dataset, job.options, job.steps)
         about = {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
         self.saver = saving.Saver(run / CHECKPOINTS, about, job.options.keep)
         self.saver.best = record.best_step
@@ -45,7 +47,6 @@ class Loop:
         self.shapes: set[tuple[int, ...]] = set()
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
-        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
         self.told = 0  # of batches with numbers that are none
         record.trouble = self.trouble
 
@@ -87,19 +88,14 @@ class Loop:
             if skip and self.told > WARNINGS:
                 return
             fact = str(found)
-            where = None if math.isfinite(metrics.loss) else self.pipeline.unsound(*self.entered_as(metrics.step))
+            batch = None if math.isfinite(metrics.loss) else self.feed.batch(metrics.step - 1)
+            where = batch and self.pipeline.unsound(batch, metrics.step - 1)
             if where:
                 fact += f"; the first that is not finite is what stage k={where.k} has for {where.what}"
             if not skip:
                 raise Diverged(fact, metrics.step) from None
             last = " (the last such warning)" if self.told == WARNINGS else ""
             self.progress.say(f"WARNING: {fact}. No update is made by it{last}.")
-
-    def entered_as(self, step: int) -> tuple[tuple[np.ndarray, np.ndarray], int]:
-        """(the batch of that number, the number of batches before it)."""
-        B, (epoch, batch) = self.options.batch_size, divmod(step - 1, self.job.steps_per_epoch)
-        rows = epoch_order(len(self.dataset.train_images), self.options.seed, epoch)[batch * B : (batch + 1) * B]
-        return (self.dataset.train_images[rows], self.dataset.train_labels[rows]), step - 1
 
     def roll_back(self) -> None:
         """To the newest checkpoint. BadInput where none is whole."""
@@ -123,28 +119,16 @@ class Loop:
         self.record.losses(self.pipeline.losses(wait=wait))
 
     def window(self) -> None:
-        """One dispatch: the next batches of the epoch, up to --window; the ragged last one goes alone."""
-        indices = self.indices()
-        cold = self.clock(indices.shape)
-        self.pipeline.train(self.dataset.train_images, self.dataset.train_labels, indices)
-        self.record.entered(len(indices), indices.size)
+        """One dispatch: the next batches."""
+        work = self.feed.next(self.record.step)
+        cold = self.clock(work.shape)
+        work.enter(self.pipeline)
+        self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         if cold:
             self.pipeline.wait()
             self.record.speed.compiled()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
-
-    def indices(self) -> np.ndarray:
-        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
-        B, W = self.options.batch_size, self.options.window or 1
-        epoch, batch = divmod(self.record.step, self.job.steps_per_epoch)
-        if self.order[0] != epoch:
-            self.order = epoch, epoch_order(len(self.dataset.train_images), self.options.seed, epoch)
-        full = len(self.dataset.train_images) // B
-        if batch == full:
-            return self.order[1][None, full * B :]
-        W = min(W - batch % W, full - batch, self.job.steps - self.record.step)
-        return self.order[1][batch * B : (batch + W) * B].reshape(W, B)
 
     def clock(self, shape: tuple[int, ...]) -> bool:
         """Whether this dispatch may compile: the first of a shape, and in the pipeline the 2K ticks in which
@@ -195,11 +179,9 @@ class Loop:
             self.save()
 
     def test_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        size = test_batch(len(images))
-        for start in range(0, len(images), size):
+        for batch in self.feed.test():
             self.signals.check()
-            yield images[start : start + size], labels[start : start + size]
+            yield batch
 
     def checkpoint_due(self) -> bool:
         every = self.options.checkpoint_every
@@ -239,17 +221,12 @@ class Loop:
             self.record.speed.paused(time.monotonic() - start)
 
 
-def test_batch(images: int) -> int:
-    """Images in a test batch: the largest divisor up to TEST_BATCH, unless there is only a small one."""
-    even = max(size for size in range(1, min(TEST_BATCH, images) + 1) if images % size == 0)
-    return even if even > TEST_BATCH // 5 or even == images else min(TEST_BATCH, images)
-
-
 def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, str, str]:
     """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
 
-    Raises Stopped, after a checkpoint, when a signal came; Diverged when the loss is no number; BadInput when
-    there is nothing whole to resume from; SaveFailed when a checkpoint that is needed cannot be written.
+    Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
+    decoded; Diverged when the loss is no number; BadInput when there is nothing whole to resume from; SaveFailed when a
+    checkpoint that is needed cannot be written.
     """
     saving.sweep(path / CHECKPOINTS)
     record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
@@ -262,14 +239,13 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
             if resume:
                 progress.say(where(record.step, job.steps))
             loop = Loop(job, path, signals, progress, record, fresh=found is None)
-            try:
-                return record, *to_the_end(loop)
-            except Stopped:
-                loop.save()
-                loop.saver.wait()
-                raise
-            finally:
-                loop.saver.close()
+            with closing(loop.feed), closing(loop.saver):
+                try:
+                    return record, *to_the_end(loop)
+                except (Stopped, Damaged):
+                    loop.save()
+                    loop.saver.wait()
+                    raise
     finally:
         record.close()
 

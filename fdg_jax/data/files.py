@@ -1,0 +1,112 @@
+"""Images as files in folders, a folder a class: where they are, what class they show, and what is missing.
+
+The order is a fixed shuffle of the sorted names, so that the first N images (`--train-size`) are of all classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fdg_jax.data.jpeg import Damaged
+from fdg_jax.errors import BadInput
+
+SUFFIXES = (".jpeg", ".jpg")
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Labelled image files below a folder."""
+
+    folder: str
+    names: np.ndarray  # [N] bytes: paths below the folder. An array, as a list of a million strings is slow to copy
+    labels: np.ndarray  # [N] int32
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, rows: slice) -> Files:
+        return Files(self.folder, self.names[rows], self.labels[rows])
+
+    def path(self, i: int) -> str:
+        return os.path.join(self.folder, os.fsdecode(bytes(self.names[i])))
+
+    def read(self, i: int) -> tuple[bytes, int, str]:
+        """(content, label, path). Raises Damaged where the file cannot be read."""
+        path = self.path(i)
+        try:
+            with open(path, "rb") as file:
+                return file.read(), int(self.labels[i]), path
+        except OSError as error:
+            raise Damaged(f"{path} can't be read: {error.strerror or error}.") from None
+
+
+def shuffled(folder: Path, names: Sequence[str], labels: Sequence[int]) -> Files:
+    """In a fixed random order, the same on every machine and NumPy."""
+    order = np.random.RandomState(0).permutation(len(names))
+    encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+    return Files(os.fspath(folder), encoded[order], np.asarray(labels, np.int32)[order])
+
+
+def entries(folder: Path, what: str) -> list[os.DirEntry]:
+    """The sorted entries of a folder that must be there. what: what it is, for the error."""
+    try:
+        return sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise BadInput(f"{folder} can't be read, which should hold {what}: {error.strerror}.") from None
+
+
+def classes(folder: Path) -> list[str]:
+    """The names of the class folders in a split's folder, sorted: class 0, 1, ..."""
+    found = entries(folder, "a folder of images a class")
+    return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
+
+
+def images(folder: Path) -> list[str]:
+    """The sorted names of the image files in a folder."""
+    found = entries(folder, "images (*.JPEG)")
+    return [entry.name for entry in found if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")]
+
+
+def by_folder(split: Path, wanted: Sequence[str]) -> Files:
+    """`<split>/<class>/*.JPEG`. Raises BadInput for a class without a folder or without an image, naming it."""
+    names, labels = [], []
+    for label, name in enumerate(wanted):
+        found = images(split / name)
+        if not found:
+            raise BadInput(f"{split / name} holds no images (*.JPEG), so class {name} is missing. Unpack it anew.")
+        names += [f"{name}/{image}" for image in found]
+        labels += [label] * len(found)
+    return shuffled(split, names, labels)
+
+
+def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequence[str]) -> Files:
+    """`<folder>/*.JPEG`, their classes by file name as `source` lists them. wanted: the names of class 0, 1, ...
+
+    Raises BadInput for an image without a class, a class that there is not, and an image that is listed and not there.
+    """
+    number = {name: label for label, name in enumerate(wanted)}
+    names = images(folder)
+    for name in names:
+        if name not in class_of:
+            raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack both anew.")
+        if class_of[name] not in number:
+            raise BadInput(f"{source} says that {name} is of class {class_of[name]}, of which there are no images.")
+    if missing := sorted(class_of.keys() - set(names)):
+        listed = f"{len(missing)} of the {len(class_of)} images listed in {source}"
+        raise BadInput(f"{folder / missing[0]} is missing ({listed}). Unpack both anew.")
+    return shuffled(folder, names, [number[class_of[name]] for name in names])
+
+
+def lines(path: Path, holds: str) -> list[str]:
+    """The lines of a text file that are not empty. holds: what it says, for the error."""
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise BadInput(f"{path} is missing, and only it says {holds}. Unpack the archive anew.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} can't be read: {error}.") from None

@@ -1,0 +1,119 @@
+"""Tiny-ImageNet: 100,000 training and 10,000 test photographs of 64x64 pixels in 200 classes.
+
+Read from the folder as published, decoded once into memory (1.3 GB) and kept in the cache. The "test images" of the
+paper are the archive's validation images, the only ones besides the training images whose classes are public.
+
+Crop and flip are CIFAR's; the paper only says "random cropping". It does not say by how many pixels: here 8, an
+eighth of the side, as 4 are of CIFAR's 32.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fdg_jax.data import Dataset, cache, directories, files, jpeg
+from fdg_jax.data.download import Unavailable
+from fdg_jax.data.prepared import Arrays, Expected
+from fdg_jax.data.progress import Progress
+from fdg_jax.errors import BadInput
+
+TINY = Expected("tiny_imagenet", train=100_000, test=10_000, classes=200, shape=(64, 64, 3))
+MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training images
+FOLDER, CLASSES, ANNOTATIONS = "tiny-imagenet-200", "wnids.txt", "val_annotations.txt"
+CHUNK = 500  # images that a thread takes at a time
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+
+def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
+    """Returns the data set from `<data_dir>/tiny-imagenet-200`, or from `data_dir` if it is that folder itself.
+
+    Nothing is downloaded: the archive says nothing of what its photographs may be used for. Raises Unavailable where
+    it is neither there nor asked for by directory, and BadInput, naming the file, for what is missing or damaged.
+    """
+    folder = find(data_dir)
+    train, test = train_files(folder), test_files(folder)
+    paths = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
+    arrays = cache.cached(folder, TINY, lambda: decode(train, test), paths)
+    return Dataset(TINY.name, *arrays, classes=TINY.classes, mean=MEAN, std=STD, pad=8, flip=True)
+
+
+def find(data_dir: str | os.PathLike[str] | None) -> Path:
+    base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    for folder in (base / FOLDER, base):
+        if (folder / CLASSES).exists():
+            return folder
+    way_out = f"Unpack {URL} and give the directory that holds the folder {FOLDER} as --data-dir"
+    if data_dir is None:
+        raise Unavailable(f"Tiny-ImageNet isn't in {base / FOLDER}, and it is not downloaded by itself. {way_out}.")
+    found = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
+    raise BadInput(f"{base} has no {FOLDER} and no {CLASSES}; it holds {found}. {way_out}.")
+
+
+def class_names(folder: Path) -> list[str]:
+    """WordNet's numbers, sorted: class 0, 1, ..."""
+    names = sorted(line.strip() for line in files.lines(folder / CLASSES, "which classes there are"))
+    if len(set(names)) != TINY.classes:
+        raise BadInput(
+            f"{folder / CLASSES} lists {len(set(names))} classes, but Tiny-ImageNet has {TINY.classes}. Unpack it anew."
+        )
+    return names
+
+
+def train_files(folder: Path) -> files.Files:
+    """`train/<class>/images/<class>_<number>.JPEG`; the name of a file that is missing is therefore known."""
+    each, names, labels = TINY.train // TINY.classes, [], []
+    for label, name in enumerate(class_names(folder)):
+        place = folder / "train" / name / "images"
+        found = set(files.images(place))
+        for image in (f"{name}_{number}.JPEG" for number in range(each)):
+            if image not in found:
+                raise BadInput(f"{place / image} is missing: {len(found)} of {each} images are there. Unpack it anew.")
+            names.append(f"{name}/images/{image}")
+            labels.append(label)
+    return files.shuffled(folder / "train", names, labels)
+
+
+def test_files(folder: Path) -> files.Files:
+    """`val/images/*.JPEG`; a line of `val/val_annotations.txt` has the name, the class and a box that isn't used."""
+    source = folder / "val" / ANNOTATIONS
+    class_of = {}
+    for line in files.lines(source, "what the test images show"):
+        name, _, rest = line.partition("\t")
+        class_of[name.strip()] = rest.partition("\t")[0].strip()
+    if len(class_of) != TINY.test:
+        raise BadInput(f"{source} lists {len(class_of)} images, but there are {TINY.test}. Unpack it anew.")
+    return files.by_list(folder / "val" / "images", source, class_of, class_names(folder))
+
+
+test_files.__test__ = False  # its name is not meant for pytest
+
+
+def decode(train: files.Files, test: files.Files) -> Arrays:
+    """All images, in threads: Pillow gives the interpreter lock away while it decodes. Raises Damaged."""
+    progress = Progress(len(train) + len(test), "images", f"decoding {TINY.name} (once)")
+    arrays = []
+    with ThreadPoolExecutor() as pool:
+        for split in (train, test):
+            images = np.empty((len(split), *TINY.shape), np.uint8)
+
+            def fill(rows: range, split=split, images=images) -> int:
+                for i in rows:
+                    images[i] = decoded(split, i)
+                return len(rows)
+
+            for count in pool.map(fill, [range(len(split))[start:][:CHUNK] for start in range(0, len(split), CHUNK)]):
+                progress.advance(count)
+            arrays += [images, split.labels]
+    return Arrays(*arrays)
+
+
+def decoded(split: files.Files, i: int) -> np.ndarray:
+    content, _, path = split.read(i)
+    image = np.asarray(jpeg.opened(content, path))
+    if image.shape != TINY.shape:
+        raise jpeg.Damaged(f"{path} is {image.shape} and not {TINY.shape} like all of Tiny-ImageNet. Replace the file.")
+    return image

@@ -1,0 +1,115 @@
+"""ImageNet (ILSVRC 2012): 1,281,167 training and 50,000 validation photographs of all sizes in 1000 classes.
+
+Read where it lies, in either of the ways in which it is usually kept: prepared by TFDS (`imagenet2012/<version>/`, as
+array_record files), or as folders, `train/<class>/*.JPEG` beside `val/<class>/*.JPEG` or a flat `val/*.JPEG`. Images
+become 224x224 (see `jpeg`). Class 0, 1, ... are WordNet's numbers, sorted, as TFDS and PyTorch have them.
+
+Folders with other classes or fewer images are read too; the run then says, loudly, that it is not on ImageNet.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.data import directories, files, prepared, shards
+from fdg_jax.data.download import Unavailable
+from fdg_jax.data.progress import say
+from fdg_jax.data.stream import Encoded, Stream
+from fdg_jax.errors import BadInput
+
+NAME, PREPARED = "imagenet", "imagenet2012"
+TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000
+SIDE = 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # those everybody uses
+SOLUTION = "LOC_val_solution.csv"  # Kaggle's. A line: ILSVRC2012_val_00048981,n03995372 85 1 499 272
+WAY_OUT = (
+    "It can be had from image-net.org or Kaggle after registration. Give as --data-dir the directory that holds train/ "
+    f"and val/ (or imagenet/train/ and imagenet/val/), or a TFDS directory with {PREPARED}/<version>/"
+)
+
+
+def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
+    """Returns the data set found in `data_dir`, or in TFDS's own directory if that is None.
+
+    Nothing is downloaded. Before it returns, every class has a folder with images (or every shard its records), and
+    a sample of the images has been decoded. Raises Unavailable where nothing is there and no directory was given, and
+    BadInput, naming the file, for what is missing or damaged.
+    """
+    base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    train, test, classes = found(base, asked=data_dir is not None)
+    note = ""
+    if (len(train), len(test), classes) != (TRAIN, TEST, CLASSES):
+        note = (
+            f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
+            f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
+        )
+    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).look()
+    if note:
+        say(note)
+    return stream
+
+
+def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
+    """(training images, validation images, number of classes) in the first layout that is there."""
+    for folder in (base, base / NAME):
+        if (folder / "train").is_dir():
+            return of_folders(folder)
+    version = directories.find(PREPARED, base)
+    if version is not None:
+        return of_prepared(version)
+    if not asked:
+        raise Unavailable(f"ImageNet isn't in {base}, and it is not downloaded by itself. {WAY_OUT}.")
+    held = ", ".join(path.name for path in directories.list_directory(base)[:5]) or "nothing"
+    raise BadInput(f"{base} has neither a folder train nor {PREPARED}; it holds {held}. {WAY_OUT}.")
+
+
+def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
+    train, val = folder / "train", folder / "val"
+    classes = files.classes(train)
+    if not classes:
+        raise BadInput(f"{train} has no folders; it should have one of images for each class. {WAY_OUT}.")
+    others = files.classes(val)
+    if not others:
+        class_of, source = flat_labels(folder, val)
+        return files.by_folder(train, classes), files.by_list(val, source, class_of, classes), len(classes)
+    for here, there, names in ((train, val, set(others) - set(classes)), (val, train, set(classes) - set(others))):
+        if names:
+            name = min(names)
+            raise BadInput(f"{here / name} is missing, but {there / name} is there: both need every class.")
+    return files.by_folder(train, classes), files.by_folder(val, classes), len(classes)
+
+
+def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
+    """(class of each file of a flat `val/`, where that is said): Kaggle's list if it is there, else TFDS's."""
+    for path in (folder / SOLUTION, val / SOLUTION):
+        if path.is_file():
+            rows = list(csv.reader(files.lines(path, "what the validation images show")))[1:]
+            if not all(len(row) == 2 and row[1].split() for row in rows):
+                raise BadInput(f"{path} isn't Kaggle's: its lines are <image>,<class> <box> ... Get it anew.")
+            return {f"{image}.JPEG": boxes.split()[0] for image, boxes in rows}, path
+    path = Path(str(resources.files("tensorflow_datasets") / "datasets/imagenet2012/validation_labels.txt"))
+    listed = files.lines(path, "what the validation images show")
+    class_of = {f"ILSVRC2012_val_{number:08d}.JPEG": name for number, name in enumerate(listed, 1)}
+    there = files.images(val)
+    if not there:
+        raise BadInput(f"{val} holds no images (*.JPEG) and no folders of images. {WAY_OUT}.")
+    if len(there) < TEST:  # a part of them, which `load` says
+        class_of = {name: class_of[name] for name in there if name in class_of}
+    return class_of, path
+
+
+def of_prepared(directory: Path) -> tuple[Encoded, Encoded, int]:
+    prepared.read_info(directory)
+    builder = prepared.open_builder(directory, ("train", "validation"))
+    features: Any = builder.info.features
+    try:
+        classes = int(features["label"].num_classes)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        path = directory / "features.json"
+        raise BadInput(f"{path}: the feature 'label' is no class label. {prepared.WAY_OUT}") from None
+    splits = builder.info.splits
+    return shards.of(splits["train"], classes), shards.of(splits["validation"], classes), classes

@@ -1,0 +1,135 @@
+"""What the training commands share, which is everything but their name, their data sets and their defaults.
+
+Exit codes: 0 done; 2 bad input (one message, before any long work); 130 and 143 stopped by SIGINT and SIGTERM, from
+the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged image included. Flags and
+files: `--help`, and the README.
+"""
+
+import dataclasses
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import checks, claim, command_line, run_directory, stored
+from fdg_jax.experiments.command_line import Program
+from fdg_jax.experiments.options import Options
+from fdg_jax.experiments.progress import count
+from fdg_jax.experiments.signals import Signals, Stopped
+
+if TYPE_CHECKING:
+    from fdg_jax.experiments.setup import Job
+
+
+def main(arguments: Sequence[str], program: Program) -> int:
+    """Runs the command; returns its exit code."""
+    with Signals() as signals:
+        try:
+            options, given = command_line.parse(arguments, program)
+            return start(options, given, program, signals)
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except Stopped as stopped:
+            print(f"stopped by {stopped} before the first batch", flush=True)
+            return 128 + stopped.number
+
+
+def start(asked: Options, given: frozenset[str], program: Program, signals: Signals) -> int:
+    """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    if asked.resume and asked.run_dir is None:
+        raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
+    checks.check(asked, given if not asked.resume else frozenset())
+    path = Path(asked.run_dir) if asked.run_dir else claim.default_path(asked)
+    with claim.claim(path, asked.resume):
+        options, config = asked, None
+        if asked.resume:
+            options, config = stored.resumed_options(path, asked, given)
+            checks.check(options, frozenset())
+            run_directory.read_metrics(path / run_directory.METRICS)  # what is damaged is refused before the work
+            if finished(path, options):
+                return 0
+        return prepare_and_run(options, config, path, program, signals)
+
+
+def finished(path: Path, options: Options) -> bool:
+    """Whether the run that is to be resumed has nothing left to do; says so."""
+    if not (path / run_directory.SUMMARY).is_file():
+        return False
+    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
+    steps = min(total, options.steps or total)
+    if stored.summary(path)["steps"] < steps:
+        return False
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
+    return True
+
+
+def prepare_and_run(
+    options: Options, before: dict[str, Any] | None, path: Path, program: Program, signals: Signals
+) -> int:
+    """before: config.json of the run that goes on."""
+    checks.check_names(options, program.datasets)
+    signals.check()
+    from fdg_jax.experiments import compile_cache, setup
+
+    compile_cache.enable()
+    job = setup.prepare(options, before["note"] if before else "")
+    job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
+    config = run_directory.config(job.options, options, job.devices, job.dataset.note)
+    if before is not None:
+        config = run_directory.continued(before, config)
+    run_directory.write_json(path / run_directory.CONFIG, config)
+    opening(job, path, resumed=before is not None)
+    return train(job, path, program, signals, resume=before is not None)
+
+
+def opening(job: "Job", path: Path, resumed: bool) -> None:
+    from fdg_jax.experiments.story import tell
+
+    print("\n".join([*tell(job), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    if resumed:  # a new run's has been said while the data were loaded
+        loudly(job.dataset.note)
+    print("compiling...", flush=True)
+
+
+def loudly(note: str) -> None:
+    if note:
+        print(f"\n!!! {note}\n", flush=True)
+
+
+def train(job: "Job", path: Path, program: Program, signals: Signals, resume: bool) -> int:
+    """The run itself, then summary.json and the report."""
+    from fdg_jax.data.jpeg import Damaged
+    from fdg_jax.experiments import ending, report
+    from fdg_jax.experiments import train as training
+    from fdg_jax.experiments.record import Diverged
+    from fdg_jax.experiments.saving import SaveFailed
+
+    (path / run_directory.SUMMARY).unlink(missing_ok=True)
+    try:
+        record, parameters, state = training.run(job, path, signals, resume)
+    except SaveFailed as failed:
+        print(f"error: {failed} {path} goes on from the checkpoint before, with --resume.", file=sys.stderr)
+        return 1
+    except Diverged as diverged:
+        report.write(path)
+        return ending.tell_diverged(path, str(diverged))
+    except Damaged as damaged:
+        return ending.tell_damaged(path, str(damaged), program.command)
+    except Stopped as stopped:
+        return ending.tell_stopped(path, stopped, program.command)
+    summary = ending.summarise(job, record, parameters, state)
+    run_directory.write_json(path / run_directory.SUMMARY, summary)
+    report.write(path)
+    code = ending.tell_done(path, summary)
+    loudly(job.dataset.note)
+    return code
+
+
+def leave(code: int) -> None:
+    """Ends the process of a command."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)

@@ -1,0 +1,112 @@
+"""Where a training loop's batches come from: out of memory by their indices, or from a stream that is decoded ahead.
+
+Either way the batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fdg_jax.data import Dataset
+from fdg_jax.data.augment import epoch_order
+from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
+from fdg_jax.experiments.options import Options
+
+TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
+
+
+class Work(NamedTuple):
+    """What a dispatch enters."""
+
+    shape: tuple[int, int]  # batches, images in each
+    enter: Callable[[Any], object]  # takes the pipeline
+
+
+class InMemory:
+    """Windows of batches of a data set that the pipeline may keep on its device."""
+
+    def __init__(self, dataset: Dataset, options: Options, steps: int):
+        self.dataset, self.options, self.steps = dataset, options, steps
+        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
+
+    def next(self, step: int) -> Work:
+        """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
+        indices = self.indices(step)
+        images, labels = self.dataset.train_images, self.dataset.train_labels
+        return Work(indices.shape, lambda pipeline: pipeline.train(images, labels, indices))
+
+    def indices(self, step: int) -> np.ndarray:
+        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
+        B, W, N = self.options.batch_size, self.options.window or 1, len(self.dataset.train_images)
+        epoch, batch = divmod(step, -(-N // B))
+        if self.order[0] != epoch:
+            self.order = epoch, epoch_order(N, self.options.seed, epoch)
+        full = N // B
+        if batch == full:
+            return self.order[1][None, full * B :]
+        W = min(W - batch % W, full - batch, self.steps - step)
+        return self.order[1][batch * B : (batch + W) * B].reshape(W, B)
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, whenever that was."""
+        B, N = self.options.batch_size, len(self.dataset.train_images)
+        epoch, number = divmod(step, -(-N // B))
+        rows = epoch_order(N, self.options.seed, epoch)[number * B : (number + 1) * B]
+        return self.dataset.train_images[rows], self.dataset.train_labels[rows]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        size = test_batch(len(images), TEST_BATCH)
+        for start in range(0, len(images), size):
+            yield images[start : start + size], labels[start : start + size]
+
+    def close(self) -> None: ...
+
+
+class Streamed:
+    """Batch after batch, made ahead of time. The workers are begun with the first one and live as long as the run."""
+
+    def __init__(self, stream: Stream, options: Options):
+        self.stream, self.options = stream, options
+        self.loader: Loader | None = None
+        self.at = -1  # the step that the loader's next batch comes after
+
+    def next(self, step: int) -> Work:
+        """The batch after `step`. Raises Damaged where one of its images cannot be decoded."""
+        if self.loader is None or self.at != step:
+            self.close()
+            self.loader = Loader(TrainBatches(self.stream, self.options.batch_size, self.options.seed), start=step)
+        batch = next(self.loader)
+        self.at = step + 1
+        return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, made anew."""
+        return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """In batches of at most the training batch's size, which is known to fit into the device's memory."""
+        size = test_batch(len(self.stream.test_images), self.options.batch_size)
+        with Loader(TestBatches(self.stream, size)) as loader:
+            yield from loader
+
+    def close(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
+            self.loader = None
+
+
+def feed(source: Dataset | Stream, options: Options, steps: int) -> InMemory | Streamed:
+    return Streamed(source, options) if isinstance(source, Stream) else InMemory(source, options, steps)
+
+
+def test_batch(images: int, most: int) -> int:
+    """Images in a test batch: the largest divisor up to `most`, unless there is only a small one."""
+    even = max(size for size in range(1, min(most, images) + 1) if images % size == 0)
+    return even if even > most // 5 or even == images else min(most, images)
+
+
+test_batch.__test__ = False  # type: ignore[attr-defined]  # its name is not meant for pytest

@@ -1,0 +1,185 @@
+"""The commands for Tiny-ImageNet and ImageNet: defaults, exit codes, and streamed runs that go on exactly."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fdg_jax import data
+from fdg_jax.data import stream
+from fdg_jax.data.sets import tiny_imagenet as tiny_set
+from fdg_jax.data.streams import imagenet as imagenet_stream
+from fdg_jax.experiments import cifar, command_line, feeding, imagenet, tiny_imagenet
+from fdg_jax.experiments.options import FIELDS, Options, spelled
+from tests.image_files import SMALL
+from tests.image_files import imagenet as write_imagenet
+from tests.image_files import tiny_imagenet as write_tiny_imagenet
+
+RECIPE = {"batch_size": 128, "learning_rate": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "K": 2}
+DEFAULTS = {
+    cifar: {"dataset": "auto", "model": "resnet20", "epochs": 300},
+    tiny_imagenet: {"dataset": "tiny_imagenet", "model": "resnet18", "epochs": 300},
+    imagenet: {"dataset": "imagenet", "model": "resnet101_imagenet", "epochs": 90},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FDG_JAX_COMPILE_CACHE", "0")
+    monkeypatch.setenv(stream.WORKERS, "0")  # that their number changes nothing is tested in test_stream
+    monkeypatch.setattr(imagenet_stream, "SIDE", 32)  # 224 takes a CPU long
+
+
+@pytest.mark.parametrize("module", DEFAULTS)
+def test_the_commands_differ_in_their_defaults_and_in_nothing_else(module):
+    options, given = command_line.parse([], module.PROGRAM)
+    used = {**RECIPE, **DEFAULTS[module]}
+    assert {name: getattr(options, name) for name in used} == used
+    rest = {name for name in FIELDS if name not in used}
+    assert {name: getattr(options, name) for name in rest} == {name: getattr(Options(), name) for name in rest}
+    assert not given
+    assert module.PROGRAM.command == f"python -m {module.__name__}"
+    assert set(module.PROGRAM.datasets) <= {*data.names(), *data.stream_names()}
+
+
+@pytest.mark.parametrize("module", [tiny_imagenet, imagenet])
+def test_help_names_every_flag_and_the_defaults_of_this_command(module, capsys):
+    with pytest.raises(SystemExit) as left:
+        module.main(["--help"])
+    assert left.value.code == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert all(spelled(name) in out for name in FIELDS)
+    for default in DEFAULTS[module].values():
+        assert f"(default: {default})" in out
+    assert "CIFAR" not in out
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        (cifar, "--dataset imagenet", "--dataset imagenet: this command trains on auto, cifar10,"),
+        (imagenet, "--dataset cifar10", "--dataset cifar10: this command trains on imagenet."),
+        (imagenet, "--dataset imgenet", "'imgenet' is not known. Did you mean imagenet?"),
+        (imagenet, "--model resnet8", "ImageNet isn't in"),
+        (imagenet, "--model resnet8 --data-dir {empty}", "has neither a folder train nor imagenet2012"),
+        (imagenet, "--model resnet8 --batch-size 4 --data-dir {imagenet} --window 3", "--window 3: imagenet is"),
+        (imagenet, "--model resnet8 --data-dir {imagenet}", "--batch-size 128 is more than the 12 training images"),
+        (tiny_imagenet, "--model resnet8", "Tiny-ImageNet isn't in"),
+        (tiny_imagenet, "--model resnet8 --data-dir {empty}", "has no tiny-imagenet-200"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(module, words, message, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    write_imagenet(tmp_path / "imagenet")
+    words = words.format(empty=tmp_path / "empty", imagenet=tmp_path / "imagenet")
+    assert module.main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    out, err = capsys.readouterr()
+    *before, last = err.splitlines()
+    assert out == ""
+    assert last.startswith("error: ") and message in last
+    assert all(line.startswith("NOT all of ImageNet: ") for line in before)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_damaged_before_the_run_is_named_and_no_run_is_begun(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tiny_set, "TINY", SMALL)
+    write_imagenet(tmp_path / "imagenet")
+    write_tiny_imagenet(tmp_path / "tiny")
+    for module, place in ((imagenet, "imagenet"), (tiny_imagenet, "tiny")):
+        victim = sorted((tmp_path / place).rglob("train/**/*.JPEG"))[5]
+        victim.write_bytes(victim.read_bytes()[:200])
+        words = f"--model resnet8 --batch-size 4 --data-dir {tmp_path / place} --run-dir {tmp_path / 'run'}"
+        assert module.main(words.split()) == 2
+        err = capsys.readouterr().err.splitlines()[-1]
+        assert err.startswith(f"error: {victim} can't be decoded (200 bytes; ")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_tiny_imagenet_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_set, "TINY", SMALL)
+    write_tiny_imagenet(tmp_path)
+    words = f"--model resnet8 --K 1 --batch-size 6 --epochs 1 --data-dir {tmp_path} --run-dir {tmp_path}/run"
+    assert tiny_imagenet.main(words.split()) == 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["dataset"], summary["steps"], summary["note"]) == ("tiny_imagenet", 2, "")
+    assert np.isfinite(summary["train_loss"])
+
+
+COMMON = "--model resnet8 --K 2 --beta 0.5 --batch-size 5 --epochs 2 --learning-rate 0.01 --checkpoint-every 0"
+
+
+def train(run: Path, data_dir: Path, more: str = "") -> int:
+    return imagenet.main([*COMMON.split(), "--data-dir", str(data_dir), "--run-dir", str(run), *more.split()])
+
+
+def hashes(run: Path) -> tuple:
+    summary = json.loads((run / "summary.json").read_text())
+    return summary["steps"], summary["final_state_sha256"], summary["final_parameters_sha256"], summary["test_loss"]
+
+
+@pytest.fixture
+def whole(tmp_path):
+    """A run of 2 epochs of 3 batches (the last of 2 images) that nothing disturbed; (its directory, the images')."""
+    write_imagenet(tmp_path / "images")
+    assert train(tmp_path / "whole", tmp_path / "images") == 0
+    return tmp_path / "whole", tmp_path / "images"
+
+
+@pytest.mark.slow
+def test_a_streamed_run_goes_on_exactly_from_the_middle_of_an_epoch_and_past_a_damaged_image(
+    whole, tmp_path, monkeypatch, capsys
+):
+    run, images = whole
+    parts = tmp_path / "parts"
+    assert train(parts, images, "--steps 2") == 0
+    assert hashes(parts)[0] == 2
+    # The image that batch 6 has, and batches 3 to 5 do not, is lost after the run began; only six are sampled.
+    batches = stream.TrainBatches(data.load("imagenet", images), 5, seed=0)
+    seen = [row(batches, g) for g in range(6)]
+    lost = next(i for i in seen[5] if i not in {*seen[2], *seen[3], *seen[4]})
+    victim = Path(batches.images.path(lost))  # type: ignore[attr-defined]
+    content = victim.read_bytes()
+    victim.write_bytes(content[:250])
+    monkeypatch.setattr(stream, "SAMPLE", 1)
+    capsys.readouterr()
+    assert train(parts, images, "--resume --steps 6") == 1
+    err = capsys.readouterr().err
+    assert f"error: {victim} can't be decoded (250 bytes; " in err
+    assert "-m fdg_jax.experiments.imagenet --run-dir" in err and "Traceback" not in err
+    assert not (parts / "summary.json").exists()
+    assert [path.name for path in sorted((parts / "checkpoints").iterdir())] == ["step-000000002", "step-000000005"]
+    victim.write_bytes(content)
+    assert train(parts, images, "--resume --steps 6") == 0
+    assert hashes(parts) == hashes(run)
+
+
+def test_a_stream_is_fed_batch_after_batch_and_begun_anew_where_a_run_goes_on(tmp_path):
+    write_imagenet(tmp_path)
+    source, entered = data.load("imagenet", tmp_path), []
+    pipeline = SimpleNamespace(step=lambda batch: entered.append(batch))
+    fed = feeding.feed(source, Options(batch_size=5), steps=9)
+    with closing(fed):
+        shapes = []
+        for step in (0, 1, 2, 3, 1):
+            work = fed.next(step)
+            work.enter(pipeline)
+            shapes.append(work.shape)
+        assert shapes == [(1, 5), (1, 5), (1, 2), (1, 5), (1, 5)]
+        batches = stream.TrainBatches(source, 5, seed=0)
+        for (images, labels), g in zip(entered, (0, 1, 2, 3, 1), strict=True):
+            np.testing.assert_array_equal(images, batches[g][0])
+            np.testing.assert_array_equal(labels, batches[g][1])
+        assert [len(labels) for _, labels in fed.test()] == [3, 3]  # 6 images, in equal batches of at most 5
+
+
+def row(batches: stream.TrainBatches, g: int) -> list[int]:
+    """The numbers of the images in batch g."""
+    epoch, batch = divmod(g, batches.per_epoch)
+    order = np.random.RandomState([0, epoch]).permutation(len(batches.images))
+    return order[batch * 5 :][:5].tolist()

@@ -1,0 +1,315 @@
+"""ImageNet in each layout, and batches that follow from (seed, number) however many processes make them."""
+
+import hashlib
+import io
+import os
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from fdg_jax import data
+from fdg_jax.data import download, jpeg, stream
+from fdg_jax.data.augment import train_transform
+from fdg_jax.data.stream import Loader, TestBatches, TrainBatches
+from fdg_jax.data.streams import imagenet
+from fdg_jax.errors import BadInput
+from tests.image_files import WNIDS, decoded, imagenet_prepared, photo, pixels
+from tests.image_files import imagenet as write_imagenet
+
+
+@pytest.fixture(autouse=True)
+def _nothing_by_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
+    monkeypatch.delenv(stream.WORKERS, raising=False)
+
+
+def content(images) -> dict[bytes, int]:
+    """{a hash of the pixels: label} of all images."""
+    return {hashlib.sha256(decoded(images, i)).digest(): images.read(i)[1] for i in range(len(images))}
+
+
+def expected(examples) -> dict[bytes, int]:
+    return {hashlib.sha256(pixels(image)).digest(): label for image, label in examples}
+
+
+# Layouts
+
+
+@pytest.mark.parametrize("layout", ["folders", "flat", "kaggle"])
+def test_folders_are_read_with_validation_images_by_class_or_flat(tmp_path, layout):
+    val = 3 if layout == "flat" else 6  # TFDS's list knows the true images only, and these are the first of them
+    made = write_imagenet(tmp_path, val=val, layout=layout)
+    found = data.load("imagenet", tmp_path)
+    assert (found.name, found.classes, found.shape) == ("imagenet", 3, (224, 224, 3))
+    for images, begins in ((found.train_images, "n"), (found.test_images, "ILSVRC2012_val_")):
+        wanted = [(image, WNIDS.index(wnid)) for name, (image, wnid) in made.items() if name.startswith(begins)]
+        assert content(images) == expected(wanted)
+    assert "NOT all of ImageNet" in found.note and f"12 training and {val} validation images of 3" in found.note
+
+
+def test_a_directory_that_tfds_prepared_is_read_record_by_record(tmp_path):
+    _, splits = imagenet_prepared(tmp_path)
+    found = data.load("imagenet", tmp_path)
+    assert content(found.train_images) == expected(splits["train"])
+    assert content(found.test_images) == expected(splits["validation"])
+    assert found.classes == 3
+    labels = [found.train_images.read(i)[1] for i in range(12)]
+    assert labels != sorted(labels) and labels != [i % 3 for i in range(12)]  # shuffled
+
+
+def test_the_default_directory_and_a_folder_named_imagenet_are_looked_into(tmp_path):
+    with pytest.raises(download.Unavailable, match=r"ImageNet isn't in .*default, and it is not downloaded"):
+        data.load("imagenet")
+    write_imagenet(tmp_path / "default" / "imagenet")
+    assert len(data.load("imagenet").train_images) == 12
+
+
+def test_the_first_images_are_of_several_classes(tmp_path):
+    write_imagenet(tmp_path)
+    found = data.load("imagenet", tmp_path).first(5)
+    assert len(found.train_images) == 5
+    assert len({found.train_images.read(i)[1] for i in range(5)}) > 1
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+TRAIN, VAL = f"train/{WNIDS[1]}", "val/ILSVRC2012_val_00000002.JPEG"
+DAMAGE = {
+    "everything": ("folders", "train", lambda path: path.rename(path.with_name("x")), "has neither a folder train nor"),
+    "a class": ("folders", TRAIN, lambda path: path.rename(path.parents[1] / "x"), f"{TRAIN} is missing, but"),
+    "a test class": ("folders", f"val/{WNIDS[1]}", lambda path: path.rename(path.parents[1] / "x"), "is missing, but"),
+    "the test images": ("folders", "val", lambda path: path.rename(path.with_name("x")), "val can't be read"),
+    "a class's images": ("folders", TRAIN, lambda path: [x.unlink() for x in path.iterdir()], "holds no images"),
+    "an image's end": ("folders", f"{TRAIN}/{WNIDS[1]}_11.JPEG", cut, f"{WNIDS[1]}_11.JPEG can't be decoded (1"),
+    "a test image's end": ("kaggle", VAL, cut, f"{VAL} can't be decoded"),
+    "a listed image": ("kaggle", VAL, lambda path: path.unlink(), f"{VAL} is missing (1 of the 6 images listed in"),
+    "an unlisted image": ("kaggle", "val/x.JPEG", lambda path: path.write_bytes(b""), "x.JPEG is not listed in"),
+    "an unlisted name": ("flat", "val/x.JPEG", lambda path: path.write_bytes(b""), "x.JPEG is not listed in"),
+    "the list": ("kaggle", "LOC_val_solution.csv", lambda path: path.write_text("a,b\nc\n"), "isn't Kaggle's"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_is_missing_or_damaged_in_folders_is_refused_by_name(what, tmp_path):
+    layout, file, damage, message = DAMAGE[what]
+    write_imagenet(tmp_path, layout=layout, val=3 if layout == "flat" else 6)
+    damage(tmp_path / file)
+    with pytest.raises(BadInput) as refused:
+        data.load("imagenet", tmp_path)
+    assert message in str(refused.value)
+
+
+def test_what_is_missing_or_damaged_in_a_prepared_directory_is_refused_by_name(tmp_path):
+    directory, _ = imagenet_prepared(tmp_path)
+    info, shard = directory / "dataset_info.json", directory / "imagenet2012-train.array_record-00001-of-00003"
+    text, records = info.read_text(), shard.read_bytes()
+    info.write_text(text.replace('"validation"', '"test"'))
+    with pytest.raises(BadInput, match="has no split 'validation', only"):
+        data.load("imagenet", tmp_path)
+    info.write_text(text.replace("array_record", "tfrecord"))
+    with pytest.raises(BadInput, match="the files are tfrecord, which can't be read without TensorFlow"):
+        data.load("imagenet", tmp_path)
+    info.write_text(text)
+    shard.write_bytes(records[: len(records) // 2])
+    with pytest.raises(BadInput, match="00001-of-00003 is truncated or damaged: 0 of 4 images"):
+        data.load("imagenet", tmp_path)
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    directory, _ = imagenet_prepared(tmp_path)
+    shard = directory / "imagenet2012-validation.array_record-00001-of-00003"
+    records = bytearray(shard.read_bytes())
+    middle = records.index(b"\xff\xd8\xff") + 200  # in the first photograph of the shard
+    records[middle : middle + 8] = b"\0" * 8
+    shard.write_bytes(records)
+    with pytest.raises(jpeg.Damaged, match=r"image 0 of .*validation.array_record-00001-of-00003 can't be read"):
+        data.load("imagenet", tmp_path)
+
+
+# One photograph
+
+
+def test_a_random_part_lies_inside_and_has_the_area_and_shape_it_may_have():
+    for size in ((500, 375), (60, 61), (1, 1), (9, 400), (400, 9)):
+        for i in range(300):
+            left, top, width, height = jpeg.part(*size, jpeg.draws(0, 0, i)[1:].reshape(-1, 4))
+            assert 0 <= left <= size[0] - width and 0 <= top <= size[1] - height
+            assert width > 0 and height > 0
+            if size == (500, 375):  # sides are rounded to whole pixels, the shorter one is 100 or more
+                assert 0.079 < width * height / (500 * 375) <= 1
+                assert 0.74 < width / height < 1.35
+
+
+def test_the_random_numbers_of_an_image_are_its_own_and_the_same_on_every_numpy():
+    draws = np.stack([jpeg.draws(seed, epoch, i) for seed in (0, 1) for epoch in (0, 1) for i in range(250)])
+    assert draws.shape == (1000, 41) and len(np.unique(draws)) == draws.size
+    # 41,000 uniform numbers: their mean is 1/2 with a standard deviation of 0.0014.
+    assert abs(draws.mean() - 0.5) < 0.006
+    assert jpeg.draws(1, 2, 3)[:2].tolist() == [0.13732203113233543, 0.22522750207501308]
+
+
+def test_a_mirrored_crop_is_the_crop_mirrored_and_a_whole_one_the_image_resized():
+    image = jpeg.opened(photo(3, (224, 224)), "it")
+    numbers = np.array([0.5, *(10 * [1.0, 0.5, 0.0, 0.0])])  # all of the area, square
+    plain = jpeg.train_crop(image, 224, numbers)
+    np.testing.assert_array_equal(plain, np.asarray(image))
+    numbers[0] = 0.49
+    np.testing.assert_array_equal(jpeg.train_crop(image, 224, numbers), plain[:, ::-1])
+
+
+def test_a_test_image_is_the_centre_of_the_image():
+    ramp = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None, None], (256, 256, 3))
+    image = Image.fromarray(np.ascontiguousarray(ramp))
+    np.testing.assert_array_equal(jpeg.test_crop(image, 224), ramp[16:240, 16:240])
+    wide = Image.fromarray(np.concatenate([np.zeros_like(ramp), ramp, np.zeros_like(ramp)], axis=1))
+    np.testing.assert_array_equal(jpeg.test_crop(wide, 224), ramp[16:240, 16:240])
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_printers_colours_become_three_channels(mode):
+    image = np.asarray(jpeg.opened(photo(1, mode=mode), "it")).astype(int)
+    assert image.shape == (64, 64, 3)
+    if mode == "L":
+        assert (image[..., 0] == image[..., 2]).all()
+
+
+def test_a_png_under_a_jpegs_name_is_read():
+    file = io.BytesIO()
+    Image.fromarray(pixels(photo(1))).save(file, "PNG")
+    np.testing.assert_array_equal(np.asarray(jpeg.opened(file.getvalue(), "it")), pixels(photo(1)))
+
+
+# Batches
+
+
+@pytest.fixture
+def small(tmp_path):
+    """10 training images, and 6 validation images."""
+    write_imagenet(tmp_path)
+    return data.load("imagenet", tmp_path).first(10)._replace(shape=(32, 32, 3))
+
+
+def sha256(batches) -> list[str]:
+    return [hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() for images, labels in batches]
+
+
+def test_an_epoch_has_every_image_once_and_ends_in_a_smaller_batch(small):
+    batches = TrainBatches(small, batch_size=4, seed=0)
+    for epoch in range(2):
+        three = [batches[3 * epoch + b] for b in range(3)]
+        assert [images.shape for images, _ in three] == [(4, 32, 32, 3), (4, 32, 32, 3), (2, 32, 32, 3)]
+        assert {(images.dtype, labels.dtype) for images, labels in three} == {(np.dtype(np.uint8), np.dtype(np.int32))}
+        labels = np.concatenate([labels for _, labels in three])
+        assert sorted(labels) == sorted(small.train_images.read(i)[1] for i in range(10))
+
+
+def test_a_batch_depends_on_seed_and_number_alone(small):
+    one, two = TrainBatches(small, 4, seed=0), TrainBatches(small, 4, seed=0)
+    forwards = sha256(one[g] for g in range(9))
+    assert forwards == sha256(two[g] for g in reversed(range(9)))[::-1]
+    assert len(set(forwards)) == 9  # another order and other crops in every epoch
+    assert not set(forwards) & set(sha256(TrainBatches(small, 4, seed=1)[g] for g in range(9)))
+
+
+@pytest.mark.slow  # three processes import JAX, because grain does
+def test_the_number_of_workers_changes_no_batch(small):
+    plain = sha256(TrainBatches(small, 4, seed=0)[g] for g in range(2, 9))
+    for workers in (0, 1, 2):
+        with Loader(TrainBatches(small, 4, seed=0), start=2, workers=workers) as loader:
+            assert sha256(next(loader) for _ in range(7)) == plain, workers
+
+
+def test_test_batches_are_all_test_images_in_order(small):
+    with Loader(TestBatches(small, 4), workers=0) as loader:
+        batches = list(loader)
+    assert [len(labels) for _, labels in batches] == [4, 2]
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    for i in range(6):
+        image, label, _ = small.test_images.read(i)
+        np.testing.assert_array_equal(images[i], jpeg.test_crop(jpeg.opened(image, "it"), 32))
+        assert labels[i] == label
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_is_damaged_later_is_named_whoever_decodes_it(small, workers):
+    victim = small.train_images.path(3)
+    with open(victim, "r+b") as file:
+        file.truncate(300)
+    loader = Loader(TrainBatches(small, 4, seed=0), workers=workers)
+    with loader, pytest.raises(jpeg.Damaged, match=f"{os.path.basename(victim)} can't be decoded"):
+        sha256(next(loader) for _ in range(3))
+
+
+def children() -> set[int]:
+    """Processes below this one."""
+    found = set()
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/children") as file:
+            found |= {int(word) for word in file.read().split()}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
+def test_a_worker_leaves_signals_to_the_trainer_and_is_gone_after_close(small):
+    before = children()
+    with Loader(TrainBatches(small, 4, seed=0), workers=1) as loader:
+        next(loader)
+        for process in children() - before:
+            os.kill(process, signal.SIGINT)  # as a terminal does, and a batch system with SIGTERM
+            os.kill(process, signal.SIGTERM)
+        for _ in range(6):  # more than there were ready
+            next(loader)
+    deadline = time.monotonic() + 30
+    while named(children() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not named(children() - before)
+
+
+def named(processes) -> list[str]:
+    """Command lines, of those that are no helper of Python's own multiprocessing."""
+    lines = []
+    for process in processes:
+        try:
+            with open(f"/proc/{process}/cmdline") as file:
+                lines.append(file.read().replace("\0", " "))
+        except OSError:
+            continue
+    return [line for line in lines if line and "resource_tracker" not in line]
+
+
+def test_the_number_of_workers_follows_the_cores_a_wish_and_the_room(small, monkeypatch, capsys):
+    batches = TrainBatches(small, 4, seed=0)
+    monkeypatch.setattr(stream, "cores", lambda: 5)
+    assert stream.wanted_workers(batches) == 4
+    monkeypatch.setattr(stream, "cores", lambda: 1)
+    assert stream.wanted_workers(batches) == 0
+    monkeypatch.setattr(stream, "cores", lambda: 99)
+    assert stream.wanted_workers(batches) == stream.MOST_WORKERS
+    usage = type("Usage", (), {"free": 2 * 4 * batches.batch_size * 32 * 32 * 3})
+    monkeypatch.setattr(stream.shutil, "disk_usage", lambda path: usage)
+    assert stream.wanted_workers(batches) == 2
+    assert "room for the batches of 2 of 16 processes" in capsys.readouterr().err
+    monkeypatch.setenv(stream.WORKERS, "3")
+    assert stream.wanted_workers(batches) == 3
+    monkeypatch.setenv(stream.WORKERS, "many")
+    with pytest.raises(BadInput, match="FDG_JAX_LOADER_WORKERS=many"):
+        stream.wanted_workers(batches)
+
+
+def test_the_device_only_normalises_what_was_cropped_and_mirrored_before(small):
+    images, _ = TrainBatches(small, 4, seed=0)[0]
+    found = jax.jit(train_transform(small, 0))(images, 5)
+    wanted = (images / 255 - np.array(imagenet.MEAN)) / np.array(imagenet.STD)
+    np.testing.assert_allclose(found, wanted, atol=2e-6)  # float32 of numbers up to 2.7
+
+
+def test_the_kinds_of_data_sets_have_names_of_their_own():
+    assert data.stream_names() == ["imagenet"]
+    assert not set(data.names()) & set(data.stream_names())
