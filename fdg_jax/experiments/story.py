@@ -1,9 +1,10 @@
 """The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
 
 from fdg_jax import methods
+from fdg_jax.experiments import stages
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.progress import count
-from fdg_jax.experiments.setup import Job, stage_parameters
+from fdg_jax.experiments.setup import Job
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
 
@@ -21,23 +22,13 @@ def tell(job: Job) -> list[str]:
     ]
     if auxiliary:
         lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
-    bounds = (0, *job.cuts, job.n_blocks)
-    for k, size in enumerate(stage_parameters(pipeline), 1):
-        staleness = pipeline.schedule.staleness[k - 1]
-        lines.append(
-            f"stage k={k}  {blocks(bounds[k - 1], bounds[k] - 1)}, {size:,} parameters, staleness "
-            f"{count(staleness, 'update')}, on {job.devices[k - 1]}"
-        )
+    lines += stages.lines(job)
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
         lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}")
     lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
     about = "engine" if o.engine == "delay-line" else "devices"
     return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
-
-
-def blocks(first: int, last: int) -> str:
-    return f"block {first}" if first == last else f"blocks {first} to {last}"
 
 
 def schedule_sentence(options: Options, per_epoch: int) -> str:

@@ -135,6 +135,10 @@ class Synthetic(Stage):
         self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))
         return {}
 
+    def kept(self, x, labels):
+        kept = super().kept(x, None if self.k < self.spec.K else labels)
+        return kept if self.spec.last else {**kept, "S": Asked(0, self.spec.y, labels)}
+
     def auxiliary(self):
         return () if self.spec.last else self.state.own.params
 
