@@ -25,14 +25,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from fdg_jax import functions, layers, optimizer
 from fdg_jax.data.directories import temporary_beside
 from fdg_jax.data.progress import Progress, say
 from fdg_jax.experiments import compile_cache, machine, run_directory
-from fdg_jax.functions import functions, init_variables, split
-from fdg_jax.optimizer import paper_sgd
 
 ROUNDS = 5
-CODE = ("fdg_jax.layers", "fdg_jax.functions", "fdg_jax.optimizer", __name__)  # and the files of the blocks
 
 Step = Callable[[], float]
 
@@ -76,15 +74,16 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
     first: it is block 0, whose input needs no gradient.
     """
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
-    made = functions(block, paper_sgd(0.1))
+    made = functions.functions(block, optimizer.paper_sgd(0.1))
     random = np.random.default_rng(0)
 
     def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
-    params, extra = split(jax.eval_shape(lambda x: init_variables(block, jax.random.PRNGKey(0), x), x))
-    batch, params, extra, momentum = jax.tree.map(numbers, (x, params, extra, jax.eval_shape(paper_sgd(0.1).init, params)))
-    state = [momentum]
+    variables = jax.eval_shape(lambda x: functions.init_variables(block, jax.random.PRNGKey(0), x), x)
+    params, extra = functions.split(variables)
+    momentum = jax.eval_shape(optimizer.paper_sgd(0.1).init, params)
+    batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
     forward, update = jax.jit(made.forward), jax.jit(made.update, donate_argnums=1)
 
     @jax.jit
@@ -108,7 +107,8 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
-    files = {Path(str(sys.modules[name].__file__)) for name in (*CODE, *(type(block).__module__ for block in blocks))}
+    modules = [layers, functions, optimizer, *(sys.modules[type(block).__module__] for block in blocks)]
+    files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
         "blocks": [repr(block) for block in blocks],

@@ -18,7 +18,7 @@ def facts(job: Job) -> list[dict[str, Any]]:
     bounds = (0, *job.cuts, len(job.costs))
     for k, ((a, b), size) in enumerate(zip(pairwise(bounds), stage_parameters(job.pipeline), strict=True), 1):
         sent = engine.parts.specs[k - 1].y if k < len(bounds) - 1 else None
-        bytes_of = predicted.get(k)
+        of = predicted.get(k)
         found.append(
             {
                 "k": k,
@@ -30,7 +30,7 @@ def facts(job: Job) -> list[dict[str, Any]]:
                 "parameters": size,
                 "sends": shapes.text(sent),
                 "sends_bytes": memory.size(sent),
-                "memory_bytes": bytes_of and {name: getattr(bytes_of, name) for name in ("total", *PARTS, "kept", "memo")},
+                "memory_bytes": of and {name: getattr(of, name) for name in ("total", *PARTS, "kept", "memo")},
             }
         )
     return found
@@ -43,8 +43,8 @@ def lines(job: Job) -> list[str]:
         k = stage["k"]
         seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
         told.append(
-            f"stage k={k}  {blocks(stage['first_block'], stage['last_block'])}, {seconds}{stage['share_percent']:.0f}% of "
-            f"the {stage['share_of']}, {stage['parameters']:,} parameters, staleness "
+            f"stage k={k}  {blocks(stage['first_block'], stage['last_block'])}, {seconds}{stage['share_percent']:.0f}% "
+            f"of the {stage['share_of']}, {stage['parameters']:,} parameters, staleness "
             f"{count(job.pipeline.schedule.staleness[k - 1], 'update')}, on {device}"
         )
         if stage["memory_bytes"]:
