@@ -59,9 +59,9 @@ class Watch:
     def before(self, stage: Stage) -> None:
         run = stage.run
 
-        def watched(*arguments):
+        def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
             self.look()
-            return run(*arguments)
+            return run(kind, batch, messages)
 
         stage.run = watched
 
@@ -93,9 +93,9 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
             "B": stage._backward.lower(closure, state.params, spec.x, dy).compile(),
             "U": stage._update.lower(state.params, state.opt_state, state.params).compile(),
         }
-        analyses = {name: program.memory_analysis() for name, program in compiled.items()}
-        if any(analysis is None for analysis in analyses.values()):
-            found.append({"k": k, "memo_bytes": None, "temporary_bytes": None})
+        analyses: dict[str, Any] = {name: program.memory_analysis() for name, program in compiled.items()}
+        if None in analyses.values():  # a platform that does not tell
+            found.append({"k": k, "memo_bytes": None, "temporary_bytes": None, "temporary_of": "–"})
             continue
         given = analyses["F"].output_size_in_bytes - memory.size(messages) - memory.size(extra)
         kept = given + memory.size((spec.x, state.extra))
@@ -105,7 +105,7 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
     return found
 
 
-def measured(model: str, K: int, weights: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a stage."""
     options = Options(
         K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic", split=given.split,
@@ -140,7 +140,7 @@ def measured(model: str, K: int, weights: str, given: argparse.Namespace) -> lis
                 "predicted_memo_bytes": memo.memo,
                 "compiled_memo_bytes": compiled["memo_bytes"],
                 "temporary_bytes": compiled["temporary_bytes"],
-                "temporary_of": compiled.get("temporary_of"),
+                "temporary_of": compiled["temporary_of"],
                 "predicted": {f"{name}_bytes": getattr(memo, name) for name in stages.PARTS},
                 "device": jax.devices()[0].device_kind,
                 "python": sys.version.split()[0],
