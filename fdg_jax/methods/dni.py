@@ -136,7 +136,7 @@ class Synthetic(Stage):
         return {}
 
     def kept(self, x, labels):
-        kept = super().kept(x, None if self.k < self.spec.K else labels)
+        kept = super().kept(x, labels if self.spec.last else None)
         return kept if self.spec.last else {**kept, "S": Asked(0, self.spec.y, labels)}
 
     def auxiliary(self):
