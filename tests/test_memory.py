@@ -57,7 +57,7 @@ def test_other_orders_and_methods_hold_to_the_byte_what_was_predicted(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"method": "gpipe"}, {"method": "dgl"}, {"method": "dfa"}], ids=str)
+@pytest.mark.parametrize("options", [{"method": name} for name in ("gpipe", "dgl", "dni", "dfa")], ids=str)
 def test_methods_with_parts_and_heads_hold_what_was_predicted_within_ten_percent(options):
     # GPipe's uncut batch lives on through its tick, and constants of the heads lie on the first device.
     predicted, live, _ = predicted_and_live(3, **options)
