@@ -26,7 +26,7 @@ OPTIONS = {
     "K": "number of stages",
     "cores": "cores the process is pinned to",
     "engine": "pipeline or delay-line",
-    "split": "paper, even, balanced or block numbers",
+    "split": "paper, even, balanced, measured or block numbers",
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "hugepages": "on or off",

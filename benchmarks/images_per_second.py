@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="resnet20")
     add("--batch-size", type=_report.positive, default=128)
     add("--K", type=_report.positive, default=2, help="stages, one worker each (default 2)")
-    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
+    add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", default=["bp", "fdg"], metavar="SIDE", help="the first is the baseline")

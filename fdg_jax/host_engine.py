@@ -32,7 +32,7 @@ class HostEngine:
     """K stages on their devices, driven by the host loop."""
 
     def __init__(self, parts: Parts):
-        self.parts, schedule = parts, parts.schedule
+        schedule = parts.schedule
         self.stages = {
             spec.k: parts.stage(
                 spec,
@@ -44,6 +44,7 @@ class HostEngine:
             )
             for spec, place, delay in zip(parts.specs, parts.places, parts.delays, strict=True)
         }
+        self.parts = parts._replace(specs=[stage.spec for stage in self.stages.values()])
         self.first, self.last = parts.places[0], parts.places[-1]
         self.losses = LossWindow(parts.read_behind)
         self.loop = HostLoop(schedule, self.stages, self.send, self.on_loss)

@@ -21,7 +21,8 @@ class ScanEngine:
     """BP with a delay line on each stage's gradient (fdg_jax.delay_line) under `lax.scan`."""
 
     def __init__(self, parts: Parts):
-        self.parts, self.device = parts, parts.places[0].device
+        self.parts = parts._replace(specs=[spec._replace(variables={}) for spec in parts.specs])
+        self.device = parts.places[0].device
         self.functions, states = zip(*map(made, parts.specs), strict=True)
         functions, schedule = self.functions, parts.schedule
         lines = delay_line.Lines(schedule.behind, schedule.accumulate, schedule.accumulation == "mean")

@@ -91,10 +91,10 @@ def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
 
 
 def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | None = None) -> Split:
-    """The split that `--split text` asks for: paper, even, balanced, or block numbers as in "3,7".
+    """The split that `--split text` asks for: paper, even, balanced, measured, or block numbers as in "3,7".
 
-    name: the model. costs: a number per block (seconds, FLOPs; only their ratios count) for `balanced`, by
-    default `block_costs`. Raises BadInput naming K, the number of blocks and the way out.
+    name: the model. costs: a number per block (only their ratios count) for `balanced`, by default `block_costs`, and
+    for `measured`: seconds. Raises BadInput naming K, the number of blocks and the way out.
     """
     if K < 1:
         raise BadInput(f"K={K}: {name} ({n_blocks} blocks) makes at least 1 stage. Use --K 1..{n_blocks}.")
@@ -108,11 +108,16 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
         return tuple(n_blocks * k // K for k in range(1, K))
     if text == "balanced":
         return balanced(block_costs(name) if costs is None else costs, K)
+    if text == "measured":
+        if costs is None:
+            fact = f"split measured of {name} for K={K} needs seconds for each of its {n_blocks} blocks"
+            raise BadInput(f"{fact}, and none were given. Use --split balanced, even or block numbers.")
+        return balanced(costs, K)
     try:
         cuts = [int(word) for word in text.split(",")] if text.strip() else []
     except ValueError:
         raise BadInput(
-            f"split {text!r} is neither paper, even, balanced nor block numbers as 3,7. For K={K} stages "
+            f"split {text!r} is neither paper, even, balanced, measured nor block numbers as 3,7. For K={K} stages "
             f"of the {n_blocks} blocks of {name} give {K - 1} of them, increasing, in 1..{n_blocks - 1}."
         ) from None
     return check(cuts, K, n_blocks)

@@ -56,9 +56,10 @@ class Stage:
     def __init__(
         self, spec: Spec, place: Place, stashed: bool, accumulate: int = 1, mean: bool = False, delay: int = 0
     ):
-        self.spec, self.k, self.place, self.stashed = spec, spec.k, place, stashed
+        self.k, self.place, self.stashed = spec.k, place, stashed
         self.accumulate, self.mean, self.delay = accumulate, mean, delay
         self.functions, state = self.make(spec)
+        self.spec = spec._replace(variables={})  # else the first weights would lie in memory as long as the stage does
         functions, ends = self.functions, spec.k == 1 or not self.cotangent_down
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
         self.state = place.weights(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)))
@@ -157,6 +158,15 @@ class Stage:
             self.apply(*self.line.popleft())
         if self.summed:
             self.update()
+
+    def kept(self, x: Tree, labels: Tree) -> dict[str, Tree]:
+        """What stays of a batch after its forward pass, as shapes, by the kind of operation that uses it up.
+
+        x, labels: shapes of what the forward pass takes. Traced as the forward pass will be, so that is not done twice.
+        """
+        state = self.state
+        _, _, closure = self._forward.eval_shape(state.params, state.extra, x, labels)
+        return {"B": Memo(0, closure, state.params, state.extra, x, 0)}
 
     def outputs(self, x: Tree) -> Tree:
         """Dispatches a forward pass in evaluation mode with the newest weights and statistics."""

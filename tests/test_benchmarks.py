@@ -20,7 +20,8 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second, loader
+from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second, loader, memory
+from benchmarks import split as benchmark_split
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data.jpeg import opened
 from fdg_jax.data.streams import imagenet
@@ -360,6 +361,52 @@ def test_block_cost_finds_out_before_it_compiles_that_its_result_cannot_be_writt
     with mock.patch.object(block_cost, "timed", side_effect=AssertionError("it began to measure")):
         assert block_cost.main([*TINY, "--json", str(tmp_path / "none" / "rows.jsonl")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("dense")
+def test_split_judges_every_way_to_cut_by_the_same_measured_times(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("fdg_jax.experiments.block_times.measure", lambda blocks, *_: [3.0, 1.0])
+    monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
+    monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
+    file = tmp_path / "rows.jsonl"
+    assert benchmark_split.main(["--model", "dense", "--K", "2", "--json", str(file)]) == 0
+    rows = rows_of(file.read_text())
+    assert [row["split"] for row in rows] == ["even", "paper", "balanced", "measured"]
+    for row in rows:
+        assert (row["share_percent"], row["slowest_percent"], row["slowest_k"]) == ([75.0, 25.0], 75.0, 1)
+        assert sum(row["flops_percent"]) == pytest.approx(100, abs=0.02)  # two shares, rounded to a hundredth
+    assert "| dense | 2 | paper | 1 of 2 | 75.0% (k=1) | 75.0%, 25.0% |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("benchmark", [benchmark_split, memory])
+def test_split_and_memory_refuse_more_stages_than_there_can_be(benchmark, capsys, monkeypatch):
+    monkeypatch.setattr(benchmark.compile_cache, "enable", lambda: None)
+    assert benchmark.main(["--model", "resnet8", "--K", "99"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines()[-1].startswith("error: --K 99")
+
+
+@pytest.mark.slow
+def test_split_measures_a_residual_network(capsys):
+    assert benchmark_split.main([*TINY, "--K", "2", "--rounds", "1", "--json"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    assert [row["split"] for row in rows] == ["even", "balanced", "measured"]
+    measured = rows[2]["slowest_percent"]
+    assert all(50 <= measured <= row["slowest_percent"] <= 100 for row in rows)
+    assert len(rows[0]["block_seconds"]) == 5
+
+
+@pytest.mark.slow
+def test_memory_prints_a_row_a_stage(capsys, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    assert memory.main([*TINY, "--K", "2", "--weights", "stashed", "--json", str(file)]) == 0
+    rows = rows_of(file.read_text())
+    assert [row["k"] for row in rows] == [1, 2]
+    for row in rows:
+        assert sum(row["predicted"].values()) == row["predicted_bytes"]
+        assert row["temporary_bytes"] > 0
+    assert "| resnet8 | 2 | stashed | 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow

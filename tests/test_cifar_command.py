@@ -5,7 +5,9 @@ The frozen lists at the top are contracts with scripts outside this repository.
 
 import dataclasses
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -369,6 +371,27 @@ def test_the_start_says_what_will_be_done(short_run):
     assert "staleness 1 update" in out
     assert "the paper's 150, 225 and 275 of 300, scaled" in out
     assert "\x1b" not in out  # plain lines, because nobody sits at this terminal
+
+
+def test_the_start_says_what_each_stage_costs_holds_and_sends_and_so_does_the_config(short_run):
+    path, out = short_run
+    first, last = read(path / "config.json")["stages"]
+    assert (first["first_block"], last["last_block"]) == (0, 4)
+    assert first["last_block"] + 1 == last["first_block"]
+    assert first["share_of"] == last["share_of"] == "FLOPs"
+    assert first["share_percent"] + last["share_percent"] == pytest.approx(100, abs=0.11)  # each is rounded to a tenth
+    assert first["parameters"] + last["parameters"] == 75_290
+    assert [stage["memory_bytes"]["kept"] for stage in (first, last)] == [2, 1]
+    assert first["memory_bytes"]["weights"] == 4 * first["parameters"]
+    assert first["memory_bytes"]["old_weights"] == first["memory_bytes"]["weights"]
+    shape = [int(n) for n in re.findall(r"\d+", first["sends"].removeprefix("float32"))]
+    assert shape[0] == 32
+    assert first["sends_bytes"] == 4 * math.prod(shape)
+    assert last["sends_bytes"] == 0
+    assert f"{first['share_percent']:.0f}% of the FLOPs" in out
+    assert f"{first['memory_bytes']['total'] / 1e6:.1f} MB + XLA's buffers: weights" in out
+    assert f"2 memos of {first['memory_bytes']['memo'] / 1e6:.1f}" in out
+    assert f"sends {first['sends']}" in out
 
 
 def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):

@@ -177,7 +177,7 @@ def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
         ("3", 3, "1 block numbers where 2 are needed"),
         ("3,5,7", 3, "3 block numbers where 2 are needed"),
         ("", 3, "0 block numbers where 2 are needed"),
-        ("3,x", 3, "neither paper, even, balanced nor block numbers"),
+        ("3,x", 3, "neither paper, even, balanced, measured nor block numbers"),
         ("3.5,7", 3, "neither paper"),
         ("fair", 3, "'fair' is neither paper"),
         ("paper", 4, "no split of resnet20 .* for K=4, only for K=2, 3"),

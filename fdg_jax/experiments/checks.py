@@ -92,7 +92,7 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
             f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
             f"Use --K 1 to {n}, or a deeper model."
         )
-    if options.split not in (None, "balanced"):  # balanced fits always, and is found by computing
+    if options.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
         from fdg_jax import split
 
         split.parse(options.split, options.model, options.K, n)

@@ -72,12 +72,13 @@ def prepare_and_run(
     """before: config.json of the run that goes on."""
     checks.check_names(options, program.datasets)
     signals.check()
-    from fdg_jax.experiments import compile_cache, setup
+    from fdg_jax.experiments import compile_cache, setup, stages
 
     compile_cache.enable()
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
+    config["stages"] = stages.facts(job)
     if before is not None:
         config = run_directory.continued(before, config)
     run_directory.write_json(path / run_directory.CONFIG, config)

@@ -18,6 +18,7 @@ import fdg_jax
 from fdg_jax import data, devices, methods, models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments import block_times
 from fdg_jax.experiments.options import Options
 from fdg_jax.optimizer import paper_schedule, paper_sgd
 
@@ -30,14 +31,19 @@ class Job(NamedTuple):
     options: Options  # as used, nothing left to defaults
     dataset: data.Dataset | data.Stream
     pipeline: fdg_jax.Pipeline
-    split: str  # paper, even, balanced or block numbers
+    split: str  # paper, even, balanced, measured or block numbers
     cuts: tuple[int, ...]  # the first block of stages 2..K
-    n_blocks: int
+    costs: list[float]  # of each block; only their ratios count
+    cost: str  # what they are: time or FLOPs
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
     devices: list[str]  # of the stages k = 1..K; of one that is spread all its devices
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.costs)
 
 
 def prepare(options: Options, note: str = "") -> Job:
@@ -50,7 +56,8 @@ def prepare(options: Options, note: str = "") -> Job:
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, blocks = len(dataset.train_images), models.blocks(options.model, dataset.classes)
     name = options.split or default_split(options)
-    cuts = split.parse(name, options.model, options.K, len(blocks))
+    costs, cost = block_costs(name, options, blocks, dataset, stage_devices[0])
+    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -82,7 +89,7 @@ def prepare(options: Options, note: str = "") -> Job:
     names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
     rates = learning_rates(by_batch, total, options.accumulate)
     return Job(
-        options, dataset, pipeline, name, cuts, len(blocks), per_epoch, steps, rates, names, remark
+        options, dataset, pipeline, name, cuts, costs, cost, per_epoch, steps, rates, names, remark
     )  # fmt: skip
 
 
@@ -145,6 +152,17 @@ def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> s
 
 def default_split(options: Options) -> str:
     return "paper" if models.paper_split(options.model, options.K) is not None else "balanced"
+
+
+def block_costs(
+    name: str, options: Options, blocks: list[nn.Module], dataset: data.Dataset | data.Stream, device: Any
+) -> tuple[list[float], str]:
+    """What each block costs, and in what: time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    image = dataset.shape
+    if name == "measured" and options.K > 1:
+        x = jax.ShapeDtypeStruct((options.batch_size, *image), np.float32)
+        return block_times.seconds(blocks, x, device), "time"
+    return split.block_costs(options.model, dataset.classes, (1, *image)), "FLOPs"
 
 
 def default_window(options: Options, platform: str, images: int) -> int:

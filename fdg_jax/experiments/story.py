@@ -1,9 +1,10 @@
 """The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
 
 from fdg_jax import methods
+from fdg_jax.experiments import stages
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.progress import count
-from fdg_jax.experiments.setup import Job, stage_parameters
+from fdg_jax.experiments.setup import Job
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
 
@@ -21,13 +22,7 @@ def tell(job: Job) -> list[str]:
     ]
     if auxiliary:
         lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
-    bounds = (0, *job.cuts, job.n_blocks)
-    for k, size in enumerate(stage_parameters(pipeline), 1):
-        staleness = pipeline.schedule.staleness[k - 1]
-        lines.append(
-            f"stage k={k}  {blocks(bounds[k - 1], bounds[k] - 1)}, {size:,} parameters, staleness "
-            f"{count(staleness, 'update')}, on {job.devices[k - 1]}"
-        )
+    lines += stages.lines(job)
     if o.remat != "none":
         lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:
@@ -36,10 +31,6 @@ def tell(job: Job) -> list[str]:
     lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
     about = "engine" if o.engine == "delay-line" else "devices"
     return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
-
-
-def blocks(first: int, last: int) -> str:
-    return f"block {first}" if first == last else f"blocks {first} to {last}"
 
 
 def schedule_sentence(options: Options, per_epoch: int) -> str:

@@ -136,6 +136,10 @@ class Synthetic(Stage):
         self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))
         return {}
 
+    def kept(self, x, labels):
+        kept = super().kept(x, labels if self.spec.last else None)
+        return kept if self.spec.last else {**kept, "S": Asked(0, self.spec.y, labels)}
+
     def auxiliary(self):
         return () if self.spec.last else self.state.own.params
 

@@ -51,6 +51,9 @@ class Replay(Stage):
         self.use(grads, feature.version)
         return {"dy": dx}
 
+    def kept(self, x, labels):
+        return {"B": Feature(0, x, labels, 0)}
+
     def saved_memos(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for feature in self.memos:

@@ -1,0 +1,213 @@
+"""The memory of every stage as it is predicted before training, and as it is.
+
+    .venv/bin/python -m benchmarks.memory --model resnet56 wrn16_4 --K 2 4 --batch-size 128
+
+Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and the
+schedule alone (fdg_jax.memory), as the training command prints it. Live: the bytes of all arrays on the stage's device,
+each buffer once however many refer to it, the most over a run into the steady state, looked at before every operation
+of the host loop and after every tick. One memo: what is kept of a batch, predicted, and from what the compiled forward
+program says it gives. Temporary: XLA's buffers within the largest of the stage's programs (of the runtime's own memory,
+such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a backward pass and its
+update, one gradient, as large as the weights.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import _report
+from fdg_jax import devices, memory
+from fdg_jax.data import Dataset
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import compile_cache, setup, stages
+from fdg_jax.experiments.options import Options
+from fdg_jax.host_engine import HostEngine
+from fdg_jax.stage import Stage
+
+
+def buffers() -> dict[tuple[Any, int], int]:
+    """Bytes of every buffer that an array of this process lies in, by (device, address)."""
+    arrays = jax.block_until_ready(jax.live_arrays())
+    pieces = [piece for array in arrays for piece in array.addressable_shards]
+    return {(piece.device, piece.data.unsafe_buffer_pointer()): piece.data.nbytes for piece in pieces}
+
+
+class Watch:
+    """The most bytes on each device, of arrays made while it looks. Make it before the pipeline."""
+
+    def __init__(self) -> None:
+        self.others = jax.live_arrays()  # held, so that no new array can get the place of one of them
+        self.known = set(buffers())
+        self.most = Counter[Any]()
+
+    def look(self) -> None:
+        now = Counter[Any]()
+        for (device, address), size in buffers().items():
+            if (device, address) not in self.known:
+                now[device] += size
+        self.most |= now
+
+    def at(self, engine: HostEngine) -> None:
+        """Looks before every operation of the engine from now on."""
+        for stage in engine.stages.values():
+            self.before(stage)
+
+    def before(self, stage: Stage) -> None:
+        run = stage.run
+
+        def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+            self.look()
+            return run(kind, batch, messages)
+
+        stage.run = watched
+
+
+def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int]]:
+    """(what `make` made, the most bytes on the devices of its stages k = 1..K while `step` enters so many batches).
+
+    make() -> a Pipeline on the host loop with a device a stage.
+    """
+    watch = Watch()
+    pipeline = make()
+    engine = pipeline.engine
+    watch.at(engine)
+    for _ in range(batches):
+        step(pipeline)
+        watch.look()
+    return pipeline, [watch.most[stage.place.device] for stage in engine.stages.values()]
+
+
+def programs(engine: HostEngine) -> list[dict[str, Any]]:
+    """Of each stage of FDG, from its compiled programs: bytes of one memo, and of the largest temporary buffers."""
+    found = []
+    for k, stage in engine.stages.items():
+        spec, state = stage.spec, stage.state
+        labels, dy = (spec.labels, None) if spec.last else (None, spec.y)
+        messages, extra, closure = stage._forward.eval_shape(state.params, state.extra, spec.x, labels)
+        compiled = {
+            "F": stage._forward.lower(state.params, state.extra, spec.x, labels).compile(),
+            "B": stage._backward.lower(closure, state.params, spec.x, dy).compile(),
+            "U": stage._update.lower(state.params, state.opt_state, state.params).compile(),
+        }
+        analyses: dict[str, Any] = {name: program.memory_analysis() for name, program in compiled.items()}
+        if None in analyses.values():  # a platform that does not tell
+            found.append({"k": k, "memo_bytes": None, "temporary_bytes": None, "temporary_of": "–"})
+            continue
+        given = analyses["F"].output_size_in_bytes - memory.size(messages) - memory.size(extra)
+        kept = given + memory.size((spec.x, state.extra))
+        temporary = {name: analysis.temp_size_in_bytes for name, analysis in analyses.items()}
+        largest = max(temporary, key=lambda name: temporary[name])
+        found.append({"k": k, "memo_bytes": kept, "temporary_bytes": temporary[largest], "temporary_of": largest})
+    return found
+
+
+def measured(model: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a stage."""
+    options = Options(
+        K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic", split=given.split,
+        engine="pipeline", epochs=1,
+    )  # fmt: skip
+    random = np.random.default_rng(0)
+    jobs: list[setup.Job] = []
+
+    def make():
+        jobs.append(setup.prepare(options))
+        return jobs[0].pipeline
+
+    def step(pipeline):
+        data = jobs[0].dataset
+        assert isinstance(data, Dataset)  # made-up images, in memory
+        indices = random.integers(0, len(data.train_images), (1, given.batch_size), dtype=np.int32)
+        pipeline.train(data.train_images, data.train_labels, indices)
+
+    pipeline, bytes_live = live(make, step, 4 * K + 2)
+    told = {"benchmark": "memory", "model": model, "K": K, "weights": weights, "batch_size": given.batch_size}
+    rows = []
+    predicted = memory.predicted(pipeline.engine)
+    for memo, here, compiled in zip(predicted, bytes_live, programs(pipeline.engine), strict=True):
+        rows.append(
+            {
+                **told,
+                "cuts": list(jobs[0].cuts),
+                "k": memo.k,
+                "memos": memo.kept,
+                "predicted_bytes": memo.total,
+                "live_bytes": here,
+                "live_over_predicted": round(here / memo.total, 4),
+                "predicted_memo_bytes": memo.memo,
+                "compiled_memo_bytes": compiled["memo_bytes"],
+                "temporary_bytes": compiled["temporary_bytes"],
+                "temporary_of": compiled["temporary_of"],
+                "predicted": {f"{name}_bytes": getattr(memo, name) for name in stages.PARTS},
+                "device": jax.devices()[0].device_kind,
+                "python": sys.version.split()[0],
+                "jax": jax.__version__,
+                **_report.machine(),
+            }
+        )
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    def mb(value: int | None) -> str:
+        return "–" if value is None else f"{value / 1e6:.2f}"
+
+    head = ["model", "K", "weights", "k", "predicted MB", "live MB", "live/predicted", "memos"]
+    head += ["one memo MB: predicted, compiled", "temporary MB"]
+    body = [
+        [
+            r["model"], str(r["K"]), r["weights"], str(r["k"]), mb(r["predicted_bytes"]), mb(r["live_bytes"]),
+            f"{r['live_over_predicted']:.4f}", str(r["memos"]),
+            f"{mb(r['predicted_memo_bytes'])}, {mb(r['compiled_memo_bytes'])}",
+            f"{mb(r['temporary_bytes'])} ({r['temporary_of']})",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    one = rows[0]
+    about = (
+        f"FDG, batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, "
+        f"Python {one['python']}, JAX {one['jax']}, commit {one['commit']}."
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("memory", __doc__)
+    add = made.add_argument
+    add("--model", nargs="+", default=["resnet56", "wrn16_4"])
+    add("--K", nargs="+", type=_report.positive, default=[2, 4], help="stages, a device each (default 2 4)")
+    add("--weights", nargs="+", choices=["stashed", "current"], default=["stashed", "current"], help="(default both)")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--split", help="paper, even, balanced or block numbers (default as in training)")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    rows = []
+    try:
+        _report.check_json(given.json)
+        found, _ = devices.stage_devices(max(given.K))
+        if len(set(found)) < max(given.K):
+            fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
+            raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
+        compile_cache.enable()
+        for model in given.model:
+            for K in given.K:
+                for weights in given.weights:
+                    print(f"{model}, K={K}, {weights} ...", file=sys.stderr, flush=True)
+                    rows += measured(model, K, weights, given)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""How evenly each way to cut a network shares its time: the slowest stage's share, from measured block times.
+
+    .venv/bin/python -m benchmarks.split --model resnet56 wrn16_4 --K 2 4 --batch-size 128
+
+The time per batch of K decoupled stages is that of the slowest one, so its share of the whole says how much faster
+than one stage K of them can be: 100 / share times, if nothing else were in the way. Every block's forward pass, its
+backward pass and its update are measured anew (fdg_jax.experiments.block_times); all splits of a model are judged by
+the same times. What they make of images/s is for another benchmark:
+
+    .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import _report
+from fdg_jax import models, split
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import block_times, compile_cache, machine
+
+CLASSES, IMAGE = 10, (32, 32, 3)
+
+
+def shares(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
+    """Percent of the whole, of each stage."""
+    return [100 * sum(costs[a:b]) / sum(costs) for a, b in pairwise((0, *cuts, len(costs)))]
+
+
+def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -> dict[str, tuple[int, ...]]:
+    """The cuts of every way that there is for this model and K."""
+    names = ["even", "paper", "balanced", "measured"]
+    if models.paper_split(model, K) is None:
+        names.remove("paper")
+    costs = {"balanced": flops, "measured": seconds}
+    return {name: split.parse(name, model, K, len(seconds), costs.get(name)) for name in names}
+
+
+def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for every K and way to cut."""
+    blocks = models.blocks(model, CLASSES)
+    if max(given.K) > len(blocks):
+        raise BadInput(f"--K {max(given.K)}: {model} has {len(blocks)} blocks. Use --K 2 to {len(blocks)}.")
+    x = jax.ShapeDtypeStruct((given.batch_size, *IMAGE), np.float32)
+    seconds = block_times.measure(blocks, x, jax.devices()[0], given.rounds)
+    flops = split.block_costs(model, CLASSES, (1, *IMAGE))
+    rows = []
+    for K in given.K:
+        for way, cuts in ways(model, K, seconds, flops).items():
+            times = shares(seconds, cuts)
+            rows.append(
+                {
+                    "benchmark": "split",
+                    "model": model,
+                    "K": K,
+                    "split": way,
+                    "cuts": list(cuts),
+                    "blocks": len(blocks),
+                    "slowest_percent": round(max(times), 2),
+                    "slowest_k": 1 + int(np.argmax(times)),
+                    "share_percent": [round(share, 2) for share in times],
+                    "flops_percent": [round(share, 2) for share in shares(flops, cuts)],
+                    "seconds": round(sum(seconds), 6),
+                    "block_seconds": [round(value, 6) for value in seconds],
+                    "batch_size": given.batch_size,
+                    "rounds": given.rounds,
+                    "cores": machine.usable_cores(),
+                    "device": jax.devices()[0].device_kind,
+                    "python": sys.version.split()[0],
+                    "jax": jax.__version__,
+                    **_report.machine(),
+                }
+            )
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    head = ["model", "K", "split", "later stages begin at", "slowest stage", "shares of time", "shares of FLOPs"]
+    body = [
+        [
+            r["model"],
+            str(r["K"]),
+            r["split"],
+            f"{','.join(map(str, r['cuts'])) or 'none'} of {r['blocks']}",
+            f"{r['slowest_percent']:.1f}% (k={r['slowest_k']})",
+            ", ".join(f"{share:.1f}%" for share in r["share_percent"]),
+            ", ".join(f"{share:.1f}%" for share in r["flops_percent"]),
+        ]
+        for r in rows
+    ]
+    one = rows[0]
+    about = (
+        f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
+        f"{one['cores']} of {one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, "
+        f"commit {one['commit']}."
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("split", __doc__)
+    add = made.add_argument
+    add("--model", nargs="+", default=["resnet56", "wrn16_4"])
+    add("--K", nargs="+", type=_report.positive, default=[2, 4], help="stages (default 2 4)")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--rounds", type=_report.positive, default=9, help="(default 9)")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        _report.check_json(given.json)
+        compile_cache.enable()
+        rows = [row for model in given.model for row in measured(model, given)]
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,162 @@
+"""How long each block of a network takes on this device: what `--split measured` balances.
+
+A block's forward pass, backward pass and update are three programs, as in a stage. Blocks that are alike are measured
+once, and all kinds take turns, so that what disturbs the machine meets them alike; a block's time is the median of its
+turns. On a CPU it is the processor time of this process, which neither other processes nor other stages lengthen; where
+several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
+(stage K) are left out.
+
+Measured times are kept in the user's cache directory. They are used only for exactly these blocks, batches, device and
+versions, and measured anew where the file is damaged; nothing that goes wrong with it ends a run.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fdg_jax import functions, layers, optimizer
+from fdg_jax.data.directories import temporary_beside
+from fdg_jax.data.progress import Progress, say
+from fdg_jax.experiments import compile_cache, machine, run_directory
+
+ROUNDS = 5
+
+Step = Callable[[], float]
+
+
+def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
+    """Seconds of each block for a batch x [b, h, w, c] of block 0: known from before, or measured now and kept."""
+    found = known(blocks, x, device)
+    if found is None:
+        found = measure(blocks, x, device)
+        save(conditions(blocks, x, device), found)
+    return found
+
+
+def known(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float] | None:
+    """The seconds measured before under the same conditions; None where there are none."""
+    return load(conditions(blocks, x, device), len(blocks))
+
+
+def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
+    """Seconds of each block, measured now."""
+    kinds: dict[Any, tuple[Step, Any]] = {}
+    of_block = []
+    progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
+    for number, block in enumerate(blocks):
+        kind = (number == 0, block, x.shape, x.dtype)
+        if kind not in kinds:
+            kinds[kind] = warm(block, x, device, first=number == 0)
+        of_block.append(kind)
+        x = kinds[kind][1]
+        progress.advance(1)
+    taken: dict[Any, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(rounds):
+        for kind, (step, _) in kinds.items():
+            taken[kind].append(step())
+    return [statistics.median(taken[kind]) for kind in of_block]
+
+
+def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) -> tuple[Step, jax.ShapeDtypeStruct]:
+    """(a function that runs the block once and says how long that took, what the block gives).
+
+    first: it is block 0, whose input needs no gradient.
+    """
+    clock = time.process_time if device.platform == "cpu" else time.perf_counter
+    made = functions.functions(block, optimizer.paper_sgd(0.1))
+    random = np.random.default_rng(0)
+
+    def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing
+        return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
+
+    variables = jax.eval_shape(lambda x: functions.init_variables(block, jax.random.PRNGKey(0), x), x)
+    params, extra = functions.split(variables)
+    momentum = jax.eval_shape(optimizer.paper_sgd(0.1).init, params)
+    batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
+    forward, update = jax.jit(made.forward), jax.jit(made.update, donate_argnums=1)
+
+    @jax.jit
+    def backward(closure, params, x, dy):
+        grads, dx = made.backward(closure, params, x, dy)
+        return grads, None if first else dx
+
+    def step() -> float:
+        jax.block_until_ready((batch, params, state))
+        start = clock()
+        messages, changed, closure = forward(params, extra, batch, None)
+        grads, dx = backward(closure, params, batch, messages["x"])
+        updated, state[0] = update(params, state[0], grads)
+        jax.block_until_ready((changed, dx, updated, state))
+        return clock() - start
+
+    step()
+    return step, jax.eval_shape(made.forward, params, extra, batch)[0]["x"]
+
+
+def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
+    """All that a measurement depends on, as it stands in its file."""
+    where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
+    modules = [layers, functions, optimizer, *(sys.modules[type(block).__module__] for block in blocks)]
+    files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
+    code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
+    return {
+        "blocks": [repr(block) for block in blocks],
+        "input": f"{np.dtype(x.dtype).name}{list(x.shape)}",
+        "device": device.device_kind,
+        **(where if device.platform == "cpu" else {}),
+        "versions": {name: run_directory.version(name) for name in ("jax", "jaxlib", "flax")},
+        "code": code.hexdigest(),
+        "rounds": ROUNDS,
+    }
+
+
+def digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def path_of(of: dict[str, Any]) -> Path:
+    return compile_cache.root() / f"block-times-{digest(of)[:16]}.json"
+
+
+def load(of: dict[str, Any], n: int) -> list[float] | None:
+    """The seconds of n blocks kept under these conditions; None where there are none or the file is damaged."""
+    try:
+        path = path_of(of)
+        kept = json.loads(path.read_text())
+        whole = kept["of"] == of and kept["checksum"] == digest([kept["of"], kept["seconds"]])
+        if whole and len(kept["seconds"]) == n and all(0 < s < math.inf for s in kept["seconds"]):
+            return kept["seconds"]
+    except (FileNotFoundError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        pass
+    say(f"the block times in {path} can't be used, the file is damaged; measuring again")
+    return None
+
+
+def save(of: dict[str, Any], found: list[float]) -> None:
+    """Written beside and renamed, so that no reader ever sees a part of it."""
+    temporary = None
+    try:
+        path = path_of(of)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_beside(path)
+        temporary.write_text(json.dumps({"of": of, "seconds": found, "checksum": digest([of, found])}, indent=1))
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        say(f"the block times can't be kept ({error}): the next start will measure again.")
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -1,0 +1,187 @@
+"""Block times are measured once for all of a kind, kept, and trusted only where they are of this very case."""
+
+import itertools
+import json
+import os
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from fdg_jax import data, models, split
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import block_times, setup, stages
+from fdg_jax.experiments.options import Options
+
+
+class Block(nn.Module):
+    """One layer; the wider the slower."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(self.width)(x)
+
+
+BLOCKS = [Block(4), Block(4), Block(4), Block(600), Block(4), Block(600)]
+X = jax.ShapeDtypeStruct((8, 4), np.float32)
+
+
+def device():
+    return jax.local_devices()[0]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fdg_jax"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Measuring takes no time: a second for the first block, ten for every other; counts measurements."""
+    calls = []
+
+    def measure(blocks, x, device, rounds=block_times.ROUNDS):
+        calls.append((len(blocks), x.shape))
+        return [1.0] + [10.0] * (len(blocks) - 1)
+
+    monkeypatch.setattr(block_times, "measure", measure)
+    return calls
+
+
+def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypatch):
+    warmed = []
+    warm = block_times.warm
+
+    def remembered(block, x, device, first):
+        warmed.append((block.width, x.shape[-1], first))
+        return warm(block, x, device, first)
+
+    monkeypatch.setattr(block_times, "warm", remembered)
+    found = block_times.measure(BLOCKS, X, device(), rounds=2)
+    assert warmed == [(4, 4, True), (4, 4, False), (600, 4, False), (4, 600, False)]
+    assert len(found) == len(BLOCKS)
+    assert found[1] == found[2] and found[3] == found[5]
+    assert all(seconds > 0 for seconds in found)
+
+
+def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
+    first = block_times.seconds(BLOCKS, X, device())
+    assert block_times.seconds(BLOCKS, X, device()) == first == block_times.known(BLOCKS, X, device())
+    assert counted == [(6, (8, 4))]
+    assert [path.suffix for path in own_cache.iterdir()] == [".json"]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "x"),
+    [
+        (BLOCKS[:-1], X),
+        ([*BLOCKS[:-1], Block(601)], X),
+        (BLOCKS, jax.ShapeDtypeStruct((16, 4), np.float32)),
+        (BLOCKS, jax.ShapeDtypeStruct((8, 4), jax.numpy.bfloat16)),
+    ],
+    ids=["fewer blocks", "a wider block", "another batch size", "another dtype"],
+)
+def test_another_case_is_measured_for_itself(blocks, x, counted):
+    block_times.seconds(BLOCKS, X, device())
+    block_times.seconds(blocks, x, device())
+    assert len(counted) == 2
+
+
+@pytest.mark.parametrize("what", ["versions", "code", "processor", "cores", "device"])
+def test_another_machine_version_or_code_measures_anew(what, counted, monkeypatch):
+    block_times.seconds(BLOCKS, X, device())
+    conditions = block_times.conditions
+    monkeypatch.setattr(block_times, "conditions", lambda *case: {**conditions(*case), what: "another"})
+    assert block_times.known(BLOCKS, X, device()) is None
+    block_times.seconds(BLOCKS, X, device())
+    assert len(counted) == 2
+
+
+def edited(text, name, value):
+    content = json.loads(text)
+    return json.dumps({**content, name: value})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:40],
+        lambda text: "",
+        lambda text: "[1, 2]",
+        lambda text: edited(text, "seconds", [10.0] * 6),
+        lambda text: edited(text, "seconds", None),
+        lambda text: text.replace("10.0", "11.0"),
+    ],
+    ids=["cut off", "empty", "a list", "other seconds", "no seconds", "a digit"],
+)
+def test_a_damaged_file_is_said_and_measured_anew(damage, counted, own_cache, capsys):
+    first = block_times.seconds(BLOCKS, X, device())
+    (path,) = own_cache.iterdir()
+    path.write_text(damage(path.read_text()))
+    assert block_times.seconds(BLOCKS, X, device()) == first
+    assert "the file is damaged; measuring again" in capsys.readouterr().err
+    assert len(counted) == 2
+    assert block_times.seconds(BLOCKS, X, device()) == first  # it is whole again
+    assert len(counted) == 2
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(counted, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        assert block_times.seconds(BLOCKS, X, device())[0] == 1.0
+    assert len(counted) == 2
+    assert "can't be kept" in capsys.readouterr().err
+
+
+def test_nothing_is_left_beside_the_file(counted, own_cache):
+    block_times.seconds(BLOCKS, X, device())
+    assert len(os.listdir(own_cache)) == 1
+
+
+def test_a_cut_from_measured_times_is_the_best_of_all_cuts():
+    seconds = np.random.default_rng(0).uniform(0.001, 0.1, 12).tolist()
+    for K in (2, 3, 4):
+        every = itertools.combinations(range(1, 12), K - 1)
+        best = min(max(sum(seconds[a:b]) for a, b in itertools.pairwise((0, *cuts, 12))) for cuts in every)
+        cuts = split.parse("measured", "resnet20", K, 12, seconds)
+        slowest = max(sum(seconds[a:b]) for a, b in itertools.pairwise((0, *cuts, 12)))
+        assert slowest == pytest.approx(best, rel=1e-12)  # the same sums, in another order
+
+
+def test_measured_without_seconds_is_refused_with_the_way_out():
+    with pytest.raises(BadInput, match=r"K=2 needs seconds for each of its 11 blocks.*--split balanced"):
+        split.parse("measured", "resnet20", 2, 11)
+
+
+@pytest.mark.parametrize("name", ["paper", "even", "balanced", "3"])
+def test_nothing_is_measured_where_it_was_not_asked_for(name, counted):
+    """A default run is cut the same on every machine."""
+    options = Options(model="resnet8", K=2)
+    dataset = data.load("digits")
+    costs, cost = setup.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
+    assert (cost, len(costs), counted) == ("FLOPs", 5, [])
+
+
+@pytest.mark.slow
+def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkeypatch):
+    """A run that goes on elsewhere reads the block numbers, so it never measures again."""
+    asked = []
+
+    def seconds(blocks, x, device):
+        asked.append((x.shape, x.dtype))
+        return [0.001, 0.001, 0.001, 0.001, 0.004]
+
+    monkeypatch.setattr(block_times, "seconds", seconds)
+    options = Options(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
+    job = setup.prepare(options)
+    assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
+    assert (job.cuts, job.options.split) == ((4,), "4")
+    assert [stage["share_percent"] for stage in stages.facts(job)] == [50.0, 50.0]
+    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job)[0]
+    again = setup.prepare(job.options)
+    assert (again.cuts, len(asked)) == ((4,), 1)
