@@ -129,7 +129,7 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
     state = run(2, data[:4], **HALF).state()
     checkpoint.save(tmp_path / "c", state)  # bfloat16 activations in flight among it
     assert any(value.dtype == jnp.bfloat16 for value in state.values())
-    assert checkpoint.sha256(checkpoint.load(tmp_path / "c")) == checkpoint.sha256(state)
+    assert checkpoint.sha256(checkpoint.load(tmp_path / "c")[0]) == checkpoint.sha256(state)
     with pytest.raises(BadInput, match=r"stashed weights in bfloat16, .* this one is .* stashed weights, "):
         pipeline(2, data[0], stages=stages).restore(state)
 
