@@ -17,7 +17,9 @@ from typing import Any
 
 from benchmarks import _report, _sides
 from benchmarks._turns import Worker, WorkerDied, measure
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.ideal import COMPARED, free_time, tick_time
 
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on the result says so
 
@@ -44,9 +46,21 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
     }
 
 
+def ideal(row: dict[str, Any]) -> str:
+    """The speed-up over BP on one device that the schedule allows on K of them: with a barrier between ticks, as in the
+    paper's Table 2, and without one, as the host loop runs. Tb = 2 Tf, auxiliary networks cost nothing."""
+    K, method = row["K"], methods.find(row["method"])
+    if row["engine"] != "pipeline" or row["cores"] != K:
+        return ""
+    own = {name: value for name, value in row.get("options", {}).items() if name in method.schedule_options}
+    schedule, alone = method.schedule(K, **own), COMPARED.Tf + COMPARED.Tb
+    times = (time(schedule, method.costs(K), COMPARED).at(COMPARED) for time in (tick_time, free_time))
+    return " and ".join(f"{float(alone / time):.2f}" for time in times)
+
+
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
-    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "cores busy"]
+    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "ideal", "cores busy"]
     body = [
         [
             f"`{r['side']}`",
@@ -55,6 +69,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
             ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
             _report.spread(r["images_per_second_windows"], 1),
             _report.spread(r["ratio_windows"], 3),
+            ideal(r),
             f"{r['busy_percent']:.0f}%",
         ]
         for r in rows

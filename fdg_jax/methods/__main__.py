@@ -13,10 +13,9 @@ from typing import NamedTuple, NoReturn
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.ideal import LENGTHS, Locks, Time, formula, free_time, locks, tick_time
+from fdg_jax.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
 from fdg_jax.schedule import Schedule, bp, check_K, draw, simulate
 
-COMPARED = Time(Fraction(1), Fraction(2), Fraction(0))  # of speed-ups: Tb = 2 Tf, and auxiliary networks cost nothing
 BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's; only shapes are made of them
 
 
