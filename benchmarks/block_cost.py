@@ -17,10 +17,13 @@ batch norm's dx (no difference).
 
 import argparse
 import contextlib
+import itertools
 import os
+import pkgutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -52,15 +55,17 @@ def plain_batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[j
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
-PLAIN = {"batch_norm": plain_batch_norm, "narrow_conv": layers.conv}
+PLAIN = {"batch_norm": plain_batch_norm, "narrow_conv": layers.conv, "relu": jax.nn.relu}
 
 
 @contextlib.contextmanager
 def plain(*names: str) -> Iterator[None]:
     """Within it (while tracing) the layers named use their plain forms."""
     with contextlib.ExitStack() as stack:
-        for name in names:
-            stack.enter_context(mock.patch.object(layers, name, PLAIN[name]))
+        families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
+        for name, module in itertools.product(names, [layers, *families]):
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, PLAIN[name]))
         yield
 
 
@@ -92,10 +97,11 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
     labels = jnp.arange(batch_size) % 10
     for row, names in {
-        "plain": ("batch_norm", "narrow_conv"),
-        "cured batch_norm": ("narrow_conv",),
-        "cured narrow_conv": ("batch_norm",),
-        "cured both": (),
+        "plain": ("batch_norm", "narrow_conv", "relu"),
+        "cured batch_norm": ("narrow_conv", "relu"),
+        "cured narrow_conv": ("batch_norm", "relu"),
+        "cured relu": ("batch_norm", "narrow_conv"),
+        "all cured": (),
     }.items():
         module = split.Stage(tuple(models.blocks(model, 10)))
         with plain(*names):

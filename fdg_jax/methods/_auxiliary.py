@@ -88,11 +88,11 @@ class MLPSR(nn.Module):
             y = averaged(y, -(-y.shape[1] // 4), -(-y.shape[2] // 4))
             for i in range(1, 4):
                 y = layers.Conv(y.shape[-1], size=1, name=f"conv{i}")(y)
-                y = nn.relu(normalised(y, train, f"conv_norm{i}"))
+                y = layers.relu(normalised(y, train, f"conv_norm{i}"))
             y = flat(averaged(y, 2, 2))
         for i in range(1, 4):
             y = nn.Dense(y.shape[-1], kernel_init=layers.torch_linear, name=f"dense{i}")(y)
-            y = nn.relu(normalised(y, train, f"dense_norm{i}"))
+            y = layers.relu(normalised(y, train, f"dense_norm{i}"))
         return Outputs(nn.Dense(self.classes, kernel_init=layers.torch_linear, name="scores")(y))
 
 
@@ -171,8 +171,8 @@ class Synthesizer(nn.Module):
             label = nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name="label")
             shift = label(one_hot(labels, self.classes))
             x = x + (shift if x.ndim == 2 else shift[:, None, None, :])
-        x = nn.relu(normalised(x, train, "norm1"))
-        x = nn.relu(normalised(hidden(x, "hidden2"), train, "norm2"))
+        x = layers.relu(normalised(x, train, "norm1"))
+        x = layers.relu(normalised(hidden(x, "hidden2"), train, "norm2"))
         if x.ndim == 4:
             dy = nn.Conv(y.shape[-1], (5, 5), padding=2, kernel_init=zeros, name="gradient")(x)
         else:

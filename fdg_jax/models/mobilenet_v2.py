@@ -14,7 +14,7 @@ Block numbers: 0 stem, 1..17 inverted residuals, 18 head (the last 1 x 1 convolu
 import flax.linen as nn
 import jax
 
-from fdg_jax.layers import BatchNorm, Conv, Head
+from fdg_jax.layers import BatchNorm, Conv, Head, relu6
 
 NAMES = {"mobilenet_v2": {}, "mobilenet_v2_imagenet": {"imagenet": True}}
 PAPER_SPLITS: dict[tuple[str, int], tuple[int, ...]] = {}  # the released code has none
@@ -36,7 +36,7 @@ class ConvNorm(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         x = Conv(self.channels, size=self.size, stride=self.stride, groups=self.groups, name="conv")(x)
         x = BatchNorm(name="norm")(x, train)
-        return nn.relu6(x) if self.active else x
+        return relu6(x) if self.active else x
 
 
 class Residual(nn.Module):
