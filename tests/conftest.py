@@ -23,13 +23,16 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-COMPILE = ("test_engines", "test_methods", "test_data_parallel", "test_pipeline")
+ENGINES, METHODS = ("test_engines", "test_pipeline", "test_api"), ("test_methods", "test_data_parallel")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Four stages are twice as much to compile as two: where a test does little else, K = 4 is a long one."""
+    """Where a test does little but compile, what compiles most is a long one: four stages of any engine, three of the
+    compared methods, and a scan."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        if parameters.get("K") == 4 and item.module.__name__ in COMPILE:
+        module, K = item.module.__name__, parameters.get("K", 0)
+        most = {**dict.fromkeys(ENGINES, 3), **dict.fromkeys(METHODS, 2)}.get(module)
+        if most and (K > most or parameters.get("engine") == "scan"):
             item.add_marker(pytest.mark.slow)
