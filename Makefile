@@ -29,7 +29,7 @@ test: setup  ## set up and run the fast tests (PYTEST_ARGS="-k schedule")
 	$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: setup  ## the long tests
-	$(RUN) -m pytest -q -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there is no slow test
+	$(RUN) -m pytest -q -n 2 --dist worksteal -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there is no slow test
 
 check: lint types test  ## lint, types and fast tests: what must pass before a change goes in
 
