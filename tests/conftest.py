@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items):
     compared methods, and a scan."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        module, K = item.module.__name__, parameters.get("K", 0)
+        module, stages = item.module.__name__, parameters.get("K", 0)
         most = {**dict.fromkeys(ENGINES, 3), **dict.fromkeys(METHODS, 2)}.get(module)
-        if most and (K > most or parameters.get("engine") == "scan"):
+        if most and (stages > most or parameters.get("engine") == "scan"):
             item.add_marker(pytest.mark.slow)
