@@ -4,12 +4,13 @@ The list reads the files' text and imports none of them, so that it comes at onc
 """
 
 import ast
-import difflib
 import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+
+from fdg_jax.errors import meant
 
 HERE = Path(__file__).parent
 
@@ -33,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
         return 0
     if arguments[0] not in names():
-        near = difflib.get_close_matches(arguments[0], names(), n=3, cutoff=0.5)
-        asked = f"Did you mean {' or '.join(near)}?" if near else "python -m benchmarks lists them."
+        asked = meant(arguments[0], names()) or "python -m benchmarks lists them."
         print(f"error: there is no benchmark {arguments[0]!r}. {asked}", file=sys.stderr)
         return 2
     return import_module(f"benchmarks.{arguments[0]}").main(list(arguments[1:])) or 0

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,14 @@ def spread(values: Sequence[float], digits: int) -> str:
     """`median (least to most)`."""
     middle = statistics.median(values)
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def here() -> dict[str, Any]:
+    """`machine`, and the device and the versions of this process, which has JAX."""
+    import jax
+
+    versions = {"python": sys.version.split()[0], "jax": jax.__version__}
+    return {"device": jax.devices()[0].device_kind, **versions, **machine()}
 
 
 def machine() -> dict[str, Any]:

@@ -135,9 +135,8 @@ def results(rows: dict[str, Row], given: argparse.Namespace) -> list[dict[str, A
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = {"device": jax.devices()[0].device_kind, "python": sys.version.split()[0], "jax": jax.__version__}
-    where["huge_pages"] = "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")
-    where |= {"cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None, **_report.machine()}
+    where = {**_report.here(), "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")}
+    where["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     made = []
     for row, (forward, backward) in seconds.items():
         costs = {

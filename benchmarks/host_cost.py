@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from benchmarks import _report
@@ -147,9 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    where = {"device": jax.devices()[0].device_kind, "python": sys.version.split()[0], "jax": jax.__version__}
-    where |= {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size}
-    where |= _report.machine()
+    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **_report.here()}
     rows = [{**row, **where} for row in [*rows, fit(rows)]]
     _report.emit(rows, table(rows, given), given.json)
     return 0

@@ -144,10 +144,7 @@ def measured(model: str, K: int, weights: Any, given: argparse.Namespace) -> lis
                 "temporary_bytes": compiled["temporary_bytes"],
                 "temporary_of": compiled["temporary_of"],
                 "predicted": {f"{name}_bytes": getattr(memo, name) for name in stages.PARTS},
-                "device": jax.devices()[0].device_kind,
-                "python": sys.version.split()[0],
-                "jax": jax.__version__,
-                **_report.machine(),
+                **_report.here(),
             }
         )
     return rows

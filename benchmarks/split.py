@@ -70,10 +70,7 @@ def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
                     "batch_size": given.batch_size,
                     "rounds": given.rounds,
                     "cores": machine.usable_cores(),
-                    "device": jax.devices()[0].device_kind,
-                    "python": sys.version.split()[0],
-                    "jax": jax.__version__,
-                    **_report.machine(),
+                    **_report.here(),
                 }
             )
     return rows

@@ -3,13 +3,12 @@
 The list says what each table shows and how much of it has been run; NAME --help explains the rest.
 """
 
-import difflib
 import sys
 from collections.abc import Sequence
 
 import experiments
 from experiments import _command, _results
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 
 
 def overview() -> str:
@@ -33,9 +32,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, known = arguments[0], experiments.names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        asked = f" Did you mean {' or '.join(near)}?" if near else ""
-        print(f"error: there is no table {name!r}.{asked} There are {', '.join(known)}.", file=sys.stderr)
+        asked = f"{meant(name, known)} There are {', '.join(known)}."
+        print(f"error: there is no table {name!r}. {asked.lstrip()}", file=sys.stderr)
         return 2
     return _command.main(experiments.find(name), arguments[1:])
 

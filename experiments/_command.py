@@ -1,7 +1,6 @@
 """What can be done with a table: `python -m experiments.TABLE list|run|collect|render`."""
 
 import argparse
-import difflib
 import fnmatch
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 import experiments
 from experiments import _estimate, _markdown, _results, _running
 from experiments._runs import CUT_OFF, ROOT, Run, Table, command, shown, state
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +73,15 @@ def parser(table: Table) -> argparse.ArgumentParser:
     text = "each run's state and its exact command line, for the repository's root"
     verb("list", list_runs, text, runs=True, data=True)
     run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
+    running(run)
+    text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
+    verb("collect", collect, text, runs=True, results=True)
+    verb("render", render, rendering, results=True)
+    return root
+
+
+def running(run: argparse.ArgumentParser) -> None:
+    """The flags of the verb `run` alone."""
     run.add_argument(
         "--jobs", type=int, default=1, metavar="N",
         help="runs at a time, each pinned to a core of its own when there are several (default: 1)",
@@ -86,10 +94,6 @@ def parser(table: Table) -> argparse.ArgumentParser:
         "--seconds-per-step", type=float, metavar="X",
         help="with --dry-run: what a step takes, instead of measuring it",
     )  # fmt: skip
-    text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
-    verb("collect", collect, text, runs=True, results=True)
-    verb("render", render, rendering, results=True)
-    return root
 
 
 def shortened(table: Table, epochs: int) -> Table:
@@ -105,9 +109,8 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
         raise BadInput(f"{table.name} has no runs of its own: render it; its page says where its numbers come from.")
     for pattern in options.only or ():
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            asked = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked} `list` shows all names.")
+            asked = f"{meant(pattern, names)} `list` shows all names."
+            raise BadInput(f"--only {pattern}: no run of {table.name} is called that. {asked.lstrip()}")
     wanted = options.only or ["*"]
     return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.functions import Functions, StageState
+from fdg_jax.guard import where
 
 Tree = Any
 
@@ -71,10 +72,6 @@ def start(stages: Sequence[StageState], lines: Lines) -> DelayState:
 def empty_line(params: Tree, D: int) -> Line:
     grads = jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), params)
     return Line(grads, jnp.zeros((D,), jnp.int32))
-
-
-def where(condition: jax.Array, new: Tree, old: Tree) -> Tree:
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)
 
 
 def read(line: Line, slot: jax.Array) -> tuple[Tree, jax.Array]:

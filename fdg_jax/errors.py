@@ -1,4 +1,7 @@
-"""One exception for everything a person got wrong, so that a command can tell it from a defect."""
+"""One exception for everything a person got wrong, so that a command can tell it from a defect; words for it."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class BadInput(ValueError):
@@ -7,6 +10,12 @@ class BadInput(ValueError):
 
 class ScheduleError(AssertionError):
     """A schedule asks for something that does not exist yet, twice, or with other staleness than derived."""
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Did you mean resnet20 or resnet8?, of the known names nearest to one that is not; "" where none is near."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

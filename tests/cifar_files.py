@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import tarfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -61,26 +62,42 @@ def tfds_directory(
 
     `splits` may give other examples: {split: [(encoded image, label), ...]}.
     """
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    dataset = f"cifar{classes}"
-    directory = data_dir / dataset / "3.0.2"
-    directory.mkdir(parents=True)
+    directory = data_dir / f"cifar{classes}" / "3.0.2"
     arrays = (*images_and_labels(TRAIN, classes, seed=1), *images_and_labels(TEST, classes, seed=2))
     if splits is None:
         splits = {
             split: [(encode(image, image_format), int(label)) for image, label in zip(*pair, strict=True)]
             for split, pair in (("train", arrays[:2]), ("test", arrays[2:]))
         }
-    infos = []
-    for split, examples in splits.items():
-        parts = [list(part) for part in np.array_split(np.arange(len(examples)), shards)]
+    records = {
+        split: [
+            example(image, label, f"{split}_{i:05d}", label // 5 if classes == 100 else None)
+            for i, (image, label) in enumerate(examples)
+        ]
+        for split, examples in splits.items()
+    }
+    module = "tensorflow_datasets.image_classification.cifar"
+    write_prepared(directory, module, records, features(classes), CLASS_NAMES[classes], shards)
+    if classes == 100:
+        (directory / "coarse_label.labels.txt").write_text("".join(f"coarse{i}\n" for i in range(20)))
+    return directory, arrays
+
+
+def write_prepared(
+    directory: Path, module: str, records: Mapping[str, list[bytes]], features: dict, labels: Iterable[str], shards: int
+) -> None:
+    """`<name>/<version>` as TFDS prepares it: {split: [record, ...]} in so many files, and what describes them."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    directory.mkdir(parents=True)
+    name, infos = directory.parent.name, []
+    for split, all_of_it in records.items():
+        parts = np.array_split(np.arange(len(all_of_it)), shards)
         for number, part in enumerate(parts):
-            path = directory / f"{dataset}-{split}.array_record-{number:05d}-of-{shards:05d}"
+            path = directory / f"{name}-{split}.array_record-{number:05d}-of-{shards:05d}"
             writer = ArrayRecordWriter(str(path), "group_size:1")
             for i in part:
-                image, label = examples[i]
-                writer.write(example(image, label, f"{split}_{i:05d}", label // 5 if classes == 100 else None))
+                writer.write(all_of_it[i])
             writer.close()
         infos.append({
             "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
@@ -88,14 +105,11 @@ def tfds_directory(
             "numBytes": "1",
             "shardLengths": [str(len(part)) for part in parts],
         })  # fmt: skip
-    info = {"fileFormat": "array_record", "moduleName": "tensorflow_datasets.image_classification.cifar",
-            "name": dataset, "splits": infos, "version": "3.0.2"}  # fmt: skip
+    info = {"fileFormat": "array_record", "moduleName": module, "name": name, "splits": infos,
+            "version": directory.name}  # fmt: skip
     (directory / "dataset_info.json").write_text(json.dumps(info))
-    (directory / "features.json").write_text(json.dumps(features(classes)))
-    (directory / "label.labels.txt").write_text("\n".join(CLASS_NAMES[classes]) + "\n")
-    if classes == 100:
-        (directory / "coarse_label.labels.txt").write_text("".join(f"coarse{i}\n" for i in range(20)))
-    return directory, arrays
+    (directory / "features.json").write_text(json.dumps(features))
+    (directory / "label.labels.txt").write_text("\n".join(labels) + "\n")
 
 
 def features(classes: int) -> dict:

@@ -4,7 +4,6 @@ The images are smooth, so that JPEG changes them little, and all different, so t
 """
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from PIL import Image
 
 from fdg_jax.data import jpeg
 from fdg_jax.data.sets.tiny_imagenet import TINY
-from tests.cifar_files import example
+from tests.cifar_files import example, write_prepared
 
 WNIDS = ("n01751748", "n02105855", "n09193705")  # the classes of the first validation images, which TFDS lists
 SMALL = TINY._replace(train=12, test=6, classes=3)
@@ -103,32 +102,14 @@ FEATURES = {  # as TFDS writes them for imagenet2012
 
 def imagenet_prepared(data_dir: Path, train: int = 12, val: int = 6, shards: int = 3) -> tuple[Path, dict]:
     """`<data_dir>/imagenet2012/5.1.0` as TFDS prepares it; its path and {split: [(content, label), ...]}."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
     directory = data_dir / "imagenet2012" / "5.1.0"
-    directory.mkdir(parents=True)
     splits = {"train": [(photo(i, (80, 60)), i % 3) for i in range(train)],
               "validation": [(photo(1000 + i, (70, 90)), i % 3) for i in range(val)]}  # fmt: skip
-    infos = []
-    for split, examples in splits.items():
-        parts = np.array_split(np.arange(len(examples)), shards)
-        for number, part in enumerate(parts):
-            path = directory / f"imagenet2012-{split}.array_record-{number:05d}-of-{shards:05d}"
-            writer = ArrayRecordWriter(str(path), "group_size:1")
-            for i in part:
-                writer.write(example(*examples[i], f"{split}_{i}.JPEG"))
-            writer.close()
-        infos.append({
-            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-            "name": split,
-            "numBytes": "1",
-            "shardLengths": [str(len(part)) for part in parts],
-        })  # fmt: skip
-    info = {"fileFormat": "array_record", "moduleName": "tensorflow_datasets.datasets.imagenet2012",
-            "name": "imagenet2012", "splits": infos, "version": "5.1.0"}  # fmt: skip
-    (directory / "dataset_info.json").write_text(json.dumps(info))
-    (directory / "features.json").write_text(json.dumps(FEATURES))
-    (directory / "label.labels.txt").write_text("\n".join(WNIDS) + "\n")
+    records = {
+        split: [example(*one, f"{split}_{i}.JPEG") for i, one in enumerate(examples)]
+        for split, examples in splits.items()
+    }
+    write_prepared(directory, "tensorflow_datasets.datasets.imagenet2012", records, FEATURES, WNIDS, shards)
     return directory, splits
 
 

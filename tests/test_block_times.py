@@ -182,6 +182,6 @@ def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkey
     assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
     assert (job.cuts, job.options.split) == ((4,), "4")
     assert [stage["share_percent"] for stage in stages.facts(job)] == [50.0, 50.0]
-    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job)[0]
+    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job, stages.facts(job))[0]
     again = setup.prepare(job.options)
     assert (again.cuts, len(asked)) == ((4,), 1)

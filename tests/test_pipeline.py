@@ -124,20 +124,26 @@ TICKS = {"fdg": 10, "gpipe": 2, **dict.fromkeys(("bp", "ddg", "dfa", "dgl", "dni
     "method", [name if name == "fdg" else pytest.param(name, marks=pytest.mark.slow) for name in TICKS]
 )  # not data_parallel, which waits on a CPU and says why
 def test_the_loop_never_waits_for_a_device(method):
-    """All dispatches of some ticks return in under a tenth of the time the devices need for them."""
+    """All dispatches of some ticks return in under a tenth of the time the devices need for them.
+
+    One turn of three has to show it: another process on the core makes a dispatch late now and then, a loop that waits
+    is late in every turn.
+    """
     x, y = np.ones((512, 768), np.float32), np.zeros(512, np.int32)
     stages, gentle = [Slow(), Slow(), Slow()], optax.sgd(1e-3)
     ours = pipeline(3, (x, y), stages=stages, optimizer=gentle, read_behind=64, method=method)
     for _ in range(6):  # compile everything, fill the pipeline
         ours.step((x, y))
-    ours.wait()
-    start = time.perf_counter()
-    for _ in range(TICKS[method]):
-        ours.step((x, y))
-    dispatched = time.perf_counter() - start
-    ours.wait()
-    executed = time.perf_counter() - start
-    assert dispatched < executed / 10, f"{dispatched * 1e3:.0f} ms of {executed * 1e3:.0f} ms"
+    turns = []
+    for _ in range(3):
+        ours.wait()
+        start = time.perf_counter()
+        for _ in range(TICKS[method]):
+            ours.step((x, y))
+        dispatched = time.perf_counter() - start
+        ours.wait()
+        turns.append((dispatched, time.perf_counter() - start))
+    assert any(dispatched < executed / 10 for dispatched, executed in turns), turns
 
 
 @pytest.mark.parametrize("limit", [1, 5])

@@ -1,10 +1,9 @@
 """What can be refused before any work: values first, which need nothing, then names, which need Flax."""
 
-import difflib
 import math
 
 from fdg_jax import names, remat
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 from fdg_jax.experiments.options import FIELDS, Options, spelled
 
 MOST_STAGES = 10_000
@@ -84,9 +83,8 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
         )
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
-        near = difflib.get_close_matches(options.dataset, known, n=3, cutoff=0.5)
-        asked = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise BadInput(f"data set {options.dataset!r} is not known.{asked} There are {', '.join(known)}.")
+        asked = f"{meant(options.dataset, known)} There are {', '.join(known)}."
+        raise BadInput(f"data set {options.dataset!r} is not known. {asked.lstrip()}")
     from fdg_jax import models
 
     names.refuse_other_spelling("model", options.model, models.names())

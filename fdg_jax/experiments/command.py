@@ -84,7 +84,7 @@ def prepare_and_run(
         config = run_directory.continued(before, config)
     try:
         run_directory.write_json(path / run_directory.CONFIG, config)
-        opening(job, path, resumed=before is not None)
+        opening(job, path, config["stages"], resumed=before is not None)
         return train(job, path, program, signals, resume=before is not None)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -94,10 +94,11 @@ def prepare_and_run(
         return 1
 
 
-def opening(job: "Job", path: Path, resumed: bool) -> None:
+def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
+    """What a person sees first. known: what is known of the stages."""
     from fdg_jax.experiments.story import tell
 
-    print("\n".join([*tell(job), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    print("\n".join([*tell(job, known), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
     if resumed:  # a new run's has been said while the data were loaded
         loudly(job.dataset.note)
     print("compiling...", flush=True)

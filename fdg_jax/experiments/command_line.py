@@ -6,13 +6,12 @@ states the fact and the way out, because a typo deserves an answer within a seco
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
 
 PLAIN = (
@@ -75,10 +74,8 @@ def scan(arguments: Sequence[str]) -> frozenset[str]:
 
 
 def unknown_flag(written: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(
-        "--" + written.lstrip("-").replace("_", "-"), list(dict.fromkeys(known)), n=3, cutoff=0.7
-    )
-    hint = f"Did you mean {' or '.join(near)}?" if near else "--help lists the flags."
+    flag = "--" + written.lstrip("-").replace("_", "-")
+    hint = meant(flag, dict.fromkeys(known), cutoff=0.7) or "--help lists the flags."
     return f"{written} is no flag of this command. {hint}"
 
 

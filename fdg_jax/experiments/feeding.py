@@ -30,7 +30,8 @@ class InMemory:
 
     def __init__(self, dataset: Dataset, options: Options, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
-        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
+        self.N = len(dataset.train_images)
+        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
 
     def next(self, step: int) -> Work:
         """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
@@ -40,21 +41,24 @@ class InMemory:
 
     def indices(self, step: int) -> np.ndarray:
         """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
-        B, W, N = self.options.batch_size, self.options.window or 1, len(self.dataset.train_images)
-        epoch, batch = divmod(step, -(-N // B))
-        if self.order[0] != epoch:
-            self.order = epoch, epoch_order(N, self.options.seed, epoch)
-        full = N // B
+        B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
+        order, batch = self.place(step)
         if batch == full:
-            return self.order[1][None, full * B :]
+            return order[None, full * B :]
         W = min(W - batch % W, full - batch, self.steps - step)
-        return self.order[1][batch * B : (batch + W) * B].reshape(W, B)
+        return order[batch * B : (batch + W) * B].reshape(W, B)
+
+    def place(self, step: int) -> tuple[np.ndarray, int]:
+        """(the order of the images in the epoch of the batch after `step`, the number of that batch in it)."""
+        epoch, batch = divmod(step, -(-self.N // self.options.batch_size))
+        if self.order[0] != epoch:
+            self.order = epoch, epoch_order(self.N, self.options.seed, epoch)
+        return self.order[1], batch
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The batch after `step`, whenever that was."""
-        B, N = self.options.batch_size, len(self.dataset.train_images)
-        epoch, number = divmod(step, -(-N // B))
-        rows = epoch_order(N, self.options.seed, epoch)[number * B : (number + 1) * B]
+        B, (order, batch) = self.options.batch_size, self.place(step)
+        rows = order[batch * B : (batch + 1) * B]
         return self.dataset.train_images[rows], self.dataset.train_labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -177,7 +177,7 @@ class Options:
         "paper",
         "recipe",
         "Learning rate 0.01 for the first 3 of 300 epochs. paper: for resnet110, resnet1202 and "
-        "every K >= 3 (not for bp, data_parallel and gpipe, which train the same for every K).",
+        "every K >= 3 (not for bp, fa, data_parallel and gpipe, which train the same for every K).",
     )
     seed: int = flag(0, "recipe", "Decides initial weights, order of images and augmentation. The paper: 3 runs.")
     steps: int | None = flag(

@@ -92,7 +92,7 @@ class Saver:
             self.failure = error
         except Exception as error:  # of Orbax, too, which wraps what the system says
             self.failure = SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
-            shutil.rmtree(folder(self.root, step).with_name(f".{folder(self.root, step).name}.tmp"), ignore_errors=True)
+            sweep(self.root)
 
     def prune(self) -> None:
         best = None if self.best is None else folder(self.root, self.best)

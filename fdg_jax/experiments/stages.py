@@ -36,10 +36,10 @@ def facts(job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def lines(job: Job) -> list[str]:
-    """Two a stage: what it is, and what it holds."""
+def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
+    """Two a stage: what it is, and what it holds. known: the facts."""
     told = []
-    for stage, device in zip(facts(job), job.devices, strict=True):
+    for stage, device in zip(known, job.devices, strict=True):
         k = stage["k"]
         seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
         told.append(

@@ -1,5 +1,7 @@
 """The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
 
+from typing import Any
+
 from fdg_jax import methods
 from fdg_jax.experiments import stages
 from fdg_jax.experiments.options import Options
@@ -8,8 +10,9 @@ from fdg_jax.experiments.setup import Job
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
 
-def tell(job: Job) -> list[str]:
-    """What a person sees first: method, data, model, stages with devices and staleness, schedule."""
+def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
+    """What a person sees first: method, data, model, stages with devices and staleness, schedule. known: what is known
+    of the stages (fdg_jax.experiments.stages)."""
     o, data, pipeline = job.options, job.dataset, job.pipeline
     height, width, channels = data.shape
     asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to]
@@ -22,7 +25,7 @@ def tell(job: Job) -> list[str]:
     ]
     if auxiliary:
         lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
-    lines += stages.lines(job)
+    lines += stages.lines(job, known)
     if o.remat != "none":
         lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:

@@ -5,13 +5,12 @@ or compute something of its own, the file has a subclass of `fdg_jax.stage.Stage
 of FDG and BP import no JAX, so that a schedule can be drawn, and an option refused, at once.
 """
 
-import difflib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 from fdg_jax.schedule import Schedule
 
 Costs = Mapping[str, tuple[float, float, float]]
@@ -83,7 +82,6 @@ def names() -> list[str]:
 def find(name: str) -> Method:
     """The method of that name. BadInput names the nearest ones."""
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=3, cutoff=0.3) or names()
-        known = ", ".join(names())
-        raise BadInput(f"method {name!r} is not known. Did you mean {' or '.join(near)}? There are {known}.")
+        asked = meant(name, names(), cutoff=0.3) or f"Did you mean {' or '.join(names())}?"
+        raise BadInput(f"method {name!r} is not known. {asked} There are {', '.join(names())}.")
     return import_module(f"{__name__}.{name}").METHOD

@@ -5,7 +5,6 @@ layers they share are in `fdg_jax.layers`. A network is a flat list of blocks be
 block 0 is the stem, then one per residual block, and the last is the head.
 """
 
-import difflib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
@@ -14,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import flax.linen as nn
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, meant
 
 
 class Family(Protocol):
@@ -46,9 +45,8 @@ def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
         arguments = getattr(family, "arguments", lambda _: None)(name)
         if arguments is not None:
             return family, arguments
-    near = difflib.get_close_matches(name, names(), n=3, cutoff=0.5)
-    asked = f" Did you mean {' or '.join(near)}?" if near else ""
-    raise BadInput(f"model {name!r} is not known.{asked} There are {', '.join(names())}.")
+    asked = f"{meant(name, names())} There are {', '.join(names())}."
+    raise BadInput(f"model {name!r} is not known. {asked.lstrip()}")
 
 
 def names() -> list[str]:
