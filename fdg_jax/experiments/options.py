@@ -231,6 +231,14 @@ class Options:
         "the machine, and stops if it happens there again.",
         free=True,
     )
+    stall_seconds: float = flag(
+        600.0,
+        "run",
+        "When the oldest operation under way has not finished for so long, name it (stage, batch, since when) on "
+        "stderr and in stalls.jsonl, and again every so often. The run goes on. 0: never.",
+        metavar="SECONDS",
+        free=True,
+    )
     evaluate_every: int = flag(
         1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
     )

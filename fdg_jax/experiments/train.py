@@ -9,7 +9,7 @@ written by a thread, from arrays that may still be under way, while the loop goe
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fdg_jax.experiments.record import Diverged, Record, diverged
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
+from fdg_jax.experiments.watchdog import Watchdog
 
 WARNINGS = 10  # of numbers that are none, before silence
 
@@ -47,6 +48,8 @@ class Loop:
         self.shapes: set[tuple[int, ...]] = set()
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
+        seconds = job.options.stall_seconds
+        self.watchdog = Watchdog(job.pipeline.watch(), seconds, run) if seconds else None
         self.told = 0  # of batches with numbers that are none
         record.trouble = self.trouble
 
@@ -122,6 +125,8 @@ class Loop:
         """One dispatch: the next batches."""
         work = self.feed.next(self.record.step)
         cold = self.clock(work.shape)
+        if self.watchdog:
+            self.watchdog.cold = cold
         work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         if cold:
@@ -239,7 +244,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
             if resume:
                 progress.say(where(record.step, job.steps))
             loop = Loop(job, path, signals, progress, record, fresh=found is None)
-            with closing(loop.feed), closing(loop.saver):
+            with closing(loop.feed), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
                     return record, *to_the_end(loop)
                 except (Stopped, Damaged):
