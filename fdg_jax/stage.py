@@ -201,6 +201,8 @@ class Stage:
         summed = int(flat["summed"])
         self.sum = self.place.weights(checkpoint.unflatten(state.params, flat, "sum/")) if summed else None
         self.state = self.place.weights(state)
+        if isinstance(state.opt_state, Guarded):
+            self.bad = np.int32(state.opt_state.bad)
         self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
         self.summed, self.since = summed, int(flat["since"])
         self.line.clear()

@@ -106,6 +106,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, resume: bo
     from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.record import Diverged
+    from fdg_jax.experiments.replay import NotReproduced
     from fdg_jax.experiments.saving import SaveFailed
 
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
@@ -113,6 +114,9 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, resume: bo
         record, parameters, state = training.run(job, path, signals, resume)
     except SaveFailed as failed:
         print(f"error: {failed} {path} goes on from the checkpoint before, with --resume.", file=sys.stderr)
+        return 1
+    except NotReproduced as fact:
+        print(f"error: {fact}. {ending.NOT_REPRODUCED}", file=sys.stderr)
         return 1
     except Diverged as diverged:
         report.write(path)

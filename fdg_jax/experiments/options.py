@@ -239,6 +239,14 @@ class Options:
         metavar="SECONDS",
         free=True,
     )
+    replay_check: int = flag(
+        0,
+        "run",
+        "Of every N batches do one, chosen by the seed, a second time from the same state; if anything comes out "
+        "differently, stop with exit code 1. Costs two states on the host and the time of a few batches. 0: never.",
+        metavar="N",
+        free=True,
+    )
     evaluate_every: int = flag(
         1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
     )

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.experiments import feeding, saving
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
+from fdg_jax.experiments.replay import Replay
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
@@ -50,6 +52,8 @@ class Loop:
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
         seconds = job.options.stall_seconds
         self.watchdog = Watchdog(job.pipeline.watch(), seconds, run) if seconds else None
+        every = job.options.replay_check
+        self.replay = Replay(every, job.options.seed) if every else None
         self.told = 0  # of batches with numbers that are none
         record.trouble = self.trouble
 
@@ -58,6 +62,7 @@ class Loop:
         while True:
             self.collect()
             self.check_saver()
+            self.check_replay(self.checkpoint_due())
             if self.checkpoint_due():
                 self.save()
             self.signals.check()
@@ -73,6 +78,7 @@ class Loop:
         Returns sha256 of the parameters and of the checkpoint's state, which is before draining, so that a
         finished run can go on with more --steps.
         """
+        self.check_replay()
         self.save()
         self.check_saver(wait=True)
         self.pause(self.close)
@@ -107,6 +113,8 @@ class Loop:
         if found is None:
             raise Diverged("there is no checkpoint to go back to")
         self.stamp, self.saver.thread, self.saver.failure = None, None, None
+        if self.replay:
+            self.replay.kept = None
         begin_again(self.job, self.record, *found)
         self.record.close()
         self.record.open(self.run, self.options.tensorboard)
@@ -127,13 +135,29 @@ class Loop:
         cold = self.clock(work.shape)
         if self.watchdog:
             self.watchdog.cold = cold
-        work.enter(self.pipeline)
+        if self.replay and self.replay.wants(self.record.step, work.shape[0]):
+            self.keep(self.replay, work)
+        else:
+            work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         if cold:
             self.pipeline.wait()
             self.record.speed.compiled()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
+
+    def keep(self, replay: Replay, work: feeding.Work) -> None:
+        """The dispatch, and what it takes to do it again later."""
+        before: dict[str, Any] = {}
+        self.pause(lambda: before.update(self.pipeline.state()))
+        work.enter(self.pipeline)
+        self.pause(lambda: replay.keep(self.record.step, work, before, self.pipeline.state()))
+
+    def check_replay(self, due: bool = True) -> None:
+        """Does again what was kept, if it is time. Raises NotReproduced."""
+        if self.replay and self.replay.kept and (due or self.replay.due(self.record.step)):
+            self.collect(wait=True)
+            self.pause(partial(self.replay.check, self.pipeline))
 
     def clock(self, shape: tuple[int, ...]) -> bool:
         """Whether this dispatch may compile: the first of a shape, and in the pipeline the 2K ticks in which
@@ -231,7 +255,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
 
     Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
     decoded; Diverged when the loss is no number; BadInput when there is nothing whole to resume from; SaveFailed when a
-    checkpoint that is needed cannot be written.
+    checkpoint that is needed cannot be written; NotReproduced when a batch done twice came out differently.
     """
     saving.sweep(path / CHECKPOINTS)
     record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)

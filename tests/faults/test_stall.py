@@ -2,41 +2,17 @@
 
 import json
 import time
-from collections import deque
-from collections.abc import Callable
 from functools import partial
 from threading import Event
 
-import flax.linen as nn
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from small import CLASSES, Part, batches, parts, pipeline
+from small import batches, parts, pipeline
+from toys import CALLS, WORDS, Troubled, small_command
 
 from fdg_jax.experiments.watchdog import STALLS, Watchdog
 from fdg_jax.trail import Dispatched, Trail
 
 K = 3
-HOLD: deque[Callable[[], object]] = deque()  # what the next calls of the held-up stage wait for
-
-
-def hold(x):
-    if HOLD:
-        HOLD.popleft()()
-    return np.zeros((), np.float32)
-
-
-class HeldUp(nn.Module):
-    """A stage whose forward pass in training may take longer."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        y = Part(self.width)(x, train)
-        late = jax.pure_callback(hold, jax.ShapeDtypeStruct((), np.float32), jax.lax.stop_gradient(x[0, 0]))
-        return y + late if train else y
 
 
 def told(err: str) -> list[str]:
@@ -47,7 +23,7 @@ def told(err: str) -> list[str]:
 def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, capfd):
     data, hashes, held = batches(12), [], 9 - k + 1  # the batch that comes to stage k in tick 9
     stages = parts(K)
-    stages[k - 1] = HeldUp(stages[k - 1].width)
+    stages[k - 1] = Troubled(stages[k - 1].width)
     for holding in (False, True):
         ours = pipeline(K, data[0], stages=stages, beta=0.5)
         trail = ours.watch()
@@ -67,10 +43,10 @@ def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, cap
                     named.set()
 
             dog.tell = telling
-            HOLD.append(partial(named.wait, 60))
+            CALLS.append(partial(named.wait, 60))
             with dog:
                 finish(ours, data[8:])
-            assert not HOLD and named.is_set()
+            assert not CALLS and named.is_set()
         hashes.append(ours.state_sha256())
     assert hashes[0] == hashes[1]
     lines = [line for line in told(capfd.readouterr().err) if f"stage k={k} " in line]
@@ -179,31 +155,16 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
 
-class Flat(nn.Module):
-    """Images as vectors."""
-
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return jnp.tanh(nn.Dense(8)(x.reshape(len(x), -1)))
-
-
 def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkeypatch, capfd):
-    from fdg_jax import data, models
     from fdg_jax.experiments import cifar
 
-    x = np.random.default_rng(0).integers(0, 256, (64, 4, 4, 3)).astype(np.uint8)
-    y = np.arange(64, dtype=np.int32) % CLASSES
-    small = {"train_images": x, "train_labels": y, "test_images": x[:32], "test_labels": y[:32]}
-    digits = data.load("digits")._replace(**small)
-    monkeypatch.setattr(data, "load", lambda *_: digits)
-    monkeypatch.setattr(models, "blocks", lambda name, classes=10: [Flat(), HeldUp(12), Part(classes)])
-    words = "--model resnet8 --dataset digits --K 3 --split 1,2 --batch-size 8 --epochs 1 --no-tensorboard"
+    small_command(monkeypatch)
     summaries = []
     for seconds in (0.0, 0.5):
-        HOLD.extend([lambda: None] * 7 + [partial(time.sleep, 4 * seconds)])  # the last of 8 batches
+        CALLS.extend([lambda: None] * 7 + [partial(time.sleep, 4 * seconds)])  # the last of 8 batches
         path = tmp_path / str(seconds)
-        assert cifar.main([*words.split(), "--stall-seconds", str(seconds), "--run-dir", str(path)]) == 0
-        assert not HOLD
+        assert cifar.main([*WORDS.split(), "--stall-seconds", str(seconds), "--run-dir", str(path)]) == 0
+        assert not CALLS
         summaries.append(json.loads((path / "summary.json").read_text()))
         assert (path / STALLS).exists() is (seconds > 0)
     assert summaries[0]["final_state_sha256"] == summaries[1]["final_state_sha256"]
