@@ -39,6 +39,10 @@ def main(arguments: Sequence[str], program: Program) -> int:
 
 def start(asked: Options, given: frozenset[str], program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    if asked.resume_into is not None:
+        from fdg_jax.experiments import resume_into
+
+        return resume_into.start(asked, given, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NOT_REPRODUCED = (
     "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
-    "XLA_FLAGS=--xla_gpu_exclude_nondeterministic_ops=true to compute the same twice.)"
+    "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
 )
 ABSURD = 1e6  # a training loss above it is no training; cross-entropy of 1000 classes starts at 7
 

@@ -41,8 +41,7 @@ class Loop:
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
-        about = {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
-        self.saver = saving.Saver(run / CHECKPOINTS, about, job.options.keep)
+        self.saver = saving.Saver(run / CHECKPOINTS, versions(), job.options.keep)
         self.saver.best = record.best_step
         self.saver.step = -1 if fresh else record.step
         self.tried = record.step  # the newest step at which a checkpoint was due
@@ -296,6 +295,11 @@ def to_the_end(loop: Loop) -> tuple[str, str]:
             loop.roll_back()
 
 
+def versions() -> dict[str, str]:
+    """What a checkpoint's bits depend on."""
+    return {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
+
+
 def where(step: int, steps: int) -> str:
     """Where a resumed run stands."""
     if step == 0:
@@ -305,10 +309,11 @@ def where(step: int, steps: int) -> str:
 
 def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
     """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
-    if about["jax"] != jax.__version__:
-        raise BadInput(
-            f"the newest checkpoint was made with JAX {about['jax']}, this is {jax.__version__}: the run would not be "
-            f"the same to the last bit. Go on with that version."
-        )
+    for name, now in versions().items():
+        if about.get(name) != now:
+            raise BadInput(
+                f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
+                f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
+            )
     job.pipeline.restore(state)
     record.restore(loop)
