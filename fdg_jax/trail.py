@@ -94,7 +94,7 @@ class Watched:
 
     def telling(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:
         """The smallest array at hand that the operation computes: of a forward pass a statistic, of a backward pass a
-        weight. Neither is ever given away."""
+        weight, which are never given away; where there are none a message, which then lives until it is computed."""
         state = self.stage.state
         if kind == "F" and self.extra is not None:
             return self.extra(state.extra)

@@ -31,6 +31,7 @@ SAME_BATCHES = ("model", "dataset", "train_size", "batch_size", "seed")  # else 
 BY_STAGES = ("split", "engine", "window")  # found anew for other stages
 LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own)(.*)", re.S)
 OF_BLOCK = re.compile(r"(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)  # DGL's [0]: the network, beside its auxiliary one
+ADDED = "what the method adds (auxiliary networks, feedback)"
 WORDS = {"params": "parameters", "extra": "statistics", "opt_state": "optimizer's memory", "own": "method's own arrays"}
 
 
@@ -47,6 +48,7 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     before = Options(**{name: config[name] for name in FIELDS if name != "resume"})
     before = dataclasses.replace(before, data_dir=asked.data_dir if "data_dir" in given else before.data_dir)
     options = changed(config, asked, given)
+    checks.check(before, frozenset())
     checks.check(options, given)
     checks.check_names(options, program.datasets)
     with claim.lock(old), claim.claim(new, resume=False):
@@ -202,8 +204,8 @@ def repartitioned(
         elif place and np.ndim(like) == 0 and place[3] == "opt_state":
             k = int(place[1] or int(place[2] or 0) + 1)
             result[name] = counter(old, owner[k], place[4], like, entered, accumulate)
-        elif place and np.size(like):
-            given_up.append(f"new: {'auxiliary networks' if place[3] != 'extra' else 'their statistics'} of the method")
+    given_up += [f"new: {ADDED}" for name, value in template.items() if added(name, value)]
+    given_up += [f"dropped: {ADDED}" for name, value in old.items() if added(name, value)]
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
     for k, of in owner.items():
         made = old[f"stage{of}/updates"] if f"stage{of}/updates" in old else old[f"run/.updates[{of - 1}]"]
@@ -218,6 +220,11 @@ def block_key(name: str) -> tuple[str, str, str] | None:
     place = LEAF.fullmatch(name)
     found = OF_BLOCK.fullmatch(place[4]) if place else None
     return (place[3], found[1], found[2]) if place and found else None
+
+
+def added(name: str, value: Any) -> bool:
+    """Whether it is an array of a stage that belongs to no block; numbers are counters."""
+    return LEAF.fullmatch(name) is not None and block_key(name) is None and np.ndim(value) > 0
 
 
 def fitted(value: Any, like: Any, part: str) -> Any:

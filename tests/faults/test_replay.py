@@ -83,6 +83,7 @@ def test_one_batch_of_every_window_is_chosen_by_the_seed():
     assert windows == [Replay(40, 0).chosen(0) // 8 * 8]  # of dispatches of 8 batches the one that holds it
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_same_hashes_or_with_exit_code_1(tmp_path, monkeypatch, capsys):
     from fdg_jax.experiments import cifar, replay
 

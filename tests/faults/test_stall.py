@@ -19,7 +19,10 @@ def told(err: str) -> list[str]:
     return [line for line in err.splitlines() if "makes no progress" in line]
 
 
-@pytest.mark.parametrize("k", range(1, K + 1))
+LONG = pytest.mark.slow
+
+
+@pytest.mark.parametrize("k", [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG)])
 def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, capfd):
     data, hashes, held = batches(12), [], 9 - k + 1  # the batch that comes to stage k in tick 9
     stages = parts(K)
@@ -131,7 +134,7 @@ def test_a_run_directory_that_cannot_be_written_stops_nothing(tmp_path, capsys):
     assert "no progress: its window of batches 51 to 100 has been dispatched" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
+@pytest.mark.parametrize("engine", ["pipeline", *[pytest.param(e, marks=LONG) for e in ("delay-line", "scan")]])
 def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
     data = batches(7)
     ours = pipeline(2, data[0], engine=engine, accumulate=2)
@@ -155,6 +158,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
 
+@pytest.mark.slow
 def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkeypatch, capfd):
     from fdg_jax.experiments import cifar
 
