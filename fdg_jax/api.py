@@ -29,6 +29,7 @@ from fdg_jax.precision import precision
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.shapes import check_shapes, zeros
 from fdg_jax.stage import Stage
+from fdg_jax.trail import Trail
 
 Tree = Any
 ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
@@ -218,6 +219,10 @@ class Pipeline:
     def wait(self) -> None:
         """Blocks until everything dispatched has been computed (for clocks, not for correctness)."""
         self.engine.wait()
+
+    def watch(self) -> Trail:
+        """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
+        return self.engine.watch()
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
         """Test loss and top-1 error with the newest weights, batches in flight or not.

@@ -24,6 +24,7 @@ from fdg_jax.pipeline import HostLoop
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, bp
 from fdg_jax.stage import Stage
+from fdg_jax.trail import Trail, Watched
 
 Tree = Any
 
@@ -55,6 +56,16 @@ class HostEngine:
         self._transform = Compiled(lambda transform: transform)
         dtype = parts.specs[-1].value.dtype
         self._micro_batches = MicroBatches(schedule.micro_batches, self.first, self.last, dtype)
+
+    def watch(self) -> Trail:
+        """From now on every operation leaves a trail."""
+        trail, M = Trail(), self.parts.schedule.micro_batches
+
+        def whole(number: int) -> int:
+            return self._before_drain + (number - 1) // M + 1
+
+        self.loop.stages = {k: Watched(stage, trail, whole) for k, stage in self.stages.items()}
+        return trail
 
     def send(self, box: Box, message: Tree) -> Tree:
         return self.parts.places[box.k - 1].batch(message)

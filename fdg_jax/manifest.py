@@ -15,6 +15,10 @@ from fdg_jax.errors import BadInput
 NAME, FORMAT = "manifest.json", 1
 
 
+class OtherFormat(BadInput):
+    """The folder is as it was sealed, by another version of this."""
+
+
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Seals a folder as it is now."""
     files = {name: [path.stat().st_size, digest(path)] for name, path in inside(folder).items()}
@@ -35,8 +39,8 @@ def check(folder: Path) -> dict[str, Any]:
     if found != signed(body):
         raise BadInput(f"{fact}: {NAME} does not match its own hash.")
     if body["format"] != FORMAT:
-        ours = f"this version reads {FORMAT}"
-        raise BadInput(f"the checkpoint at {folder} has format {body['format']}; {ours}. Resume it where it was made.")
+        fact = f"the checkpoint at {folder} has format {body['format']}; this version reads {FORMAT}"
+        raise OtherFormat(f"{fact}. Resume it where it was made.")
     files = inside(folder)
     for name, (size, sha256) in body["files"].items():
         if name not in files:

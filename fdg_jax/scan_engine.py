@@ -13,6 +13,7 @@ from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, Unsound, check_sig
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.functions import flax_variables, made
 from fdg_jax.guard import Guarded
+from fdg_jax.trail import Trail
 
 Tree = Any
 
@@ -30,6 +31,7 @@ class ScanEngine:
         self.run = jax.tree.map(jnp.copy, self.run)  # donated below: never the caller's arrays
         self.losses = LossWindow(parts.read_behind)
         self.entered = 0
+        self.trail: Trail | None = None
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = Compiled(self.evaluated)
 
@@ -47,7 +49,17 @@ class ScanEngine:
         self._window = jax.jit(window, donate_argnums=0)
         self._drain = jax.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
 
+    def watch(self) -> Trail:
+        """From now on every dispatch leaves a trail."""
+        self.trail = Trail()
+        return self.trail
+
+    def begin(self, batches: int) -> None:
+        if self.trail is not None:
+            self.trail.begin("window", 0, self.entered + 1, self.entered + batches)
+
     def step(self, inputs: Tree, labels: Tree) -> None:
+        self.begin(1)
         self.run, (loss, bad) = self._step(self.run, *jax.device_put((inputs, labels), self.device))
         self.advance(1, loss, bad)
 
@@ -56,10 +68,13 @@ class ScanEngine:
         changed in place; other arrays are put there anew."""
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
+        self.begin(len(indices))
         self.run, (losses, bad) = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
         self.advance(len(indices), losses, None if bad is None else bad[-1])
 
     def advance(self, batches: int, losses: jax.Array, bad: jax.Array | None) -> None:
+        if self.trail is not None:
+            self.trail.end(losses)
         self.losses.add(self.entered + 1, losses, () if bad is None else [bad])
         self.entered += batches
 

@@ -53,6 +53,9 @@ FLAGS = {
     "--resume": False,
     "--checkpoint-every": None,
     "--remat": "none",
+    "--resume-into": None,
+    "--stall-seconds": 600.0,
+    "--replay-check": 0,
 }
 SUMMARY = """
     method model dataset K beta engine weights order split parameters steps epochs seconds images_per_second
@@ -147,6 +150,11 @@ BAD = {
     "--weight-decay nan": "0 or a positive",
     "--checkpoint-every -1": "0 for only at the end",
     "--seed -1": "whole number",
+    "--stall-seconds -1": "0 for never",
+    "--stall-seconds nan": "0 for never",
+    "--replay-check -1": "0 for never",
+    "--resume-into there": "goes on with the run in --run-dir OLD",
+    "--run-dir there --resume-into here": "holds no run",
     "--resume": "add --run-dir",
     "--run-dir /proc/nowhere/run": "cannot be written",
     "--run-dir there --resume": "holds no run",

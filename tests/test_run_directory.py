@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import jax
 import numpy as np
 import pytest
 
@@ -25,6 +24,7 @@ from fdg_jax.experiments import (
     report,
     run_directory,
     saving,
+    session,
     stored,
     train,
 )
@@ -451,18 +451,18 @@ def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp
 def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
     dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False)
     pipeline = SimpleNamespace(restore=lambda state: None)
-    options = asked(batch_size=32, epochs=2, tensorboard=False)
+    options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
         dataset=dataset, options=options, learning_rates=np.ones(8), pipeline=pipeline, steps=8, steps_per_epoch=4
     )
     before = Record(128, 32, 10, job.learning_rates)
     before.open(tmp_path, tensorboard=False)
     before.entered(stood or 0, 0)
-    found = ({}, before.state(), {"jax": jax.__version__})
+    found = ({}, before.state(), session.versions())
     monkeypatch.setattr(saving, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(train.Loop, "train", lambda self: None)
     monkeypatch.setattr(train.Loop, "finish", lambda self: ("", ""))
-    train.run(job, tmp_path, Signals(), resume=True)
+    train.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
     before.close()
     assert said in capsys.readouterr().out
 

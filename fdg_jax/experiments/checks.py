@@ -33,6 +33,10 @@ def check(options: Options, given: frozenset[str]) -> None:
         raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
     if not 0 <= o.momentum < 1:
         raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
+    if o.replay_check < 0:
+        raise BadInput(f"--replay-check {o.replay_check}: use a number of batches, or 0 for never.")
+    if not (o.stall_seconds >= 0 and math.isfinite(o.stall_seconds)):
+        raise BadInput(f"--stall-seconds {o.stall_seconds}: use a positive number of seconds, or 0 for never.")
     if not 0 <= o.seed < 2**31:
         raise BadInput(f"--seed {o.seed}: use a whole number from 0 to {2**31 - 1}.")
     if o.train_size is not None and o.batch_size > o.train_size:

@@ -21,6 +21,7 @@ from fdg_jax.experiments.progress import count
 from fdg_jax.experiments.signals import Signals, Stopped
 
 if TYPE_CHECKING:
+    from fdg_jax.experiments.session import Session
     from fdg_jax.experiments.setup import Job
 
 
@@ -40,6 +41,10 @@ def main(arguments: Sequence[str], program: Program) -> int:
 
 def start(asked: Options, given: frozenset[str], program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    if asked.resume_into is not None:
+        from fdg_jax.experiments import resume_into
+
+        return resume_into.start(asked, given, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
@@ -73,19 +78,20 @@ def prepare_and_run(
     """before: config.json of the run that goes on."""
     checks.check_names(options, program.datasets)
     signals.check()
-    from fdg_jax.experiments import compile_cache, setup, stages
+    from fdg_jax.experiments import compile_cache, session, setup, stages
 
     compile_cache.enable()
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = stages.facts(job)
+    begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     if before is not None:
         config = run_directory.continued(before, config)
     try:
         run_directory.write_json(path / run_directory.CONFIG, config)
         opening(job, path, config["stages"], resumed=before is not None)
-        return train(job, path, program, signals, resume=before is not None)
+        return train(job, path, program, signals, begun)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -109,19 +115,23 @@ def loudly(note: str) -> None:
         print(f"\n!!! {note}\n", flush=True)
 
 
-def train(job: "Job", path: Path, program: Program, signals: Signals, resume: bool) -> int:
+def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, then summary.json and the report."""
     from fdg_jax.data.jpeg import Damaged
     from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.record import Diverged
+    from fdg_jax.experiments.replay import NotReproduced
     from fdg_jax.experiments.saving import SaveFailed
 
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
     try:
-        record, parameters, state = training.run(job, path, signals, resume)
+        record, parameters, state = training.run(job, path, signals, begun)
     except SaveFailed as failed:
         print(f"error: {failed} {path} goes on from the checkpoint before, with --resume.", file=sys.stderr)
+        return 1
+    except NotReproduced as fact:
+        print(f"error: {fact}. {ending.NOT_REPRODUCED}", file=sys.stderr)
         return 1
     except Diverged as diverged:
         report.write(path)

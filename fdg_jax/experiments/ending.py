@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from fdg_jax.experiments.record import Record
     from fdg_jax.experiments.setup import Job
 
+NOT_REPRODUCED = (
+    "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
+    "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
+)
 ABSURD = 1e6  # a training loss above it is no training; cross-entropy of 1000 classes starts at 7
 
 

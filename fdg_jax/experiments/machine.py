@@ -21,6 +21,8 @@ def describe() -> dict[str, Any]:
         "cpu_devices": jax.local_device_count() if backend == "cpu" else None,
         # None is JAX's default: on NVIDIA GPUs since Ampere float32 products may then be taken in TF32.
         "matmul_precision": getattr(jax.config, "jax_default_matmul_precision", None),
+        # Without --xla_gpu_deterministic_ops=true a GPU need not compute the same twice (openxla.org/xla/determinism).
+        "xla_flags": os.environ.get("XLA_FLAGS"),
     }
 
 

@@ -179,7 +179,12 @@ class Options:
         "Learning rate 0.01 for the first 3 of 300 epochs. paper: for resnet110, resnet1202 and "
         "every K >= 3 (not for bp, fa, data_parallel and gpipe, which train the same for every K).",
     )
-    seed: int = flag(0, "recipe", "Decides initial weights, order of images and augmentation. The paper: 3 runs.")
+    seed: int = flag(
+        0,
+        "recipe",
+        "Decides initial weights, order of images and augmentation. The paper: 3 runs. On a GPU the last bits of "
+        "a number follow from it only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+    )
     steps: int | None = flag(
         None,
         "recipe",
@@ -202,6 +207,16 @@ class Options:
         "run",
         "Go on exactly where the run in --run-dir stands. Its options are read from its config.json; "
         "those that would change the training are refused if they contradict it.",
+        free=True,
+    )
+    resume_into: str | None = flag(
+        None,
+        "run",
+        "Go on with the run in --run-dir as another one in this directory, with other --K, --method, --split, --epochs "
+        "or versions. Batches in flight are used first, blocks keep parameters and momentum, and what had to be "
+        "given up is said. The old run is left alone.",
+        metavar="DIR",
+        shown="off",
         free=True,
     )
     checkpoint_every: int | None = flag(
@@ -229,6 +244,22 @@ class Options:
         "When a loss or a gradient is not finite (no update is made by such a gradient): stop names stage and batch "
         "and ends with exit code 1; skip warns and goes on; rollback goes back to the newest checkpoint, for faults of "
         "the machine, and stops if it happens there again.",
+        free=True,
+    )
+    stall_seconds: float = flag(
+        600.0,
+        "run",
+        "When the oldest operation under way has not finished for so long, name it (stage, batch, since when) on "
+        "stderr and in stalls.jsonl, and again every so often. The run goes on. 0: never.",
+        metavar="SECONDS",
+        free=True,
+    )
+    replay_check: int = flag(
+        0,
+        "run",
+        "Of every N batches do one, chosen by the seed, a second time from the same state; if anything comes out "
+        "differently, stop with exit code 1. Costs two states on the host and the time of a few batches. 0: never.",
+        metavar="N",
         free=True,
     )
     evaluate_every: int = flag(

@@ -119,7 +119,7 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
 def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The config of a run that goes on: options that may change as they are now, where it goes on added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
-    names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices")
+    names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
     session = {name: now[name] for name in (*names, "matmul_precision")}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
 

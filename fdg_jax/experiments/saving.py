@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.manifest import OtherFormat
 
 LOOP, DAMAGED = "loop/", "damaged-"
 
@@ -141,6 +142,8 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
     for path in reversed(stored(root)):
         try:
             return load(path)
+        except OtherFormat:  # not damaged
+            raise
         except BadInput as error:
             aside = path.with_name(DAMAGED + path.name)
             with contextlib.suppress(OSError):

@@ -18,9 +18,10 @@ CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 
 
-def config(run: Path) -> dict[str, Any]:
-    """config.json with all options, each of its type, and what CONFIG_NEEDS names. Raises BadInput."""
-    found = read_json(run / CONFIG)
+def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
+    and what they then count as. Raises BadInput."""
+    found = {**absent, **read_json(run / CONFIG)}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
     check(run / CONFIG, found, {"resumed": list | None}, "Start a new run in another --run-dir.", absent=None)
@@ -82,6 +83,7 @@ def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tupl
         elif name in given and now not in (used, before.get(name, used)):
             raise BadInput(
                 f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}. "
-                f"Leave {spelled(name)} out, or start a new run in another --run-dir."
+                f"Leave {spelled(name)} out, start a new run in another --run-dir, or go on as another one with "
+                f"--resume-into DIR."
             )
     return Options(**values), stored

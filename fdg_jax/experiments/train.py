@@ -8,25 +8,26 @@ written by a thread, from arrays that may still be under way, while the loop goe
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-import fdg_jax
 from fdg_jax.data.augment import test_transform
 from fdg_jax.data.jpeg import Damaged
 from fdg_jax.engine import Metrics
-from fdg_jax.errors import BadInput
 from fdg_jax.experiments import feeding, saving
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
+from fdg_jax.experiments.replay import Replay
 from fdg_jax.experiments.run_directory import CHECKPOINTS
+from fdg_jax.experiments.session import Session, begin_again, versions, where
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
+from fdg_jax.experiments.watchdog import Watchdog
 
 WARNINGS = 10  # of numbers that are none, before silence
 
@@ -38,8 +39,7 @@ class Loop:
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
-        about = {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
-        self.saver = saving.Saver(run / CHECKPOINTS, about, job.options.keep)
+        self.saver = saving.Saver(run / CHECKPOINTS, versions(), job.options.keep)
         self.saver.best = record.best_step
         self.saver.step = -1 if fresh else record.step
         self.tried = record.step  # the newest step at which a checkpoint was due
@@ -47,6 +47,10 @@ class Loop:
         self.shapes: set[tuple[int, ...]] = set()
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
+        seconds = job.options.stall_seconds
+        self.watchdog = Watchdog(job.pipeline.watch(), seconds, run) if seconds else None
+        every = job.options.replay_check
+        self.replay = Replay(every, job.options.seed) if every else None
         self.told = 0  # of batches with numbers that are none
         record.trouble = self.trouble
 
@@ -55,6 +59,7 @@ class Loop:
         while True:
             self.collect()
             self.check_saver()
+            self.check_replay(self.checkpoint_due())
             if self.checkpoint_due():
                 self.save()
             self.signals.check()
@@ -70,6 +75,7 @@ class Loop:
         Returns sha256 of the parameters and of the checkpoint's state, which is before draining, so that a
         finished run can go on with more --steps.
         """
+        self.check_replay()
         self.save()
         self.check_saver(wait=True)
         self.pause(self.close)
@@ -105,6 +111,8 @@ class Loop:
         if found is None:
             raise Diverged("there is no checkpoint to go back to")
         self.stamp, self.saver.thread, self.saver.failure = None, None, None
+        if self.replay:
+            self.replay.kept = None
         begin_again(self.job, self.record, *found)
         self.record.close()
         self.record.open(self.run, self.options.tensorboard)
@@ -123,13 +131,31 @@ class Loop:
         """One dispatch: the next batches."""
         work = self.feed.next(self.record.step)
         cold = self.clock(work.shape)
-        work.enter(self.pipeline)
+        if self.watchdog:
+            self.watchdog.cold = cold
+        if self.replay and self.replay.wants(self.record.step, work.shape[0]):
+            self.keep(self.replay, work)
+        else:
+            work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         if cold:
             self.pipeline.wait()
             self.record.speed.compiled()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, cold)
+
+    def keep(self, replay: Replay, work: feeding.Work) -> None:
+        """The dispatch, and what it takes to do it again later."""
+        before: dict[str, Any] = {}
+        self.pause(lambda: before.update(self.pipeline.state()))
+        work.enter(self.pipeline)
+        self.pause(lambda: replay.keep(self.record.step, work, before, self.pipeline.state()))
+
+    def check_replay(self, due: bool = True) -> None:
+        """Does again what was kept, if it is time. Raises NotReproduced."""
+        if self.replay and self.replay.kept and (due or self.replay.due(self.record.step)):
+            self.collect(wait=True)
+            self.pause(partial(self.replay.check, self.pipeline))
 
     def clock(self, shape: tuple[int, ...]) -> bool:
         """Whether this dispatch may compile: the first of a shape, and in the pipeline the 2K ticks in which
@@ -224,28 +250,25 @@ class Loop:
             self.record.speed.paused(time.monotonic() - start)
 
 
-def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, str, str]:
+def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
     """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
 
     Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
-    decoded; Diverged when the loss is no number; BadInput when there is nothing whole to resume from; SaveFailed when a
-    checkpoint that is needed cannot be written.
+    decoded; Diverged when the loss is no number; SaveFailed when a checkpoint that is needed cannot be written;
+    NotReproduced when a batch done twice came out differently.
     """
-    saving.sweep(path / CHECKPOINTS)
-    record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
-    found = saving.load_newest(path / CHECKPOINTS) if resume else None
-    if found:
-        begin_again(job, record, *found)
+    record = session.record
     record.open(path, job.options.tensorboard)
     try:
         with Progress(job.steps, record.step, job.options.epochs) as progress:
-            if resume:
+            if session.resumed:
                 progress.say(where(record.step, job.steps))
-            loop = Loop(job, path, signals, progress, record, fresh=found is None)
-            with closing(loop.feed), closing(loop.saver):
+            loop = Loop(job, path, signals, progress, record, session.fresh)
+            with closing(loop.feed), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
                     return record, *to_the_end(loop)
                 except (Stopped, Damaged):
+                    loop.check_replay()
                     loop.save()
                     loop.check_saver(wait=True, needed=True)
                     raise
@@ -268,21 +291,3 @@ def to_the_end(loop: Loop) -> tuple[str, str]:
             furthest = found.step
             loop.progress.say(f"WARNING: {found}.")
             loop.roll_back()
-
-
-def where(step: int, steps: int) -> str:
-    """Where a resumed run stands."""
-    if step == 0:
-        return "there is no checkpoint yet: from the beginning"
-    return f"going on after batch {step:,} of {steps:,}"
-
-
-def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
-    """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
-    if about["jax"] != jax.__version__:
-        raise BadInput(
-            f"the newest checkpoint was made with JAX {about['jax']}, this is {jax.__version__}: the run would not be "
-            f"the same to the last bit. Go on with that version."
-        )
-    job.pipeline.restore(state)
-    record.restore(loop)

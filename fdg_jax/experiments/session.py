@@ -1,0 +1,57 @@
+"""Where a session of a run begins: at its first batch, or at its newest checkpoint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import fdg_jax
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import saving
+from fdg_jax.experiments.record import Record
+from fdg_jax.experiments.run_directory import CHECKPOINTS
+from fdg_jax.experiments.setup import Job
+
+
+class Session(NamedTuple):
+    """Where a session begins. resumed: the run was begun before; fresh: there is no checkpoint of it."""
+
+    record: Record
+    resumed: bool
+    fresh: bool
+
+
+def begin(job: Job, path: Path, resume: bool) -> Session:
+    """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
+    BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
+    saving.sweep(path / CHECKPOINTS)
+    record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
+    found = saving.load_newest(path / CHECKPOINTS) if resume else None
+    if found:
+        begin_again(job, record, *found)
+    return Session(record, resume, fresh=found is None)
+
+
+def versions() -> dict[str, str]:
+    """What a checkpoint's bits depend on."""
+    return {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
+
+
+def where(step: int, steps: int) -> str:
+    """Where a resumed run stands."""
+    if step == 0:
+        return "there is no checkpoint yet: from the beginning"
+    return f"going on after batch {step:,} of {steps:,}"
+
+
+def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
+    """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
+    for name, now in versions().items():
+        if about.get(name) != now:
+            raise BadInput(
+                f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
+                f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
+            )
+    job.pipeline.restore(state)
+    record.restore(loop)

@@ -1,0 +1,184 @@
+"""A stage that is held up is named, with the batch and since when; the run goes on and ends as it would have."""
+
+import json
+import time
+from functools import partial
+from threading import Event
+
+import pytest
+from small import batches, parts, pipeline
+from toys import CALLS, WORDS, Troubled, small_command
+
+from fdg_jax.experiments.watchdog import STALLS, Watchdog
+from fdg_jax.trail import Dispatched, Trail
+
+K = 3
+
+
+def told(err: str) -> list[str]:
+    return [line for line in err.splitlines() if "makes no progress" in line]
+
+
+LONG = pytest.mark.slow
+
+
+@pytest.mark.parametrize("k", [pytest.param(1, marks=LONG), 2, pytest.param(3, marks=LONG)])
+def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, capfd):
+    data, hashes, held = batches(12), [], 9 - k + 1  # the batch that comes to stage k in tick 9
+    stages = parts(K)
+    stages[k - 1] = Troubled(stages[k - 1].width)
+    for holding in (False, True):
+        ours = pipeline(K, data[0], stages=stages, beta=0.5)
+        trail = ours.watch()
+        for batch in data[:8]:
+            ours.step(batch)
+        ours.wait()
+        if not holding:
+            finish(ours, data[8:])
+        else:
+            dog, named = Watchdog(trail, 0.25, tmp_path), Event()
+            # It is held up until it has been named twice: on a loaded machine others may be named as well, meanwhile.
+            tell = dog.tell
+
+            def telling(op, now, dog=dog, tell=tell, named=named):
+                tell(op, now)
+                if (op.k, op.first) == (k, held) and dog.told >= 2:
+                    named.set()
+
+            dog.tell = telling
+            CALLS.append(partial(named.wait, 60))
+            with dog:
+                finish(ours, data[8:])
+            assert not CALLS and named.is_set()
+        hashes.append(ours.state_sha256())
+    assert hashes[0] == hashes[1]
+    lines = [line for line in told(capfd.readouterr().err) if f"stage k={k} " in line]
+    assert sum(f"its forward pass of batch {held} has been" in line for line in lines) >= 2
+    events = [json.loads(line) for line in (tmp_path / STALLS).read_text().splitlines()]
+    assert {"k": k, "batch": held, "operation": "forward pass", "compiling": False}.items() <= events[0].items()
+
+
+def finish(ours, data):
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    ours.wait()
+
+
+class Array:
+    """Finished, or deleted, when the test says so."""
+
+    def __init__(self):
+        self.ready, self.deleted = False, False
+
+    def is_ready(self):
+        assert not self.deleted, "a deleted array was asked"
+        return self.ready
+
+    def is_deleted(self):
+        return self.deleted
+
+
+def trail_of(*ops):
+    trail, arrays = Trail(), []
+    for kind, k, batch in ops:
+        trail.begin(kind, k, batch, batch)
+        arrays.append(Array())
+        trail.end(arrays[-1])
+    return trail, arrays
+
+
+def test_the_earliest_unfinished_operation_of_any_stage_is_the_one_that_is_waited_for():
+    trail, arrays = trail_of(("F", 1, 1), ("F", 1, 2), ("F", 2, 1), ("F", 1, 3))
+    seen = []
+    for array in (None, arrays[0], arrays[2], arrays[1]):
+        if array:
+            array.ready = True
+        oldest = trail.oldest()
+        assert oldest
+        seen.append((oldest.kind, oldest.k, oldest.first))
+    assert seen == [("F", 1, 1), ("F", 1, 2), ("F", 1, 2), ("F", 1, 3)]
+    arrays[3].deleted = True
+    assert trail.oldest() is None
+    assert not any(trail.queues.values())  # no array is held any longer
+
+
+def test_a_dispatch_that_does_not_return_is_an_operation_under_way_and_may_be_compiling(tmp_path, capsys):
+    trail = Trail()
+    trail.begin("B", 2, 7, 7)
+    dog = Watchdog(trail, 10.0, tmp_path)
+    what = "its backward pass and update of batch 7"
+    for cold, said in ((True, f"k=2 is compiling what {what} needs"), (False, f"{what} has been in its dispatch for")):
+        dog.op, dog.cold, now = None, cold, time.monotonic()
+        for late in (0.0, 9.0, 11.0, 12.0, 21.0):
+            dog.look(now + late)
+        err = capsys.readouterr().err
+        assert err.count(said) == 2  # after 10 and 20 s
+    trail.end(None)
+    dog.look(now + 40)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_however_slow_is_no_stall(tmp_path, capsys):
+    trail, arrays = trail_of(*[("F", 1, n) for n in range(1, 9)])
+    dog, now = Watchdog(trail, 10.0, tmp_path), time.monotonic()
+    for n, array in enumerate(arrays):
+        dog.look(now + 9 * n)
+        array.ready = True
+    assert capsys.readouterr().err == "" and not (tmp_path / STALLS).exists()
+
+
+def test_a_run_directory_that_cannot_be_written_stops_nothing(tmp_path, capsys):
+    dog = Watchdog(Trail(), 1.0, tmp_path / "gone")
+    dog.tell(Dispatched("window", 0, 51, 100, time.monotonic(), True), time.monotonic())
+    assert "no progress: its window of batches 51 to 100 has been dispatched" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["pipeline", *[pytest.param(e, marks=LONG) for e in ("delay-line", "scan")]])
+def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
+    data = batches(7)
+    ours = pipeline(2, data[0], engine=engine, accumulate=2)
+    trail, seen = ours.watch(), []
+    monkeypatch.setattr(trail, "end", lambda array: (seen.append((trail.entering, array)), Trail.end(trail, array)))
+    for batch in data[:5]:
+        ours.step(batch)
+    ours.drain()
+    for batch in data[5:]:
+        ours.step(batch)
+    ours.drain()
+    if engine == "scan":
+        assert [(op.kind, op.first, op.last) for op, _ in seen] == [("window", n, n) for n in range(1, 8)]
+    else:
+        for k in (1, 2):
+            for kind in "FB":
+                assert [op.first for op, _ in seen if (op.kind, op.k) == (kind, k)] == list(range(1, 8))
+    ours.wait()
+    assert trail.oldest() is None and not any(trail.queues.values())
+    untold = [op for op, array in seen if array is None]
+    assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
+
+
+@pytest.mark.slow
+def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkeypatch, capfd):
+    from fdg_jax.experiments import cifar
+
+    small_command(monkeypatch)
+    summaries, named, tell = [], Event(), Watchdog.tell
+
+    def telling(self, op, now):
+        tell(self, op, now)
+        if (op.k, op.first) == (2, 8):
+            named.set()
+
+    monkeypatch.setattr(Watchdog, "tell", telling)
+    for seconds in (0.0, 0.5):
+        # The last of 8 batches takes 2 s, and longer where the machine is so busy that nobody was named by then.
+        CALLS.extend([lambda: None] * 7 + [lambda: (time.sleep(2), named.wait(60))] * (seconds > 0))
+        path = tmp_path / str(seconds)
+        assert cifar.main([*WORDS.split(), "--stall-seconds", str(seconds), "--run-dir", str(path)]) == 0
+        assert not CALLS
+        summaries.append(json.loads((path / "summary.json").read_text()))
+        assert (path / STALLS).exists() is (seconds > 0)
+    assert summaries[0]["final_state_sha256"] == summaries[1]["final_state_sha256"]
+    said = "stage k=2 makes no progress: its forward pass of batch 8 "
+    assert any(said in line for line in told(capfd.readouterr().err))
