@@ -201,6 +201,7 @@ class Stage:
         summed = int(flat["summed"])
         self.sum = self.place.weights(checkpoint.unflatten(state.params, flat, "sum/")) if summed else None
         self.state = self.place.weights(state)
+        self.bad = np.int32(state.opt_state.bad) if isinstance(state.opt_state, Guarded) else None
         self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
         self.summed, self.since = summed, int(flat["since"])
         self.line.clear()

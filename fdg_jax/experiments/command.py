@@ -6,6 +6,7 @@ files: `--help`, and the README.
 """
 
 import dataclasses
+import errno
 import math
 import sys
 from collections.abc import Sequence
@@ -81,9 +82,16 @@ def prepare_and_run(
     config["stages"] = stages.facts(job)
     if before is not None:
         config = run_directory.continued(before, config)
-    run_directory.write_json(path / run_directory.CONFIG, config)
-    opening(job, path, resumed=before is not None)
-    return train(job, path, program, signals, resume=before is not None)
+    try:
+        run_directory.write_json(path / run_directory.CONFIG, config)
+        opening(job, path, resumed=before is not None)
+        return train(job, path, program, signals, resume=before is not None)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
+        print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
+        return 1
 
 
 def opening(job: "Job", path: Path, resumed: bool) -> None:

@@ -26,7 +26,11 @@ class SaveFailed(Exception):
 
 
 class NotFinite(Exception):
-    """A state with numbers that are none is not worth a checkpoint."""
+    """A state with numbers that are none is not worth a checkpoint. step: the batch after which it was taken."""
+
+    def __init__(self, fact: str, step: int):
+        super().__init__(fact)
+        self.step = step
 
 
 def folder(root: Path, step: int) -> Path:
@@ -104,7 +108,7 @@ def check_finite(content: Mapping[str, Any], step: int) -> None:
     for name, value in content.items():
         values = np.asarray(value)
         if not name.startswith(LOOP) and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
-            raise NotFinite(f"after batch {step:,} {name} is not finite, so there is no checkpoint of it")
+            raise NotFinite(f"after batch {step:,} {name} is not finite, so there is no checkpoint of it", step)
 
 
 def check_room(root: Path, needed: int) -> None:

@@ -87,15 +87,16 @@ class Loop:
             self.told += 1
             if skip and self.told > WARNINGS:
                 return
-            fact = str(found)
-            batch = None if math.isfinite(metrics.loss) else self.feed.batch(metrics.step - 1)
-            where = batch and self.pipeline.unsound(batch, metrics.step - 1)
-            if where:
-                fact += f"; the first that is not finite is what stage k={where.k} has for {where.what}"
+            fact = str(found) if math.isfinite(metrics.loss) else f"{found}{self.origin(metrics.step)}"
             if not skip:
                 raise Diverged(fact, metrics.step) from None
             last = " (the last such warning)" if self.told == WARNINGS else ""
             self.progress.say(f"WARNING: {fact}. No update is made by it{last}.")
+
+    def origin(self, step: int) -> str:
+        """The words that name the stage in which batch `step` is lost; none where every stage is sound by now."""
+        where = self.pipeline.unsound(self.feed.batch(step - 1), step - 1) if step else None
+        return where and f"; the first that is not finite is what stage k={where.k} has for {where.what}" or ""
 
     def roll_back(self) -> None:
         """To the newest checkpoint. BadInput where none is whole."""
@@ -199,16 +200,18 @@ class Loop:
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
         self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread)
 
-    def check_saver(self, wait: bool = False) -> None:
-        """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed."""
+    def check_saver(self, wait: bool = False, needed: bool = False) -> None:
+        """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed.
+
+        needed: the session ends with it, so there is no going on without."""
         try:
             self.saver.wait() if wait else self.saver.check()
         except saving.SaveFailed as failed:
-            if self.options.on_failed_save == "stop":
+            if needed or self.options.on_failed_save == "stop":
                 raise
-            self.progress.say(f"WARNING: {failed} The earlier ones stay; training goes on and tries again.")
+            self.progress.say(f"WARNING: {failed} The earlier ones stay, and the run goes on.")
         except saving.NotFinite as state:
-            raise Diverged(str(state)) from None
+            raise Diverged(f"{state}{self.origin(state.step)}", state.step) from None
 
     def pause(self, work: Callable[[], Any]) -> None:
         """Does something that is not training, off the clock."""
@@ -244,7 +247,7 @@ def run(job: Job, path: Path, signals: Signals, resume: bool) -> tuple[Record, s
                     return record, *to_the_end(loop)
                 except (Stopped, Damaged):
                     loop.save()
-                    loop.saver.wait()
+                    loop.check_saver(wait=True, needed=True)
                     raise
     finally:
         record.close()
