@@ -76,6 +76,20 @@ def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
         diverged(lost)
 
 
+def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
+    ours = pipeline(2, DATA[0], guard=True)
+    for batch in DATA[:3]:
+        ours.step(batch)
+    state = ours.state()
+    poison(ours, 2)
+    for batch in DATA[3:6]:
+        ours.step(batch)
+    assert any(ours.losses(wait=True)[-1].bad)
+    ours.restore(state)
+    ours.step(DATA[3])
+    assert ours.losses(wait=True)[-1].bad == (0, 0)
+
+
 def test_of_gradients_of_one_batch_the_highest_stage_is_named():
     from fdg_jax.engine import Metrics
 

@@ -96,7 +96,7 @@ class Loop:
     def origin(self, step: int) -> str:
         """The words that name the stage in which batch `step` is lost; none where every stage is sound by now."""
         where = self.pipeline.unsound(self.feed.batch(step - 1), step - 1) if step else None
-        return where and f"; the first that is not finite is what stage k={where.k} has for {where.what}" or ""
+        return f"; the first that is not finite is what stage k={where.k} has for {where.what}" if where else ""
 
     def roll_back(self) -> None:
         """To the newest checkpoint. BadInput where none is whole."""

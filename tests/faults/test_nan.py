@@ -12,7 +12,7 @@ from fault_runs import SMALL, STEPS
 from fdg_jax.experiments import cifar, saving, train
 from fdg_jax.stage import Stage
 
-CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4), ("bp", 2)]
+CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4)]
 CASES = [(method, K, k, what) for method, K in CONFIGS for k in range(1, K + 1) for what in ("weights", "gradient")]
 SAMPLE = [("fdg", 2, 1, "weights"), ("fdg", 2, 2, "gradient"), ("dni", 2, 1, "gradient")]
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT at any moment after the run directory is claimed leave a checkpoint, from which the run ends bit-equal."""
+"""SIGTERM and SIGINT, from the preparations on, leave a checkpoint from which the run ends as if never stopped."""
 
 import signal
 from random import Random
