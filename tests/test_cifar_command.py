@@ -108,6 +108,8 @@ def test_help_names_every_flag_and_exits_with_0():
 BAD = {
     "--K 0": "at least one stage",
     "--K 99": "resnet20 has 11 blocks",
+    "--K 1000000000": "no model has so many blocks",
+    "--dataset digits --model resnet8 --epochs 1000000000000": "12,000,000,000,000 batches are more than 100,000,000",
     "--K two": "'two' is not a whole number",
     "--beta 0": "(0, 1]",
     "--beta 1.5": "(0, 1]",

@@ -7,12 +7,16 @@ from fdg_jax import names, remat
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import FIELDS, Options, spelled
 
+MOST_STAGES = 10_000
+
 
 def check(options: Options, given: frozenset[str]) -> None:
     """Refuses values that can be judged alone. Raises BadInput; imports JAX only where the method's file does."""
     o = options
     if o.K < 1:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
+    if o.K > MOST_STAGES:  # else the schedule's lists would fill the memory before the model's blocks are counted
+        raise BadInput(f"--K {o.K}: no model has so many blocks; each stage needs one. Use --K {MOST_STAGES} or less.")
     if not 0 < o.beta <= 1:
         raise BadInput(f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking.")
     for name in ("epochs", "batch_size", "log_every", "keep"):

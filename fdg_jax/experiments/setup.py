@@ -22,6 +22,7 @@ from fdg_jax.experiments import block_times
 from fdg_jax.experiments.options import Options
 from fdg_jax.optimizer import paper_schedule, paper_sgd
 
+MOST_BATCHES = 10**8
 WARMED_UP = ("resnet110", "resnet1202")
 
 
@@ -68,6 +69,9 @@ def prepare(options: Options, note: str = "") -> Job:
     )
     check_last_batch(options, N)
     per_epoch = math.ceil(N / options.batch_size)
+    if options.epochs * per_epoch > MOST_BATCHES:  # of each the learning rate is kept
+        fact = f"{options.epochs * per_epoch:,} batches are more than {MOST_BATCHES:,}"
+        raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = fdg_jax.Pipeline(
