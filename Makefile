@@ -12,7 +12,7 @@ UV := uv==0.13.8
 DEMO ?= --dataset auto --train-size 3000 --model resnet8 --K 2 --beta 0.5 --epochs 8 --batch-size 32 --evaluate-every 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check lint types bench lock clean
+.PHONY: help setup demo test test-slow faults check lint types bench lock clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -30,6 +30,9 @@ test: setup  ## set up and run the fast tests (PYTEST_ARGS="-k schedule")
 
 test-slow: setup  ## the long tests
 	$(RUN) -m pytest -q -n 2 --dist worksteal -m slow $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: there is no slow test
+
+faults: setup  ## every fault there is: killed, stopped, damaged, spoilt and starved runs, fuzzed options; some hours
+	$(RUN) -m pytest -q tests/faults --hundred $(PYTEST_ARGS)
 
 check: lint types test  ## lint, types and fast tests: what must pass before a change goes in
 

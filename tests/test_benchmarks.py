@@ -20,7 +20,7 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import _sides, _worker, block_cost, host_cost, images_per_second, loader, memory
+from benchmarks import _sides, _worker, block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory
 from benchmarks import split as benchmark_split
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data.jpeg import opened
@@ -459,3 +459,20 @@ def test_the_loader_is_compared_with_what_training_asks_for(capsys, monkeypatch)
             strict=True,
         ):  # fmt: skip
             assert math.isclose(over, speed / first, rel_tol=0.02)  # both are rounded to two and three places
+
+
+def test_the_cost_of_checkpoints_is_refused_for_a_window_without_one(capsys):
+    assert checkpoint_cost.main([*TINY, "--batches", "49"]) == 2
+    assert "a checkpoint every 50 batches. Use more" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(capsys):
+    assert checkpoint_cost.main([*TINY, "--batches", "100", "--windows", "2", "--json"]) == 0
+    rows = rows_of(capsys.readouterr().out)
+    told = [(row["checkpoints"], row["checkpoints_per_window"], row["goal"]) for row in rows]
+    assert told == [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9)]
+    for row in rows:
+        speeds, base = row["images_per_second_windows"], rows[0]["images_per_second_windows"]
+        for speed, first, ratio in zip(speeds, base, row["ratio_windows"], strict=True):
+            assert math.isclose(ratio, speed / first, rel_tol=0.02)  # both are rounded

@@ -1,0 +1,155 @@
+"""Images per second with a checkpoint every epoch and every 50 batches, against none.
+
+    .venv/bin/python -m benchmarks.checkpoint_cost --model resnet20 --batch-size 128 --K 2
+
+One process trains what the training command trains, on made-up images, and saves as its loop does: a snapshot is
+taken, a thread writes it. The sides take turns, a window of an epoch each. Checkpoints lie in the middle of their
+interval, because in a run, too, training goes on while they are written; a window ends when everything is computed and
+written, so nothing of their cost falls into the next one's.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does
+
+from benchmarks import _report
+from fdg_jax.data import Dataset
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import checks, saving, setup
+from fdg_jax.experiments.options import Options
+
+GOALS = {"every epoch": 0.98, "every 50": 0.90}
+EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
+
+
+def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
+    """(seconds, checkpoints) of training on the batches indices [batches, batch], with one every so many (0: none)."""
+    pipeline, saver, saves = job.pipeline, saving.Saver(root, {}, keep=2), 0
+    assert isinstance(job.dataset, Dataset)  # made-up images, in memory
+    start = time.perf_counter()
+    for step, row in enumerate(indices, 1):
+        pipeline.train(job.dataset.train_images, job.dataset.train_labels, row[None])
+        pipeline.losses()
+        saver.check()
+        if every and step % every == every // 2:
+            saver.save(step, pipeline.snapshot(), {"step": step})
+            saves += 1
+    pipeline.wait()
+    saver.wait()
+    return time.perf_counter() - start, saves
+
+
+def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str, list[tuple[float, int]]]:
+    """Each side's windows, the sides taking turns back and forth; every window trains on the same batches."""
+    sides = {"none": 0, "every epoch": batches, "every 50": EVERY}
+    size = (batches, job.options.batch_size)
+    indices = np.random.default_rng(0).integers(0, len(job.dataset.train_images), size, dtype=np.int32)
+    window(job, indices[: 4 * job.options.K + 2], 2 * job.options.K + 2, root)  # compiles, and fills the pipeline
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in sides}
+    for turn in range(windows):
+        for name in sides if turn % 2 == 0 else reversed(sides):
+            found[name].append(window(job, indices, sides[name], root))
+            rate = indices.size / found[name][-1][0]
+            print(f"turn {turn + 1} of {windows}, {name}: {rate:.1f} images/s", file=sys.stderr, flush=True)
+    return found
+
+
+def rows(found: dict[str, list[tuple[float, int]]], images: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+    speeds = {name: [images / seconds for seconds, _ in turns] for name, turns in found.items()}
+    return [
+        {
+            "benchmark": "checkpoint_cost",
+            "checkpoints": name,
+            "checkpoints_per_window": found[name][0][1],
+            "images_per_second": round(statistics.median(speeds[name]), 2),
+            "images_per_second_windows": [round(speed, 2) for speed in speeds[name]],
+            "ratio": round(statistics.median(ratios(speeds, name)), 4),
+            "ratio_windows": [round(ratio, 4) for ratio in ratios(speeds, name)],
+            "goal": GOALS.get(name),
+            "batches_per_window": images // given.batch_size,
+            **{option: getattr(given, option) for option in ("model", "batch_size", "K", "method", "windows")},
+            "jax": jax.__version__,
+            **_report.machine(),
+        }
+        for name in found
+    ]
+
+
+def ratios(speeds: dict[str, list[float]], name: str) -> list[float]:
+    """Of a side's speed to that without checkpoints in the same turn."""
+    return [a / b for a, b in zip(speeds[name], speeds["none"], strict=True)]
+
+
+def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
+    one = told[0]
+    body = [
+        [
+            row["checkpoints"],
+            str(row["checkpoints_per_window"]),
+            _report.spread(row["images_per_second_windows"], 1),
+            _report.spread(row["ratio_windows"], 3),
+            "" if row["goal"] is None else f"{row['goal']:.2f}",
+        ]
+        for row in told
+    ]
+    about = (
+        f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
+        f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
+        f"{megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit {one['commit']}."
+    )
+    return f"{_report.markdown(['checkpoints', 'a window', 'images/s', 'over none', 'goal'], body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("checkpoint_cost", __doc__)
+    add = made.add_argument
+    add("--model", default="resnet20")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--K", type=_report.positive, default=2, help="stages (default 2)")
+    add("--method", default="fdg")
+    add("--batches", type=_report.positive, help="of an epoch, which is a window (default: CIFAR-10's, 391 of 128)")
+    add("--windows", type=_report.positive, default=4, help="turns a side (default 4)")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    batches = given.batches or -(-CIFAR // given.batch_size)
+    options = Options(
+        method=given.method, K=given.K, model=given.model, batch_size=given.batch_size, dataset="synthetic",
+        learning_rate=0.01, epochs=1,
+    )  # fmt: skip
+    try:
+        _report.check_json(given.json)
+        if batches < EVERY:
+            raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
+        checks.check(options, frozenset())
+        checks.check_names(options)
+        job = setup.prepare(options)
+        with tempfile.TemporaryDirectory() as folder:
+            found = measure(job, batches, given.windows, Path(folder))
+            files = [file for file in saving.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+            megabytes = sum(file.stat().st_size for file in files) / 1e6
+    except (BadInput, saving.SaveFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+    told = rows(found, batches * given.batch_size, given)
+    _report.emit(told, table(told, megabytes), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
