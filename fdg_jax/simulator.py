@@ -100,16 +100,13 @@ class Prediction(NamedTuple):
 class Task:
     """Something in a queue. `missing` counts what has to end before it; `then` is who waits for it."""
 
-    __slots__ = ("batch", "begin", "end", "k", "later", "left", "missing", "queue", "seconds", "then", "tick", "to", "what")  # fmt: skip
-
     def __init__(self, what: str, k: int, batch: int, queue: Any, seconds: Number, tick: int, to: int = 0):
-        self.what, self.k, self.batch, self.queue, self.seconds, self.tick, self.to = (
-            what, k, batch, queue, seconds, tick, to,
-        )  # fmt: skip
-        self.missing, self.then, self.later = 0, list[Task](), 0
+        self.what, self.k, self.batch, self.to, self.tick = what, k, batch, to, tick
+        self.queue, self.seconds, self.left = queue, seconds, seconds
+        self.missing, self.then = 0, list[Task]()
+        self.later: Number = 0  # from its end to the release of those who wait
         self.begin: Number = None
         self.end: Number = None
-        self.left = seconds
 
     def after(self, *tasks: "Task | None") -> None:
         for task in tasks:
@@ -147,11 +144,11 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
         if machine.seconds("enter", 1):
             add("enter", 1, t, t=t)
         for op in schedule.tick(t, None):
-            task = done = add(op.kind, op.k, op.batch, [mail.pop(box, None) for box in takes(op)], t)
+            task = add(op.kind, op.k, op.batch, [mail.pop(box, None) for box in takes(op)], t)
             if op.kind == "B":
                 passes[op.k - 1] += 1
                 if passes[op.k - 1] % schedule.accumulate == 0:
-                    done = add("U", op.k, op.batch, t=t)
+                    add("U", op.k, op.batch, t=t)
             for box in gives(op):
                 if box.what == "loss":
                     losses.append(task)
@@ -161,17 +158,16 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
                         wait.after(losses[-1 - unread])
                         made.append(wait)
                     continue
-                took = machine.host_seconds("send", op.k)
-                if no_link and not took:
+                if no_link and not machine.host_seconds("send", op.k):
                     mail[box] = task
                     continue
-                mail[box] = send(machine, task, done, box, op, took, made, t)
+                mail[box] = send(machine, task, box, op, made, t)
     return made
 
 
-def send(machine: Machine, task: Task, done: Task, box: Box, op: Op, took: Number, made: list[Task], t: int) -> Task:
-    """The copy of a message of `op`, whose task it follows; without overlap after the update, which is in the way."""
-    link = machine.link
+def send(machine: Machine, task: Task, box: Box, op: Op, made: list[Task], t: int) -> Task:
+    """The copy of a message of `op`, which is `task`. Without overlap it stands behind the update in the queue."""
+    link, took = machine.link, machine.host_seconds("send", op.k)
     seconds = machine.size(box, op) * link.seconds_per_byte
     queue: Any = (op.k, box.k)
     if not link.overlaps:
@@ -251,15 +247,15 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
 
 
 def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:
-    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 6K + 4, 2K + 8).
+    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, K + 8).
 
     Seconds per batch are what the finishing times of the slowest stage grow by from tick to tick; BadInput where the
     numbers are negative.
     """
     K = schedule.K
     if fill is None:  # a host that runs ahead fills the pipeline later
-        fill = 6 * K + 4 + (machine.run_ahead or 0)
-    window = window or 2 * K + 8
+        fill = 4 * K + 8 + (machine.run_ahead or 0)
+    window = window or K + 8
     check(machine, K)
     tasks = tasks_of(schedule, machine, fill + window)
     run(tasks, machine)
