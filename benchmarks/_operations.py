@@ -139,15 +139,15 @@ class Recorder:
 @contextmanager
 def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
     """By stage, its forward and backward programs, which give nothing away and so can be run at any time again."""
-    found = {}
+    found: dict[int, list[Recorder]] = {}
     for k, stage in engine.stages.items():
-        stage._forward, stage._backward = programs = Recorder(stage._forward), Recorder(stage._backward)
-        found[k] = list(programs)
+        found[k] = [Recorder(stage._forward), Recorder(stage._backward)]
+        vars(stage).update(zip(("_forward", "_backward"), found[k], strict=True))
     try:
         yield found
     finally:
         for k, stage in engine.stages.items():
-            stage._forward, stage._backward = (recorder.program for recorder in found[k])
+            vars(stage).update(_forward=found[k][0].program, _backward=found[k][1].program)
 
 
 @contextmanager

@@ -193,19 +193,19 @@ def document(rows: Sequence[dict[str, Any]], facts: Sequence[str], host: float) 
 
 
 WORDS = """\
-- What limits: `stage` the slowest stage alone explains the time, `link` and `host` likewise; `waiting`: none of them does,
-  stages wait for each other's messages.
-- DDG and FR have no barrier at the end of a tick here, as in this package's host loop. The paper's are slower than any
-  column says; with the barrier that its Table 2 assumes they could reach 1.5 to 2 times BP at most (`python -m
-  fdg_jax.methods`), which is what was measured.
-- A PCIe link at its own speed would have cost next to nothing. FDG in the paper was as slow as over links of the fitted
-  speed, some fourteen times slower than PCIe can be: what limited it was how messages were copied, not the wire.
+- What limits: `stage` the slowest stage alone explains the time (copies that occupy it included), `link` and `host`
+  likewise; `waiting`: none of them does, stages wait for each other's messages.
+- DDG and FR have no barrier at the end of a tick here, as in this package's host loop, and the paper's are slower than
+  any column says. With the barrier that its Table 2 assumes DDG could reach 1.50, 1.80 and 2.00 times BP and FR 1.20,
+  1.50 and 1.71 (K = 2, 3, 4; `.venv/bin/python -m fdg_jax.methods`), which is near to what it measured.
+- A PCIe link at its own speed would have cost next to nothing. For ResNet-101 FDG was as slow in the paper as over a
+  link of the fitted speed, some fourteen times slower: by this model it was how messages were copied, not the wire.
 - Overlapping copies do not hide a slow link. Backward first, stage K sends its cotangent at the very end of a tick and
   stage K-1 wants it at the beginning of the next; its activations come just as late to stage K. So the loop through the
   two is longer than two ticks by two transfers: one transfer a batch is not hidden. DGL sends nothing down and hides
-  all of it, which is the distance between the two in the paper.
-- For K = 3 and 4 the paper's ResNet-101 is slower still than over one fitted link between each two stages: copies that
-  share a bus, or the host, would explain that, and are not in the model."""
+  all of it, which is the distance between DGL and FDG for ResNet-101 in the paper.
+- What the model does not explain: neither fitted link gives ResNet-101 with K = 4, where the paper is slower (copies
+  that share a bus would be), and WRN-28-10, and DGL where copies block, come out slower than in the paper."""
 LIMITS = """\
 - `one block`: the slowest stage is a single block; only finer blocks would help.
 - `forward-first` does stage K-1's forward pass while the cotangent travels, which hides a transfer as long as that."""
@@ -223,7 +223,8 @@ def picture(rows: Sequence[dict[str, Any]], path: Path, host: float) -> None:
         figure = Figure(figsize=(12, 5.6), layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(
-            f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch",
+            f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch. "
+            "none, nvlink and pcie all but coincide.",
             x=0.01, ha="left",
         )  # fmt: skip
         for axes, network in zip(figure.subplots(1, len(networks)), networks, strict=True):

@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
-    made: dict[str, Any] = {}
+    made: dict[tuple[str, int], Any] = {}
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
     def of(text: str, K: int) -> tuple[Side, Machine, tuple[int, ...], Any]:
