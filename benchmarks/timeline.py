@@ -138,7 +138,8 @@ class Recording:
 
 
 def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
-    """When each began as well: after the dispatch, its stage's last end and the arrival of its messages."""
+    """When each began as well: after the dispatch, its stage's last end and the arrival of its messages. What was
+    seen to end before that which it waited for gets no length."""
     arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
     made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
     free: dict[Any, float] = {}
