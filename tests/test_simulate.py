@@ -138,7 +138,8 @@ def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_
     for event in done:
         assert event.begin <= event.end
         if (event.what, event.k) == ("F", 2) and ("F", 1, event.batch) in ends:
-            assert event.begin >= ends["F", 1, event.batch]
+            # If the first stage's thread was woken last, F1 is seen to end after F2, which then gets no length.
+            assert event.begin == event.end or event.begin >= ends["F", 1, event.batch]
 
 
 def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
