@@ -78,7 +78,7 @@ def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says()
 
 
 @pytest.mark.parametrize(
-    "name", ["fdg", "fr", *(pytest.param(name, marks=SLOW) for name in ("bp", "ddg", "dgl", "dni", "dfa", "gpipe"))]
+    "name", ["fr", *(pytest.param(name, marks=SLOW) for name in ("fdg", "bp", "ddg", "dgl", "dni", "dfa", "gpipe"))]
 )
 def test_batches_kept_are_those_that_memory_counts(name):
     engine = small.pipeline(3, DATA[0], method=name, devices=jax.local_devices()[:1] * 3).engine
@@ -87,9 +87,8 @@ def test_batches_kept_are_those_that_memory_counts(name):
     assert [max(held.kept for j, held in moments if j == k) for k in (1, 2, 3)] == found.kept
 
 
-@pytest.mark.parametrize(
-    "name", ["fdg", *(pytest.param(name, marks=SLOW) for name in ("bp", "fr", "dgl", "dni", "gpipe", "data_parallel"))]
-)
+@SLOW
+@pytest.mark.parametrize("name", ["fdg", "bp", "fr", "dgl", "dni", "gpipe", "data_parallel"])
 def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_training(name):
     timed, plain = full(name), full(name)
     told = _operations.measure(timed.engine, IMAGES, LABELS, ROWS[FILL : FILL + N], cores=2)
