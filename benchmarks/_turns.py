@@ -67,9 +67,12 @@ class Worker:
         self.batches = max(2, math.ceil(seconds * self.batches / took))
 
     def run(self) -> dict[str, float]:
+        return self.ask({"batches": self.batches})
+
+    def ask(self, what: dict[str, int]) -> dict[str, Any]:
         assert self.process.stdin
         try:
-            self.process.stdin.write(json.dumps({"batches": self.batches}) + "\n")
+            self.process.stdin.write(json.dumps(what) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # answer() says what happened

@@ -1,7 +1,8 @@
 """One side of a comparison in a process of its own: it trains when told to and sleeps in between.
 
 Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
-answers every line {"batches": n} with what those batches took. It ends when its input does.
+answers every line {"batches": n} with what those batches took, and {"operations": n} with what each operation of n
+batches took. It ends when its input does.
 """
 
 import dataclasses
@@ -11,11 +12,13 @@ import resource
 import sys
 import time
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import jax
 import numpy as np
 
+from benchmarks import _operations
 from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data import Dataset
@@ -102,6 +105,15 @@ class Trainer:
         faults, loss = page_faults() - faults, pipeline.losses(wait=True)[-1].loss
         return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
 
+    def operations(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches, every operation by itself, and says what each took (benchmarks._operations)."""
+        data, engine = self.job.dataset, self.job.pipeline.engine
+        assert isinstance(data, Dataset) and isinstance(engine, host_engine.HostEngine)
+        size = (batches, self.job.options.batch_size)
+        indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
+        cores = len(os.sched_getaffinity(0))
+        return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
+
     def about(self) -> dict:
         pipeline = self.job.pipeline
         return {
@@ -138,7 +150,8 @@ def main() -> int:
     told = dataclasses.asdict(side)
     answer({"side": told.pop("name"), **told, **trainer.about()})
     for line in sys.stdin:
-        answer(trainer.run(json.loads(line)["batches"]))
+        asked = json.loads(line)
+        answer(trainer.operations(asked["operations"]) if "operations" in asked else trainer.run(asked["batches"]))
     return 0
 
 

@@ -1,0 +1,120 @@
+"""The simulator against this machine: what a process's operations take predicts how fast that process trains.
+
+Each method is a process pinned to its cores. In every turn it is asked first for its operations and then to train a
+window, so that both meet the machine in the same mood; a turn's ratio is predicted over measured of that turn.
+"""
+
+import argparse
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks import _machines, _report, _sides
+from benchmarks._sides import Side
+from benchmarks._turns import Worker, say
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.simulator import Prediction, predict
+
+BOUND_PERCENT = 5.0  # the prediction is to be within this of what is measured
+DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on the result says so
+
+
+def on_cores(side: Side, cores: int) -> Side:
+    return dataclasses.replace(side, cores=cores)
+
+
+def sides(given: argparse.Namespace) -> list[Side]:
+    if len(given.K) > 1:
+        raise BadInput("--validate takes one --K.")
+    common = {"K": given.K[0], "model": given.model, "batch_size": given.batch_size}
+    made = [_sides.parse(text, common, "", given.split) for text in given.method]
+    if given.cores:
+        made = [on_cores(side, given.cores) for side in made]
+    if any(side.engine != "pipeline" or side.update != "separate" or side.dispatch != "up" for side in made):
+        raise BadInput("--validate knows the training command's own pipelines: leave engine, update and dispatch out.")
+    return made
+
+
+def predicted(side: Side, told: dict[str, Any]) -> Prediction:
+    """Of a process whose stages share its cores."""
+    method = methods.find(side.method)
+    schedule = method.schedule(side.K, **method.accepted(side.options)[0])
+    machine = _machines.of_operations(told, side.method, side.K, side.cores, **_machines.copies(told))
+    return predict(schedule, machine)
+
+
+def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+    wanted = sides(given)
+    cores = _sides.cores_available()
+    _sides.check(wanted, len(cores))
+    with ExitStack() as stack:
+        workers: list[Worker] = []
+        for side in wanted:
+            say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
+            worker = stack.enter_context(Worker(side, cores))
+            worker.start(given.seconds)
+            workers.append(worker)
+        told: dict[str, list[Any]] = {worker.side.name: [] for worker in workers}
+        found: dict[str, list[Prediction]] = {name: [] for name in told}
+        for turn in range(given.windows):
+            for worker in workers if turn % 2 == 0 else reversed(workers):
+                name = worker.side.name
+                told[name].append(worker.ask({"operations": max(2, math.ceil(worker.batches / 4))}))
+                found[name].append(predicted(worker.side, told[name][-1]))
+                worker.window()
+            pairs = "  ".join(f"{w.side.name} {ratio(w, found[w.side.name], turn):.3f}" for w in workers)
+            say(f"turn {turn + 1} of {given.windows}, predicted/measured: {pairs}")
+        return [row(worker, found[worker.side.name], told[worker.side.name], given) for worker in workers]
+
+
+def ratio(worker: Worker, found: Sequence[Prediction], turn: int) -> float:
+    return worker.side.batch_size / found[turn].seconds / worker.windows[turn]["images_per_second"]
+
+
+def row(worker: Worker, found: Sequence[Prediction], told: Sequence[Any], given: argparse.Namespace) -> dict[str, Any]:
+    ratios = [ratio(worker, found, turn) for turn in range(len(found))]
+    last = found[-1]
+    return {
+        "benchmark": "simulate --validate",
+        **worker.about,
+        "windows": given.windows,
+        "seconds": given.seconds,
+        "predicted_images_per_second": [round(worker.side.batch_size / each.seconds, 2) for each in found],
+        "measured_images_per_second": [round(speed, 2) for speed in worker.column("images_per_second")],
+        "ratio": round(statistics.median(ratios), 4),
+        "ratio_windows": [round(value, 4) for value in ratios],
+        "within_bound": abs(statistics.median(ratios) - 1) <= BOUND_PERCENT / 100,
+        "utilisation_percent": [round(100 * share, 1) for share in last.utilisation],
+        "limiting": last.limiting,
+        "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
+        "others_percent": round(statistics.median(worker.column("others_percent")), 1),
+        "operations": told[-1],
+        "core_numbers": worker.cores,
+        **_report.machine(),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    one = rows[0]
+    head = ["method", "K", "cores", "predicted images/s", "measured images/s", "predicted/measured", "within 5%"]
+    body = [
+        [
+            f"`{r['side']}`", str(r["K"]), str(r["cores"]), _report.spread(r["predicted_images_per_second"], 1),
+            _report.spread(r["measured_images_per_second"], 1), _report.spread(r["ratio_windows"], 3),
+            "yes" if r["within_bound"] else "**no**",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    others = max(r["others_percent"] for r in rows)
+    about = (
+        f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
+        f"method, its operations timed before each: median (least to most), the ratio within a turn. {one['cpu']}, "
+        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}. Other "
+        f"processes took {others:.0f}% of the cores' time"
+        + (": the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else ".")
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"

@@ -1,0 +1,197 @@
+"""Predicted images/s, utilisation, bubble and memory of any method, K, split and link (fdg_jax.simulator).
+
+    .venv/bin/python -m benchmarks.simulate --model wrn16_4 --K 2 4 --method fdg ddg gpipe:micro_batches=8 --link pcie
+    .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
+
+A schedule is run on devices that take the seconds they are given. `--times measured` (default) measures every
+operation of every stage alone, in a process pinned to one core that trains the very pipeline: a device is a core.
+`--times FILE` has seconds of blocks, of whatever device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}.
+Images/s of K devices leave out the host unless `--host-microseconds` gives it so much a dispatch.
+
+`--validate` holds the model against this machine: for every method a process pinned to as many cores as stages is
+asked, in turns with the others, what its operations take and then how fast it trains; the first predicts the second.
+The emulated devices of a process share its cores, so there an operation that has them to itself may use them all, and
+the model is told how long it takes alone and crowded.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import _machines, _report, _sides, _validate
+from benchmarks._sides import Side
+from benchmarks._turns import Worker, WorkerDied, say
+from fdg_jax import devices, methods, models, split
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule import Schedule
+from fdg_jax.simulator import Machine, Prediction, predict
+
+CLASSES = {True: 1000, False: 10}  # of a model in ImageNet's form, or not
+IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
+
+
+def schedule_of(side: Side) -> Schedule:
+    method = methods.find(side.method)
+    return method.schedule(side.K, **method.accepted(side.options)[0])
+
+
+def cuts_of(side: Side, blocks: int, times: _machines.BlockTimes) -> tuple[int, ...]:
+    """As the flag says; `measured` by these very times."""
+    if side.K == 1:
+        return ()
+    imagenet = side.model.endswith("_imagenet")
+    costs = [sum(three) for three in zip(times.F, times.B, times.U, strict=True)]
+    if side.split == "balanced":
+        costs = split.block_costs(side.model, CLASSES[imagenet], (1, *IMAGE[imagenet]))
+    return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
+
+
+def machine(side: Side, given: argparse.Namespace) -> tuple[Machine, tuple[int, ...], Any]:
+    """(the machine, the cuts, bytes of its stages and messages) of a side, measured now or from the file."""
+    from benchmarks import _shapes
+
+    imagenet = side.model.endswith("_imagenet")
+    blocks, link = models.blocks(side.model, CLASSES[imagenet]), _machines.link(given.link)
+    shared: dict[str, Any] = {"link": link, "run_ahead": given.run_ahead}
+    if given.host_microseconds:
+        shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
+    if given.times != "measured":
+        times = _machines.read(given.times, len(blocks))
+        cuts = cuts_of(side, len(blocks), times)
+    else:
+        times, (told, cuts) = None, measured(side, given)
+    shapes = _shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
+    shared["size"] = _machines.sizes(shapes.messages)
+    if times is None:
+        made = _machines.of_operations(told, side.method, side.K, None)._replace(
+            host_seconds=lambda kind, k: 0, patient=False
+        )
+        return made._replace(**shared), cuts, shapes
+    return _machines.of_blocks(times, cuts, schedule_of(side), shapes.weights, **shared), cuts, shapes
+
+
+def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(what its operations take, the cuts): on one core, a stage at a time."""
+    if methods.find(side.method).places and side.K > 1:
+        raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
+    say(f"{side.name}, K={side.K}: measuring its operations on one core")
+    with Worker(side, _sides.cores_available()) as worker:
+        worker.about = worker.answer()
+        return worker.ask({"operations": given.batches}), tuple(worker.about["cuts"])
+
+
+def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
+    parts = [each.total for each in shapes.memory]
+    return {
+        "benchmark": "simulate",
+        "side": side.name,
+        "method": side.method,
+        "model": side.model,
+        "batch_size": side.batch_size,
+        "K": side.K,
+        "cuts": list(cuts),
+        "link": given.link,
+        "times": given.times,
+        "host_microseconds": given.host_microseconds,
+        "images_per_second": round(side.batch_size / found.seconds, 2),
+        "over_bp": round(baseline / found.seconds, 4),
+        "utilisation_percent": [round(100 * share, 1) for share in found.utilisation],
+        "bubble_percent": round(100 * found.bubble, 1),
+        "limiting": found.limiting,
+        "limit_seconds": {name: round(limit, 6) for name, limit in found.limits.items()},
+        "memory_bytes": parts,
+        "kept_batches": found.kept,
+        "waiting_bytes": [round(n) for n in found.waiting],
+        **_report.machine(),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    head = ["method", "K", "later stages begin at", "images/s", "over BP on one", "stages busy", "bubble", "limited by"]
+    head += ["memory of the stages MB"]
+    body = [
+        [
+            f"`{r['side']}`", str(r["K"]), ",".join(map(str, r["cuts"])) or "none", f"{r['images_per_second']:.1f}",
+            f"{r['over_bp']:.3f}", ", ".join(f"{share:.0f}%" for share in r["utilisation_percent"]),
+            f"{r['bubble_percent']:.0f}%", r["limiting"],
+            ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
+    about = (
+        f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}, times of {times}, "
+        f"{given.host_microseconds:g} us of the host a dispatch, at most {given.run_ahead} losses unread. Limited by: "
+        f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
+        f"other. Memory without XLA's temporary buffers (fdg_jax.memory)."
+    )
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("simulate", __doc__, f"A method may have options: NAME:option=value, {_sides.METHODS_OWN}.")
+    add = made.add_argument
+    add("--model", default="wrn16_4")
+    add("--batch-size", type=_report.positive, default=64)
+    add("--K", type=_report.positive, nargs="+", default=[2, 4], help="stages (default 2 4)")
+    add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]")
+    add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
+    add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
+    add("--times", default="measured", help="measured (default) or a file of block times")
+    add("--host-microseconds", type=float, default=0.0, help="of the host's thread, a dispatch (default 0)")
+    add("--run-ahead", type=_report.positive, default=16, help="losses that may be unread (default 16)")
+    add("--batches", type=_report.positive, default=3, help="whose operations are timed (default 3)")
+    add("--validate", action="store_true", help="hold the prediction against training on this machine")
+    add("--cores", type=_report.positive, help="of --validate: of each process (default as many as stages)")
+    add("--windows", type=_report.positive, default=4, help="of --validate: turns a method (default 4)")
+    add("--seconds", type=float, default=8.0, help="of --validate: length of a window (default 8)")
+    return made
+
+
+def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
+    made: dict[tuple[str, int], Any] = {}
+    common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
+
+    def of(text: str, K: int) -> tuple[Side, Machine, tuple[int, ...], Any]:
+        side = _sides.parse(text, {**common, "K": K}, "", given.split)
+        side = _validate.on_cores(side, 1)
+        return side, *machine(side, given)
+
+    alone, bp, _, _ = of("bp", 1)
+    baseline = predict(schedule_of(alone), bp).seconds
+    rows = []
+    for text in given.method:
+        for K in given.K:
+            side, device, cuts, shapes = of(text, 1 if text.partition(":")[0] == "bp" else K)
+            if (text, side.K) not in made:  # BP on one device is the same for every K
+                made[text, side.K] = row(side, predict(schedule_of(side), device), baseline, cuts, shapes, given)
+                rows.append(made[text, side.K])
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        if not given.seconds > 0 or not given.host_microseconds >= 0:
+            raise BadInput("--seconds has to be positive and --host-microseconds 0 or more.")
+        _report.check_json(given.json)
+        _machines.link(given.link)
+        if given.validate:
+            rows = _validate.rows(given)
+            text = _validate.table(rows, given)
+        else:
+            devices.emulate_cpu(1)
+            rows = simulated(given)
+            text = table(rows, given)
+    except (BadInput, WorkerDied) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        return 130
+    _report.emit(rows, text, given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

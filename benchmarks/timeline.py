@@ -1,0 +1,329 @@
+"""When each stage of a real run computed, sent and waited, beside what the simulator says: a picture and a trace.
+
+    .venv/bin/python -m benchmarks.timeline --model resnet20 --K 2 --method fdg --out runs/timeline
+
+The run is the training command's own. As an operation is dispatched, what it gives is handed to a thread of its stage,
+which waits for one after the other: that tells when each ended, without adding anything to the devices' work and
+without holding up the loop. An operation began when its stage's last one had ended, its messages had come and it had
+been dispatched, whichever was last: on a CPU device programs follow one another, so this is when it could begin, and
+nothing else keeps it but the lack of a free thread, which counts as computing.
+
+How precise: an end is late by what it takes to wake the thread and by its turn at Python's lock, for which threads ask
+every 0.1 ms while this runs. The last line says how late that was, measured in the same process: by how much a thread
+saw the end of a computation later than another that looks without pause and so never gives up the lock by itself, which
+is the worst case. Busy cores make all of it worse. The events begin after the pipeline was full and all was compiled.
+
+It writes timeline.json (Chrome's trace format, for ui.perfetto.dev: one process is measured, one predicted; a row is a
+stage or a link) and timeline.png.
+"""
+
+import argparse
+import json
+import queue
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import _gantt, _report, _sides, _validate
+from benchmarks._turns import say
+from benchmarks._worker import Trainer
+from fdg_jax import compat, devices, methods
+from fdg_jax.data import Dataset
+from fdg_jax.errors import BadInput
+from fdg_jax.host_engine import HostEngine
+from fdg_jax.schedule import Box, Op
+from fdg_jax.simulator import Event
+from fdg_jax.stage import Stage
+
+
+class Dispatched(NamedTuple):
+    """An operation: when it was dispatched, which messages it takes and gives."""
+
+    what: str
+    k: int
+    batch: int
+    at: float
+    takes: tuple[Box, ...] = ()
+    gives: tuple[Box, ...] = ()
+    to: int = 0
+
+
+class Watcher:
+    """A thread that waits for the results of one stage (or link), in the order in which they were dispatched."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[tuple[Dispatched, Any] | None] = queue.SimpleQueue()
+        self.ended: list[tuple[Dispatched, float]] = []
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self) -> None:
+        while (item := self.queue.get()) is not None:
+            dispatched, arrays = item
+            jax.block_until_ready(arrays)
+            self.ended.append((dispatched, time.perf_counter()))
+            del item, arrays  # else memory is held until the next comes
+
+    def stop(self) -> list[tuple[Dispatched, float]]:
+        self.queue.put(None)
+        self.thread.join()
+        return self.ended
+
+
+class Recording:
+    """Puts watchers beside the stages and links of an engine. `stop` takes them away and tells what happened."""
+
+    def __init__(self, engine: HostEngine):
+        self.engine, self.send = engine, engine.loop.send
+        self.watchers: dict[Any, Watcher] = {}
+        for stage in engine.stages.values():
+            self.record(stage)
+        engine.loop.send = self.sent
+        self.step, engine.loop.step = engine.loop.step, self.entered
+
+    def tell(self, where: Any, dispatched: Dispatched, arrays: Any) -> None:
+        if where not in self.watchers:
+            self.watchers[where] = Watcher()
+        self.watchers[where].queue.put((dispatched, arrays))
+
+    def record(self, stage: Stage) -> None:
+        run, update, k, schedule = stage.run, stage.update, stage.k, self.engine.loop.schedule
+        takes, gives, _ = schedule.messages
+        now: list[Any] = [("F", 0, 0.0)]  # the operation that is being dispatched
+
+        def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+            op = Op(kind, k, batch)
+            now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
+            given = run(kind, batch, messages)
+            if now[0] is not None:  # else the update has told of it
+                self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
+            return given
+
+        def recorded_update() -> None:
+            self.tell(k, now[0], stage.sum)
+            batch, now[0] = now[0].batch, None
+            at = time.perf_counter()
+            update()
+            self.tell(k, Dispatched("U", k, batch, at), stage.state.params)
+
+        stage.run, stage.update = recorded_run, recorded_update
+
+    def sent(self, box: Box, message: Any) -> Any:
+        entering = box in self.engine.loop.schedule.messages.enters(box.batch)
+        at, arrived = time.perf_counter(), self.send(box, message)
+        if not entering:
+            giver = box.k - 1 if box.what == "x" else box.k + 1
+            self.tell((giver, box.k), Dispatched("send", giver, box.batch, at, (), (box,), box.k), arrived)
+        return arrived
+
+    def entered(self, parts: Any) -> None:
+        batch = self.engine.loop.t + 1
+        self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
+        self.step(parts)
+
+    def stop(self) -> list[tuple[Dispatched, float]]:
+        del self.engine.loop.step
+        self.engine.loop.send = self.send
+        for stage in self.engine.stages.values():
+            del stage.run, stage.update
+        return [each for watcher in self.watchers.values() for each in watcher.stop()]
+
+
+def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
+    """When each began as well: after the dispatch, its stage's last end and the arrival of its messages. What was
+    seen to end before that which it waited for gets no length."""
+    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
+    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
+    free: dict[Any, float] = {}
+    found = []
+    for dispatched, end in ended:  # of each stage and link in its own order
+        where = (dispatched.k, dispatched.to) if dispatched.what == "send" else dispatched.k
+        waits = [arrived[box] for box in dispatched.takes if box in arrived]
+        if dispatched.what == "send":
+            waits = [made[box] for box in dispatched.gives if box in made]
+        begin = min(end, max([dispatched.at, free.get(where, 0.0), *waits]))
+        free[where] = end
+        found.append(Event(dispatched.what, dispatched.k, dispatched.batch, begin, end, dispatched.to))
+    return found
+
+
+@contextmanager
+def quick_threads() -> Iterator[None]:
+    """Threads that want Python's lock ask for it every 0.1 ms instead of every 5."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def lateness(tries: int = 40) -> list[float]:
+    """Seconds by which a watcher sees an end later than a thread that looks without pause."""
+    watcher, found = Watcher(), []
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
+    x = jax.device_put(np.ones((300, 300), np.float32))
+    step(x).block_until_ready()
+    for n in range(tries):
+        y = step(x)
+        watcher.queue.put((Dispatched("F", 1, n, 0.0), y))
+        while not compat.is_ready(y):
+            pass
+        seen = time.perf_counter()
+        while len(watcher.ended) <= n:
+            pass
+        found.append(max(0.0, watcher.ended[-1][1] - seen))
+    watcher.stop()
+    return found
+
+
+def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
+    """Chrome's trace format: microseconds, a process each for measured and predicted, a thread a stage or link."""
+    made: list[dict[str, Any]] = []
+    for process, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
+        made.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+        rows = sorted({_gantt.row_of(event) for event in found})
+        for row in rows:
+            names = {"name": _gantt.name_of(row)}
+            made.append({"ph": "M", "name": "thread_name", "pid": process, "tid": rows.index(row), "args": names})
+        made += [
+            {
+                "ph": "X",
+                "name": f"{event.what}{event.batch}",
+                "cat": event.what,
+                "pid": process,
+                "tid": rows.index(_gantt.row_of(event)),
+                "ts": round(event.begin * 1e6, 3),
+                "dur": round((event.end - event.begin) * 1e6, 3),
+                "args": {"k": event.k, "batch": event.batch},
+            }
+            for event in found
+        ]
+    return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}
+
+
+def shares(found: Sequence[Event], k: int) -> dict[str, float]:
+    """Percent of the time from the first begin to the last end in which stage k did what; the rest is waiting."""
+    begin, end = min(e.begin for e in found), max(e.end for e in found)
+    taken: dict[str, float] = {}
+    for event in found:
+        if event.k == k and event.what not in ("send", "host"):
+            taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
+    told = {what: round(100 * seconds / (end - begin), 1) for what, seconds in sorted(taken.items())}
+    return {**told, "waiting": round(100 - sum(told.values()), 1)}
+
+
+def window(found: Sequence[Event], first: int, last: int) -> list[Event]:
+    """The events of the ticks in which these batches enter: from the first's entry to the one after the last's."""
+    entry = {event.batch: event.begin for event in reversed(found) if event.what in ("enter", "F") and event.k == 1}
+    start, end = entry[first], entry[last + 1]
+    return [e._replace(begin=e.begin - start, end=e.end - start) for e in found if e.begin >= start and e.end <= end]
+
+
+def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
+    """(what happened while so many batches entered a full pipeline, what its operations take one by one)."""
+    trainer = Trainer(side)
+    engine, data = trainer.job.pipeline.engine, trainer.job.dataset
+    assert isinstance(engine, HostEngine) and isinstance(data, Dataset)
+    say("compiling, filling the pipeline")
+    trainer.run(2 * side.K + 2)
+    told = trainer.operations(3)
+    indices = trainer.random.integers(0, len(data.train_images), (batches, side.batch_size), dtype=np.int32)
+    recording = Recording(engine)
+    trainer.job.pipeline.train(data.train_images, data.train_labels, indices)
+    trainer.job.pipeline.wait()
+    return events(recording.stop()), told
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("timeline", __doc__)
+    add = made.add_argument
+    add("--model", default="resnet20")
+    add("--batch-size", type=_report.positive, default=128)
+    add("--K", type=_report.positive, default=2)
+    add("--method", default="fdg", metavar="NAME[:option=value]")
+    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
+    add("--batches", type=_report.positive, default=6, help="that are drawn (default 6)")
+    add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        out = Path(given.out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput(f"--out {out} cannot be made ({error.strerror}). Name another folder.") from error
+        _report.check_json(given.json)
+        cores = len(_sides.cores_available())
+        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
+        side = _validate.on_cores(_sides.parse(given.method, common, "", given.split), cores)
+        if methods.find(side.method).places:
+            raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Take another method.")
+        devices.emulate_cpu(given.K)
+        ahead = 2 * given.K + 2  # after the first batches the host has run ahead
+        with quick_threads():
+            found, told = record(side, ahead + given.batches + 2)
+            late = lateness()
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    predicted = _validate.predicted(side, told)
+    first = min(e.batch for e in found if e.what == "enter") + ahead
+    measured = window(found, first, first + given.batches - 1)
+    steady = max(e.batch for e in predicted.events if e.what == "F") - given.batches - 2
+    simulated = window(predicted.events, steady, steady + given.batches - 1)
+    # The same numbers in both pictures, so that batches can be compared.
+    simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
+    rows = [
+        {
+            "benchmark": "timeline",
+            "side": side.name,
+            "model": side.model,
+            "batch_size": side.batch_size,
+            "K": side.K,
+            "k": k,
+            "cores": cores,
+            "measured_percent": shares(measured, k),
+            "predicted_percent": shares(simulated, k),
+            "late_microseconds": round(1e6 * statistics.median(late), 1),
+            "late_microseconds_most": round(1e6 * max(late), 1),
+            **_report.machine(),
+        }
+        for k in range(1, side.K + 1)
+    ]
+    about = {name: rows[0][name] for name in ("side", "model", "batch_size", "K", "cores", "late_microseconds")}
+    (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)))
+    title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
+    _gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    def words(percent: Mapping[str, float]) -> str:
+        return ", ".join(f"{what} {share:.0f}%" for what, share in percent.items())
+
+    one = rows[0]
+    cores = f"{one['cores']} core{'s' * (one['cores'] > 1)} of {one['cpu']}"
+    body = [[str(r["k"]), words(r["measured_percent"]), words(r["predicted_percent"])] for r in rows]
+    return (
+        f"{_report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "
+        f"{one['batch_size']}, {given.batches} batches, {cores}, commit {one['commit']}. "
+        f"An end is seen {one['late_microseconds']:.0f} us late (median; most {one['late_microseconds_most']:.0f}). "
+        f"In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

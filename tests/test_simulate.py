@@ -1,0 +1,190 @@
+"""What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import small
+
+from benchmarks import _gantt, _machines, _operations, _validate, scaling, simulate, timeline
+from benchmarks._sides import Side
+from fdg_jax import memory, methods
+from fdg_jax.errors import BadInput
+from fdg_jax.simulator import Event, Link, Machine, predict
+
+K, N = 2, 4
+SLOW = pytest.mark.slow  # many programs to compile
+DATA = small.batches(3 * K + 2 + 2 * N)
+IMAGES, LABELS = (np.concatenate(arrays) for arrays in zip(*DATA, strict=True))
+ROWS = np.arange(len(LABELS)).reshape(len(DATA), -1)
+FILL = 3 * K + 2
+
+
+def full(method, **options):
+    """A pipeline that is full and has compiled."""
+    made = small.pipeline(K, DATA[0], method=method, devices=jax.local_devices()[:1] * K, **options)
+    made.train(IMAGES, LABELS, ROWS[:FILL])
+    made.wait()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("none", Link()),
+        ("10,12.5", Link(1e-5, 1 / 12.5e9)),
+        ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
+        ("pcie+blocking", _machines.LINKS["pcie"]._replace(overlaps=False)),
+    ],
+)
+def test_a_link_is_a_name_or_two_numbers(text, link):
+    found = _machines.link(text)
+    assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units are multiplied in floats
+
+
+@pytest.mark.parametrize("text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "1,2,3"])
+def test_another_link_is_refused_with_the_way_out(text):
+    with pytest.raises(BadInput, match="--link"):
+        _machines.link(text)
+
+
+@pytest.mark.parametrize("held", ["", "[]", "{}", '{"F": [1], "B": [1, 2]}', '{"F": [1, 2], "B": [1, -2]}'])
+def test_a_file_that_has_no_times_of_the_blocks_is_refused(held, tmp_path):
+    file = tmp_path / "times.json"
+    file.write_text(held)
+    with pytest.raises(BadInput, match="2 blocks"):
+        _machines.read(str(file), 2)
+
+
+def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says():
+    times = _machines.BlockTimes([1.0, 2.0, 4.0], [10.0, 20.0, 40.0], [0.1, 0.2, 0.4], auxiliary=100.0)
+
+    def seconds(name, **options):
+        made = _machines.of_blocks(times, (1,), methods.find(name).schedule(2, **options), [8, 16], link=Link(0, 1))
+        return {(kind, k): made.seconds(kind, k) for kind in "FBUS" for k in (1, 2)}
+
+    fdg = {("F", 1): 1, ("F", 2): 6, ("B", 1): 10, ("B", 2): 60, ("U", 1): 0.1, ("U", 2): 0.2 + 0.4}
+    fdg |= {("S", 1): 0, ("S", 2): 0}
+    assert seconds("fdg") == pytest.approx(fdg)
+    assert seconds("fr") == pytest.approx({**fdg, ("B", 1): 11, ("B", 2): 66})
+    assert seconds("dgl") == pytest.approx({**fdg, ("B", 1): 110})
+    assert seconds("dni") == pytest.approx({**fdg, ("S", 1): 100})
+    quarter = {key: each / (4 if key[0] in "FB" else 1) for key, each in fdg.items()}
+    assert seconds("gpipe", micro_batches=4) == pytest.approx(quarter)
+    # Half the batch each, and every weight's gradient once up and down the ring: 2 (K-1)/K of 8 and 16 bytes.
+    half = {key: each / (2 if key[0] in "FB" else 1) for key, each in fdg.items()}
+    assert seconds("data_parallel") == pytest.approx({**half, ("B", 1): 5 + 8, ("B", 2): 30 + 16})
+
+
+@pytest.mark.parametrize(
+    "name", ["fr", *(pytest.param(name, marks=SLOW) for name in ("fdg", "bp", "ddg", "dgl", "dni", "dfa", "gpipe"))]
+)
+def test_batches_kept_are_those_that_memory_counts(name):
+    engine = small.pipeline(3, DATA[0], method=name, devices=jax.local_devices()[:1] * 3).engine
+    found = predict(engine.loop.schedule, Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0)))
+    moments = list(memory.moments(engine))
+    assert [max(held.kept for j, held in moments if j == k) for k in (1, 2, 3)] == found.kept
+
+
+@SLOW
+@pytest.mark.parametrize("name", ["fdg", "bp", "fr", "dgl", "dni", "gpipe", "data_parallel"])
+def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_training(name):
+    timed, plain = full(name), full(name)
+    told = _operations.measure(timed.engine, IMAGES, LABELS, ROWS[FILL : FILL + N], cores=2)
+    rounds = 1 if told["crowded"] is None else 2
+    if rounds == 2:
+        assert told["crowded"].keys() >= {"F/1", "B/1", "U/1", "F/2", "B/2", "U/2"}
+    plain.train(IMAGES, LABELS, np.concatenate([ROWS[FILL : FILL + N]] * rounds))
+    assert timed.state_sha256() == plain.state_sha256()
+    kinds = {op.kind for op in timed.engine.loop.schedule.tick(20, None)} | {"U"}
+    for k in (1, 2):
+        assert all(f"{kind}/{k}" in told["alone"]["device"] for kind in kinds if (kind, k) != ("S", 2))
+    assert all(0 <= each < 10 for part in told["alone"].values() for each in part.values())
+    assert (told["crowded"] is None) == (name == "data_parallel")
+    json.dumps(told)
+    side = Side(name, name, K, 2, "small", 16)
+    assert _validate.predicted(side, told).seconds > 0
+    assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
+
+
+def test_the_update_is_timed_apart_from_the_backward_pass():
+    clock = _operations.Clock()
+
+    def call():
+        clock.inside("U", 1, lambda: None, (), tuple)
+        return ()
+
+    clock("B", 1, call)
+    assert clock.host.keys() == clock.device.keys() == {("U", 1), ("B", 1)}
+    assert clock.host["B", 1][0] >= 0
+
+
+def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_training():
+    made, plain = full("fdg"), full("fdg")
+    recording = timeline.Recording(made.engine)
+    made.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
+    made.wait()
+    found = timeline.events(recording.stop())
+    plain.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
+    assert made.state_sha256() == plain.state_sha256()
+    ticks = range(FILL + 1, FILL + N + 1)
+    expected = sorted((op.kind, op.k, op.batch) for t in ticks for op in made.engine.loop.schedule.tick(t, None))
+    done = [event for event in found if event.what in "FB"]
+    assert sorted((event.what, event.k, event.batch) for event in done) == expected
+    assert sum(event.what == "U" for event in found) == 2 * N
+    ends = {(event.what, event.k, event.batch): event.end for event in done}
+    for event in done:
+        assert event.begin <= event.end
+        if (event.what, event.k) == ("F", 2) and ("F", 1, event.batch) in ends:
+            # If the first stage's thread was woken last, F1 is seen to end after F2, which then gets no length.
+            assert event.begin == event.end or event.begin >= ends["F", 1, event.batch]
+
+
+def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
+    run = [Event("F", 1, 3, 0.001, 0.002), Event("send", 1, 3, 0.002, 0.0025, 2), Event("F", 2, 3, 0.0025, 0.004)]
+    events = timeline.trace(run, run, {})["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["ph"] == "M"]
+    assert names == ["measured", "stage k=1", "link 1 to 2", "stage k=2", "predicted", *names[1:4]]
+    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"][:1] == [("F3", 1000.0, 1000.0)]
+    _gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):
+    file = tmp_path / "times.json"
+    file.write_text(json.dumps({"F": [1, 1, 1, 1, 1], "B": [2, 2, 2, 2, 2]}))
+    flags = ["--model", "resnet8", "--batch-size", "4", "--times", str(file), "--split", "2", "--link", "0,1"]
+    assert simulate.main([*flags, "--K", "2", "--method", "bp", "fdg", "--json"]) == 0
+    bp, fdg = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (bp["K"], bp["over_bp"], bp["images_per_second"]) == (1, 1, round(4 / 15, 2))
+    assert fdg["over_bp"] == pytest.approx(15 / 9, abs=1e-3) and fdg["limiting"] == "stage"
+    assert fdg["kept_batches"] == [2, 1] and len(fdg["memory_bytes"]) == 2
+    assert fdg["waiting_bytes"][1] == 4 * 32 * 32 * 16 * 4  # a batch of stage 1's maps
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--link", "wire"], "--link"),
+        (["--times", "missing.json"], "cannot be read"),
+        (["--host-microseconds", "-1"], "0 or more"),
+        (["--validate", "--K", "2", "4"], "one --K"),
+        (["--validate", "--K", "2", "--method", "fdg:update=fused"], "leave engine"),
+    ],
+)
+def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):
+    assert simulate.main(arguments) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():
+    times = _machines.BlockTimes([1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [0.0] * 3)
+    of = scaling.Measures([1.0] * 3, [10, 10, 10])
+    free = [scaling.run(times, of, cuts, "fdg", Link()) for cuts in ((1,), (1, 2))]
+    assert [scaling.reason(found, cuts, times) for found, cuts in zip(free, ((1,), (1, 2)), strict=True)] == [
+        "stage", "one block",
+    ]  # fmt: skip
+    slow = scaling.run(times, of, (1,), "fdg", Link(0, 1000))  # so slow that what else it takes is below a hundredth
+    assert scaling.reason(slow, (1,), times) == "link"
+    assert scaling.reason(scaling.run(times, of, (1,), "fdg", Link(), host=1e8), (1,), times) == "host"
