@@ -61,9 +61,9 @@ class Batches:
             yield self.augmented(self.images[chosen]) if images else None, self.labels[chosen] if labels else None
 
     def augmented(self, images: torch.Tensor) -> torch.Tensor:
-        shifts = torch.randint(2 * self.data.pad + 1, (2, len(images)), generator=self.choices)
+        down, right = torch.randint(2 * self.data.pad + 1, (2, len(images)), generator=self.choices)
         mirrored = torch.randint(2, (len(images),), generator=self.choices).bool()
-        return augment(images, *shifts, mirrored, self.data).to(memory_format=self.layout)
+        return augment(images, down, right, mirrored, self.data).to(memory_format=self.layout)
 
 
 def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
