@@ -99,7 +99,7 @@ def xla(shape: Shape, batch: int) -> dict[str, Call]:
     else:
 
         def forward(x, weights):
-            return nn.relu(layers.batch_norm(x, *weights)[0])
+            return layers.relu(layers.batch_norm(x, *weights)[0])
 
         _, closure = jax.jit(partial(jax.vjp, forward))(x, weights)
         backward = jax.jit(lambda closure, dy: closure(dy))

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import optax
 from jax import lax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks._serve import clocked
@@ -50,7 +51,7 @@ class Trainer:
             statistics = jax.tree.map(lambda leaf: leaf[None], changed.get("batch_stats", {}))
             return optax.apply_updates(params, updates), statistics, momentum, loss
 
-        mesh = jax.make_mesh((side.K,), ("replica",))
+        mesh = Mesh(np.array(jax.devices()[: side.K]), ("replica",))
         everywhere, own = P(), P("replica")
         # check_vma would sum gradients of replicated weights by itself.
         spread = jax.shard_map(

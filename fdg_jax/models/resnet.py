@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fdg_jax.layers import BatchNorm, Conv, Head
+from fdg_jax.layers import BatchNorm, Conv, Head, relu
 
 RESNET101 = {"counts": (3, 4, 23, 3), "bottleneck": True}
 NAMES = {
@@ -53,7 +53,7 @@ class Stem(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         size, stride = (7, 2) if self.imagenet else (3, 1)
         x = Conv(64, size=size, stride=stride, name="conv")(x)
-        x = nn.relu(BatchNorm(name="norm")(x, train))
+        x = relu(BatchNorm(name="norm")(x, train))
         if not self.imagenet:
             return x
         return lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -77,16 +77,16 @@ class Residual(nn.Module):
 
         if self.bottleneck:
             width = 4 * self.channels
-            y = nn.relu(convolved(x, 1, self.channels, size=1))
-            y = nn.relu(convolved(y, 2, self.channels, stride=self.stride))
+            y = relu(convolved(x, 1, self.channels, size=1))
+            y = relu(convolved(y, 2, self.channels, stride=self.stride))
             y = convolved(y, 3, width, size=1)
         else:
             width = self.channels
-            y = convolved(nn.relu(convolved(x, 1, width, stride=self.stride)), 2, width)
+            y = convolved(relu(convolved(x, 1, width, stride=self.stride)), 2, width)
         if self.stride > 1 or x.shape[-1] != width:
             x = Conv(width, size=1, stride=self.stride, name="shortcut")(x)
             x = BatchNorm(name="shortcut_norm")(x, train)
-        return nn.relu(x + y)
+        return relu(x + y)
 
 
 def blocks(

@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.layers import BatchNorm, Conv, Head, three_layers
+from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
 
 NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
 
@@ -34,7 +34,7 @@ class Stem(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return nn.relu(BatchNorm(name="norm")(Conv(16, name="conv")(x), train))
+        return relu(BatchNorm(name="norm")(Conv(16, name="conv")(x), train))
 
 
 class Residual(nn.Module):
@@ -49,13 +49,13 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         y = Conv(self.channels, stride=self.stride, name="conv1")(x)
-        y = nn.relu(BatchNorm(name="norm1")(y, train))
+        y = relu(BatchNorm(name="norm1")(y, train))
         y = BatchNorm(name="norm2")(Conv(self.channels, name="conv2")(y), train)
         missing = self.channels - x.shape[-1]
         shortcut = x[:, :: self.stride, :: self.stride]
         if missing:
             shortcut = jnp.pad(shortcut, ((0, 0), (0, 0), (0, 0), (missing // 2, missing - missing // 2)))
-        return nn.relu(shortcut + y)
+        return relu(shortcut + y)
 
 
 def blocks(classes: int, *, n: int) -> list[nn.Module]:

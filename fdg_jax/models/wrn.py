@@ -12,7 +12,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from fdg_jax.layers import BatchNorm, Conv, Head, three_layers
+from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
 
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
 
@@ -51,9 +51,9 @@ class Residual(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        active = nn.relu(BatchNorm(name="norm1")(x, train))
+        active = relu(BatchNorm(name="norm1")(x, train))
         y = Conv(self.channels, stride=self.stride, name="conv1")(active)
-        y = Conv(self.channels, name="conv2")(nn.relu(BatchNorm(name="norm2")(y, train)))
+        y = Conv(self.channels, name="conv2")(relu(BatchNorm(name="norm2")(y, train)))
         if self.stride == 1 and x.shape[-1] == self.channels:
             return x + y
         return Conv(self.channels, size=1, stride=self.stride, name="shortcut")(active) + y
@@ -66,7 +66,7 @@ class NormHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return Head(self.classes, name="head")(nn.relu(BatchNorm(name="norm")(x, train)), train)
+        return Head(self.classes, name="head")(relu(BatchNorm(name="norm")(x, train)), train)
 
 
 def blocks(classes: int, *, n: int, k: int) -> list[nn.Module]:
