@@ -91,26 +91,24 @@ def numbers(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 def xla(shape: Shape, batch: int) -> dict[str, Call]:
     """Compiled calls of what fdg_jax.layers makes of this layer, by operation."""
     x, weights, dy = jax.device_put(numbers(shape, batch))
-    if shape.kernel:
-        module = layers.Conv(shape.given, shape.kernel, shape.stride, shape.groups)
+    conv = layers.Conv(shape.given, shape.kernel, shape.stride, shape.groups)
 
-        def forward(x, weights):
-            return module.apply({"params": {"kernel": weights}}, x)
-    else:
+    def forward(x, weights):
+        if shape.kernel:
+            return conv.apply({"params": {"kernel": weights}}, x)
+        return layers.relu(layers.batch_norm(x, *weights)[0])
 
-        def forward(x, weights):
-            return layers.relu(layers.batch_norm(x, *weights)[0])
-
-        _, closure = jax.jit(partial(jax.vjp, forward))(x, weights)
+    if not shape.kernel:
+        kept = jax.jit(partial(jax.vjp, forward))
         backward = jax.jit(lambda closure, dy: closure(dy))
-        return {"F": partial(jax.jit(partial(jax.vjp, forward)), x, weights), "B": partial(backward, closure, dy)}
+        return {"F": partial(kept, x, weights), "B": partial(backward, kept(x, weights)[1], dy)}
 
     def gradient(which: int, x, weights, dy):
         return jax.vjp(forward, x, weights)[1](dy)[which]
 
     dx, dw = (jax.jit(partial(gradient, which)) for which in (0, 1))
-    backward = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
-    return {"F": partial(jax.jit(forward), x, weights), **backward}
+    gradients = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
+    return {"F": partial(jax.jit(forward), x, weights), **gradients}
 
 
 def onednn(shape: Shape, batch: int) -> dict[str, Call]:

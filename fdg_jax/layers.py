@@ -19,7 +19,9 @@ forward and backward on one core that others were using too (noise 3% and, on JA
 
 WRN-16-4 (the same with `--model wrn16_4 --batch-size 64`) has one narrow convolution: its time is the same within
 5%, its closure goes from 513 to 391 MB.
-Both functions keep their weights as residuals that are the very arguments, so that an engine may put other
+`relu` was measured against jax.nn.relu the same way, on top of both, with JAX 0.10.2 on a core shared with others: the
+forward pass 15% faster, the whole +5%, 311 -> 193 MB.
+The first two keep their weights as residuals that are the very arguments, so that an engine may put other
 weights into a stashed VJP closure.
 """
 
