@@ -54,6 +54,7 @@ lock: setup  ## pin and hash requirements*.txt anew from pyproject.toml (UPGRADE
 	$(RUN) -m pip install -q --disable-pip-version-check $(UV)
 	$(LOCK) --output-file requirements.txt
 	$(LOCK) --extra cuda12 --constraint requirements.txt --output-file requirements-cuda12.txt
+	$(LOCK) --extra peers --constraint requirements.txt --output-file requirements-peers.txt
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -44,7 +44,7 @@ CHOICES = {
 @dataclasses.dataclass(frozen=True)
 class Side:
     """name: as it was asked for. cores: how many it is pinned to. xla: flags added to XLA_FLAGS. options: the
-    method's."""
+    method's. worker: the module of its process. interpreter: what runs it; "" is this one."""
 
     name: str
     method: str
@@ -59,6 +59,8 @@ class Side:
     hugepages: str = "on"
     xla: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    worker: str = "benchmarks._worker"
+    interpreter: str = ""
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:

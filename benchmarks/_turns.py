@@ -30,7 +30,7 @@ class Worker:
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, float]]()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._worker", json.dumps(dataclasses.asdict(side))],
+            [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
             cwd=ROOT,
             env=_sides.environment(side),
             stdin=subprocess.PIPE,
@@ -67,7 +67,7 @@ class Worker:
         self.batches = max(2, math.ceil(seconds * self.batches / took))
 
     def run(self) -> dict[str, float]:
-        return self.ask({"batches": self.batches})
+        return self.ask({"run": self.batches})
 
     def ask(self, what: dict[str, int]) -> dict[str, Any]:
         assert self.process.stdin
@@ -117,6 +117,7 @@ def measure(sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: 
             worker = stack.enter_context(Worker(side, cores))
             worker.start(seconds)
             workers.append(worker)
+        same_network(workers)
         for turn in range(windows):
             # Back and forth, so that a machine that slowly gets faster or slower favours no side.
             for worker in workers if turn % 2 == 0 else reversed(workers):
@@ -124,6 +125,15 @@ def measure(sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: 
             speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
             say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
         return workers
+
+
+def same_network(workers: Sequence[Worker]) -> None:
+    """WorkerDied where a side trains another number of parameters than the first."""
+    first, *others = workers
+    for other in others:
+        if other.about["parameters"] != first.about["parameters"]:
+            counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
+            raise WorkerDied(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
 
 
 def say(text: str) -> None:

@@ -1,14 +1,6 @@
-"""One side of a comparison in a process of its own: it trains when told to and sleeps in between.
+"""One side of a comparison in a process of its own: it trains when told to and sleeps in between."""
 
-Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
-answers every line {"batches": n} with what those batches took, and {"operations": n} with what each operation of n
-batches took. It ends when its input does.
-"""
-
-import dataclasses
-import json
 import os
-import resource
 import sys
 import time
 from contextlib import ExitStack
@@ -19,6 +11,7 @@ import jax
 import numpy as np
 
 from benchmarks import _operations
+from benchmarks._serve import page_faults, serve
 from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data import Dataset
@@ -128,32 +121,5 @@ class Trainer:
         }
 
 
-def page_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def main() -> int:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
-
-    def answer(what: dict) -> None:
-        answers.write(json.dumps(what) + "\n")
-        answers.flush()
-
-    side = Side(**json.loads(sys.argv[1]))
-    try:
-        trainer = Trainer(side)
-    except BadInput as error:
-        answer({"refused": str(error)})
-        return 2
-    trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
-    told = dataclasses.asdict(side)
-    answer({"side": told.pop("name"), **told, **trainer.about()})
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer(trainer.operations(asked["operations"]) if "operations" in asked else trainer.run(asked["batches"]))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(Trainer))

@@ -11,7 +11,8 @@ core, or the time of idling threads is counted too.
 Tried for `fdg_jax/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
 gradient as shifted dots or patches (slower at 16 channels; in cached chunks of 4 images a little faster at 128, not
-worth a loop); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
+worth a loop), as the transpose of two pixels at once (half as fast at 16 channels) or with dy's and x's parts exchanged
+(no difference); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
 batch norm's dx (no difference).
 """
 

@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet20 --batch-size 128 --K 2 --split balanced
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
+    .venv/bin/python -m benchmarks.images_per_second --sides bp fdg torch torch-ddp --python peers/bin/python
 
 A CPU core stands in for a device: a worker is a core. Every side is a process of its own, pinned before it
 starts to as many cores as it has workers, with the same cures (huge pages, separate programs, the same
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import _report, _sides
+from benchmarks._peers import sides as peers
 from benchmarks._turns import Worker, WorkerDied, measure
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -58,7 +60,14 @@ def ideal(row: dict[str, Any]) -> str:
     return " and ".join(f"{float(alone / time):.2f}" for time in times)
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def versions(rows: Sequence[dict[str, Any]]) -> str:
+    """Python 3.11.7, JAX 0.10.2: of the first side that has each."""
+    names = {"python": "Python", "jax": "JAX", "torch": "PyTorch"}
+    found = {name: next((r[key] for r in rows if key in r), None) for key, name in names.items()}
+    return ", ".join(f"{name} {version}" for name, version in found.items() if version)
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Sequence[str] = ()) -> str:
     one = rows[0]
     head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "ideal", "cores busy"]
     body = [
@@ -78,19 +87,19 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
         f"side in turns: median (least to most). {one['cpu']}, {one['machine_cores']} cores, "
-        f"Python {one['python']}, JAX {one['jax']}, huge pages {'on' if one['huge_pages'] else 'off'}, "
+        f"{versions(rows)}, huge pages {'on' if one['huge_pages'] else 'off'}, "
         f"commit {one['commit']}. "
         f"Other processes took {others:.0f}% of the cores' time"
         + (": the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else ".")
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return "\n\n".join([_report.markdown(head, body), about, *missing])
 
 
 def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(_sides.PRESETS), _sides.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    epilog += "\n".join([*(f"  {name:10} {meaning}" for name, meaning in options), f"  {_sides.METHODS_OWN}"])
-    made = _report.parser("images_per_second", __doc__, epilog)
+    lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {_sides.METHODS_OWN}", peers.help()]
+    made = _report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
     add("--model", default="resnet20")
     add("--batch-size", type=_report.positive, default=128)
@@ -99,6 +108,7 @@ def parser() -> argparse.ArgumentParser:
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", default=["bp", "fdg"], metavar="SIDE", help="the first is the baseline")
+    add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
     return made
 
@@ -110,9 +120,12 @@ def main(arguments: list[str] | None = None) -> int:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
         _report.check_json(given.json)
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-        sides = [_sides.parse(text, common, given.xla_flags, given.split) for text in given.sides]
+        sides = [peers.parse(text, common, given.xla_flags, given.split) for text in given.sides]
         cores = _sides.cores_available()
         _sides.check(sides, len(cores))
+        sides, missing = peers.available(sides, given.python)
+        for sentence in missing:
+            print(sentence, file=sys.stderr)
         workers = measure(sides, cores, given.windows, given.seconds)
     except (BadInput, WorkerDied) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -120,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     rows = [row(worker, workers[0], given) for worker in workers]
-    _report.emit(rows, table(rows, given), given.json)
+    _report.emit(rows, table(rows, given, missing), given.json)
     return 0
 
 

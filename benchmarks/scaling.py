@@ -178,7 +178,7 @@ def document(rows: Sequence[dict[str, Any]], facts: Sequence[str], host: float) 
     return "\n\n".join(
         [
             "# Where FDG stops scaling, as the simulator predicts it",
-            "Made by `.venv/bin/python -m benchmarks.scaling`. Nothing here is measured but the paper's column.",
+            f"Made by `.venv/bin/python -m {__package__}.scaling`. Nothing here is measured but the paper's column.",
             *facts,
             "## The paper's Table 7 (authors' splits)",
             _report.markdown(head, body),

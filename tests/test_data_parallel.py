@@ -332,9 +332,8 @@ def test_only_gradients_and_statistics_travel_between_devices(norm):
             assert set(there) <= channels
             assert set(travelled) == set(parameters)  # the sums of batch norms are of their parameters' shapes
             assert len(travelled) < 2 * len(parameters)
-        # Every device has half of the batch and nowhere the whole. (The forward pass of `sync` has the zeros that
-        # jax.nn.relu keeps for its backward pass, which are a constant that XLA leaves whole.)
-        for text in [texts["B", k]] + ([texts["F", k]] if norm == "local" else []):
+        # Every device has half of the batch and nowhere the whole.
+        for text in (texts["F", k], texts["B", k]):
             assert re.search(r"f32\[10,\d", text)
             assert not re.search(r"f32\[20,\d", text)
 

@@ -401,3 +401,10 @@ def test_no_weight_is_copied_into_a_closure(name):
 
     kept = {leaf.tobytes() for leaf in map(np.asarray, jax.tree.leaves(jax.jit(forward)(params, x)))}
     assert not kept & {np.asarray(p).tobytes() for p in jax.tree.leaves(params)}
+
+
+def test_relu_and_its_gradient_are_jaxs_also_at_zero():
+    x, dy = jnp.asarray([-2.0, -0.0, 0.0, 3.0, jnp.nan]), jnp.arange(1.0, 6.0)
+    (y, pull), (expected, expected_pull) = jax.vjp(layers.relu, x), jax.vjp(jax.nn.relu, x)
+    np.testing.assert_array_equal(y, expected)
+    np.testing.assert_array_equal(*pull(dy), *expected_pull(dy))

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "fdg_jax").rglob("*.py"))
 OTHERS = ("tests", "benchmarks", "experiments", "tools")
 EVERYTHING = PACKAGE + [file for folder in OTHERS for file in sorted((ROOT / folder).rglob("*.py"))]
-LOCKS = ["requirements.txt", "requirements-cuda12.txt"]
+LOCKS = ["requirements.txt", "requirements-cuda12.txt", "requirements-peers.txt"]
 
 
 def where(file: Path, node: ast.AST) -> str:
@@ -97,13 +97,21 @@ def test_gpu_requirements_pin_the_same_versions_and_add_only_the_card():
     assert not [name for name in added if not name.startswith(("jax-cuda12", "nvidia-"))]
 
 
+def test_requirements_of_the_peers_pin_the_same_versions_and_add_pytorch():
+    own, peers = pins("requirements.txt"), pins("requirements-peers.txt")
+    assert own.items() <= peers.items()
+    assert "torch" in {name for name, _ in peers.keys() - own.keys()}
+
+
 @pytest.mark.parametrize("folder", ["fdg_jax", "tests", "benchmarks", "experiments"])
 def test_every_import_is_a_declared_dependency(folder):
     declared = {distribution(text) for text in project()["project"]["dependencies"]}
     if folder != "fdg_jax":
         declared |= {distribution(text) for text in project()["dependency-groups"]["dev"]}
     own = {"fdg_jax", "tests", "benchmarks", "experiments"}
-    own |= {file.stem for file in (ROOT / "tests").glob("*.py")}  # pytest puts tests/ on the path
+    own |= {file.stem for file in (ROOT / "tests").rglob("*.py")}  # pytest puts their folders on the path
+    if folder in ("tests", "benchmarks"):  # of the optional extra, which need not be installed
+        own |= {distribution(text) for text in project()["project"]["optional-dependencies"]["peers"]}
     providers = packages_distributions()
     for file, tree in trees(sorted((ROOT / folder).rglob("*.py"))):
         for node, module in imports(tree):

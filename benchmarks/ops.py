@@ -1,0 +1,221 @@
+"""Where XLA's operations on a CPU lose against PyTorch's (oneDNN), layer by layer of a network.
+
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.ops
+    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
+
+Every convolution of the network as it is called (fdg_jax.layers), and every batch norm with its rectifier: forward (F),
+gradient of the input (dx) and of the weights (dw), for a batch norm all of its backward pass (B), each a program of
+its own. In the network XLA fuses elementwise work into its neighbours and PyTorch does not: the sums leave that out.
+
+Both libraries are in this process and take turns; each number is the least of its rounds, as what disturbs a run only
+adds. The clock is the processor time of this process, which others on the core do not lengthen; pin it to one core.
+It wants PyTorch (requirements-peers.txt); without it there is a column less.
+"""
+
+# pyright: reportMissingImports=false
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from benchmarks import _report
+from fdg_jax import layers, models, split
+from fdg_jax.errors import BadInput
+
+Call = Callable[[], Any]
+
+
+class Shape(NamedTuple):
+    """A layer as it is called: a map [size, size, taken] -> [size / stride, size / stride, given]. kernel 0: a norm."""
+
+    size: int
+    taken: int
+    given: int
+    kernel: int = 0
+    stride: int = 1
+    groups: int = 1
+
+    def __str__(self) -> str:
+        if not self.kernel:
+            return f"norm and relu, {self.size}x{self.size}, {self.taken}"
+        stride, groups = f", stride {self.stride}" * (self.stride > 1), f", {self.groups} groups" * (self.groups > 1)
+        return f"{self.kernel}x{self.kernel}, {self.size}x{self.size}, {self.taken} to {self.given}{stride}{groups}"
+
+    def gigaflops(self, batch: int) -> float:
+        """Of a convolution, the same for F, dx and dw."""
+        maps = batch * (self.size // self.stride) ** 2
+        return 2e-9 * maps * self.kernel**2 * self.taken * self.given / self.groups
+
+
+def shapes(model: str) -> Counter[Shape]:
+    """The distinct layers of a network for images of 32x32, and how often each is called."""
+    found = Counter[Shape]()
+
+    def note(call, arguments, keywords, context):
+        module = context.module
+        if isinstance(module, layers.Conv):
+            size, taken = arguments[0].shape[2:]
+            found[Shape(size, taken, module.features, module.size, module.stride, module.groups)] += 1
+        if isinstance(module, layers.BatchNorm):
+            size, taken = arguments[0].shape[2:]
+            found[Shape(size, taken, taken)] += 1
+        return call(*arguments, **keywords)
+
+    net = split.Stage(tuple(models.blocks(model, 10)))
+    with nn.intercept_methods(note):
+        jax.eval_shape(lambda x: net.init(jax.random.key(0), x, True), jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32))
+    return found
+
+
+def numbers(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x [b, h, w, taken], kernel [k, k, taken / groups, given] (of a norm scale and bias [2, taken]), dy; float32."""
+    random = np.random.default_rng(0)
+    kernel = (shape.kernel, shape.kernel, shape.taken // shape.groups, shape.given)
+    small = shape.size // shape.stride
+    wanted = (batch, shape.size, shape.size, shape.taken), kernel, (batch, small, small, shape.given)
+    x, weights, dy = (random.standard_normal(dims, np.float32) for dims in wanted)
+    if not shape.kernel:
+        weights = np.stack([np.ones(shape.taken, np.float32), np.zeros(shape.taken, np.float32)])
+    return x, weights, dy
+
+
+def xla(shape: Shape, batch: int) -> dict[str, Call]:
+    """Compiled calls of what fdg_jax.layers makes of this layer, by operation."""
+    x, weights, dy = jax.device_put(numbers(shape, batch))
+    conv = layers.Conv(shape.given, shape.kernel, shape.stride, shape.groups)
+
+    def forward(x, weights):
+        if shape.kernel:
+            return conv.apply({"params": {"kernel": weights}}, x)
+        return layers.relu(layers.batch_norm(x, *weights)[0])
+
+    if not shape.kernel:
+        kept = jax.jit(partial(jax.vjp, forward))
+        backward = jax.jit(lambda closure, dy: closure(dy))
+        return {"F": partial(kept, x, weights), "B": partial(backward, kept(x, weights)[1], dy)}
+
+    def gradient(which: int, x, weights, dy):
+        return jax.vjp(forward, x, weights)[1](dy)[which]
+
+    dx, dw = (jax.jit(partial(gradient, which)) for which in (0, 1))
+    gradients = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
+    return {"F": partial(jax.jit(forward), x, weights), **gradients}
+
+
+def onednn(shape: Shape, batch: int) -> dict[str, Call]:
+    """The same calls in PyTorch, channels last, one thread."""
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.grad import conv2d_input, conv2d_weight
+
+    torch.set_num_threads(1)
+    x, weights, dy = map(torch.from_numpy, numbers(shape, batch))
+    x, dy = x.permute(0, 3, 1, 2), dy.permute(0, 3, 1, 2)  # channels last already
+    if not shape.kernel:
+        x.requires_grad_()
+        scale, bias = (each.clone().requires_grad_() for each in weights)
+
+        def forward():
+            return F.relu(F.batch_norm(x, None, None, scale, bias, training=True), inplace=True)
+
+        y = forward()
+        return {"F": forward, "B": lambda: torch.autograd.grad(y, (x, scale, bias), dy, retain_graph=True)}
+    kernel = weights.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+    rest = {"stride": shape.stride, "padding": shape.kernel // 2, "groups": shape.groups}
+    return {
+        "F": lambda: F.conv2d(x, kernel, **rest),
+        "dx": lambda: conv2d_input(x.shape, kernel, dy, **rest),
+        "dw": lambda: conv2d_weight(x, kernel.shape, dy, **rest),
+    }
+
+
+def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
+    """The least time of a call, in turns, after one that compiles."""
+    for call in calls.values():
+        jax.block_until_ready(call())  # PyTorch's is ready on return
+    least = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            jax.block_until_ready(call())
+            least[name] = min(least[name], time.process_time() - start)
+    return least
+
+
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a layer and operation."""
+    libraries = {"xla": xla, **({"onednn": onednn} if importlib.util.find_spec("torch") else {})}
+    rows = []
+    for shape, times in shapes(given.model).items():
+        made = {name: make(shape, given.batch_size) for name, make in libraries.items()}
+        for operation in made["xla"]:
+            if shape.taken == 3 and operation == "dx":
+                continue  # of the images, which nobody wants
+            took = seconds({name: calls[operation] for name, calls in made.items()}, given.rounds)
+            about = {"benchmark": "ops", "model": given.model, "batch_size": given.batch_size, "layer": str(shape)}
+            row = {**about, "times": times, "operation": operation, "gigaflops": shape.gigaflops(given.batch_size)}
+            rows.append(row | {f"{name}_milliseconds": round(1e3 * s, 3) for name, s in took.items()})
+            print(f"{shape}, {operation}: {took}", file=sys.stderr)
+    return [row | {"jax": jax.__version__, **_report.machine()} for row in rows]
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    both = "onednn_milliseconds" in rows[0]
+    libraries = {"xla": "XLA", **({"onednn": "oneDNN"} if both else {})}
+    head = ["layer", "times", "operation"]
+    head += [f"{name} {unit}" for name in libraries.values() for unit in ("ms", "GFLOP/s")]
+    head += ["XLA over oneDNN", "lost ms a batch"] * both
+    body = []
+    for r in rows:
+        cells = [r["layer"], str(r["times"]), r["operation"]]
+        for name in libraries:
+            took = r[f"{name}_milliseconds"]
+            cells += [f"{took:.2f}", f"{1e3 * r['gigaflops'] / took:.0f}" if r["gigaflops"] else ""]
+        if both:
+            a, b = r["xla_milliseconds"], r["onednn_milliseconds"]
+            cells += [f"{a / b:.2f}", f"{r['times'] * (a - b):.1f}"]
+        body.append(cells)
+    sums = []
+    for name, label in libraries.items():
+        for what, conv in (("convolutions", True), ("batch norms and rectifiers", False)):
+            took = sum(r["times"] * r[f"{name}_milliseconds"] for r in rows if bool(r["gigaflops"]) == conv)
+            sums.append(f"{label} {took:.1f} ms of {what}")
+    about = f"{given.model}, batch {given.batch_size}. Least of {given.rounds} rounds. "
+    about += f"A batch, one by one: {', '.join(sums)}."
+    about += f" {rows[0]['cpu']}, JAX {rows[0]['jax']}, commit {rows[0]['commit']}."
+    if not both:
+        about += " oneDNN is left out, as this interpreter has no PyTorch: requirements-peers.txt."
+    return f"{_report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _report.parser("ops", __doc__)
+    made.add_argument("--model", default="resnet20")
+    made.add_argument("--batch-size", type=_report.positive, default=128)
+    made.add_argument("--rounds", type=_report.positive, default=10, help="(default 10)")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    try:
+        _report.check_json(given.json)
+        rows = results(given)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    _report.emit(rows, table(rows, given), given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
