@@ -5,6 +5,8 @@ updates have used what it spoilt. So it is stopped where it arises, inside the u
 do about it is decided when the host reads `bad`.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +49,19 @@ def finite(tree: Tree) -> jax.Array:
     """Whether all floating-point numbers of a tree are finite: a scalar bool."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.asarray(True)
+
+
+def refused(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of a pipeline's state(): per stage the number of the first update that was refused, 0 if none."""
+    found = {int(re.findall(r"\d+", name)[0]): value for name, value in state.items() if name.endswith("opt_state.bad")}
+    return tuple(int(found[k]) for k in sorted(found))
+
+
+def told(bad: Sequence[int]) -> str:
+    """In words the first of the updates that were refused, and of several of that batch the highest stage's, because
+    cotangents go down."""
+    number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
+    return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"
 
 
 def where(condition: jax.Array, yes: Tree, no: Tree) -> Tree:

@@ -8,7 +8,8 @@ import pytest
 from small import batches, leaves, pipeline, recipe
 
 from fdg_jax.experiments.record import Diverged, diverged
-from fdg_jax.guard import guarded
+from fdg_jax.experiments.saving import NotFinite, Saver
+from fdg_jax.guard import guarded, refused
 
 DATA = batches(10)
 
@@ -88,6 +89,28 @@ def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
     ours.restore(state)
     ours.step(DATA[3])
     assert ours.losses(wait=True)[-1].bad == (0, 0)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+def test_a_state_says_what_was_refused(engine):
+    ours = pipeline(2, DATA[0], guard=True, engine=engine)
+    assert refused(ours.state()) == (0, 0)
+    for batch in [DATA[0], (DATA[1][0] * np.float32(np.nan), DATA[1][1])]:
+        ours.step(batch)
+    ours.drain()
+    assert refused(ours.state()) == (2, 2)
+
+
+def test_what_an_update_was_refused_to_is_saved_where_that_is_known_only(tmp_path):
+    saver = Saver(tmp_path, {}, keep=3)
+    state = {f"stage{k}/state/.opt_state.bad": np.int32(3 * (k > 1)) for k in (1, 10, 2)}
+    saver.save(1, state, {}, refused=())
+    with pytest.raises(NotFinite, match=r"stage k=3 got a gradient .* update 3, so there is no"):
+        saver.wait()
+    for known in ((0, 3, 3), None):
+        saver.save(2, state, {}, refused=known)
+        saver.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]
 
 
 def test_of_gradients_of_one_batch_the_highest_stage_is_named():

@@ -84,13 +84,13 @@ def prepare_and_run(
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
-    config["stages"] = stages.facts(job)
+    config["stages"] = known = stages.facts(job)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     if before is not None:
         config = run_directory.continued(before, config)
     try:
         run_directory.write_json(path / run_directory.CONFIG, config)
-        opening(job, path, config["stages"], resumed=before is not None)
+        opening(job, path, known, resumed=before is not None)
         return train(job, path, program, signals, begun)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

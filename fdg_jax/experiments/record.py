@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax import guard
 from fdg_jax.engine import Metrics
 from fdg_jax.experiments.run_directory import METRICS, MetricsLog
 from fdg_jax.experiments.speed import Speed
@@ -29,10 +30,8 @@ class Diverged(Exception):
 def diverged(metrics: Metrics) -> None:
     """Raises Diverged for a batch whose loss is not finite or with which a refused update became known."""
     facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
-    known = [(number, -k) for k, number in enumerate(metrics.bad, 1) if number]
-    if known:
-        number, k = min(known)  # the first, and of several of that batch the highest stage: cotangents go down
-        facts.append(f"stage k={-k} got a gradient that is not finite, for its update {number:,}")
+    if any(metrics.bad):
+        facts.append(guard.told(metrics.bad))
     raise Diverged(" and ".join(facts), metrics.step)
 
 

@@ -53,10 +53,10 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     checks.check_names(options, program.datasets)
     with claim.lock(old), claim.claim(new, resume=False):
         job = converted(old, before, new, options, config["note"], given_up, signals)
-        from fdg_jax.experiments import command, session
+        from fdg_jax.experiments import command, session, stages
 
         begun = session.begin(job, new, resume=True)
-        command.opening(job, new, run_directory.read_json(new / run_directory.CONFIG)["stages"], resumed=True)
+        command.opening(job, new, stages.facts(job), resumed=True)
         return command.train(job, new, program, signals, begun)
 
 

@@ -9,7 +9,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -27,7 +27,8 @@ class SaveFailed(Exception):
 
 
 class NotFinite(Exception):
-    """A state with numbers that are none is not worth a checkpoint. step: the batch after which it was taken."""
+    """A state with numbers that are none, or to which there would have been some, is not worth a checkpoint. step: the
+    batch after which it was taken."""
 
     def __init__(self, fact: str, step: int):
         super().__init__(fact)
@@ -51,11 +52,16 @@ class Saver:
         self.step = -1  # of the newest asked for
         self.failure: Exception | None = None
 
-    def save(self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
-        """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first."""
+    def save(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None = None
+    ) -> None:
+        """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first.
+
+        refused: updates that may have been refused by then (fdg_jax.guard.refused), another is NotFinite; None: any.
+        """
         self.wait()
         self.step = step
-        self.thread = Thread(target=self.write, args=(step, state, loop), name=f"checkpoint {step}")
+        self.thread = Thread(target=self.write, args=(step, state, loop, refused), name=f"checkpoint {step}")
         self.thread.start()
 
     def check(self) -> None:
@@ -77,14 +83,19 @@ class Saver:
         if self.thread is not None:
             self.thread.join()
 
-    def write(self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any]) -> None:
+    def write(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None
+    ) -> None:
         import jax
 
-        from fdg_jax import checkpoint
+        from fdg_jax import checkpoint, guard
 
         try:
             content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
             check_finite(content, step)
+            now = guard.refused(content)
+            if refused is not None and any(now) and now != tuple(refused):
+                raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
             self.root.mkdir(exist_ok=True)
             check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
             checkpoint.save(folder(self.root, step), content, self.about)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 import fdg_jax
+from fdg_jax import guard
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import saving
 from fdg_jax.experiments.record import Record
@@ -55,3 +56,4 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
             )
     job.pipeline.restore(state)
     record.restore(loop)
+    record.bad = guard.refused(state)

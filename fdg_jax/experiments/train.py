@@ -40,7 +40,7 @@ class Loop:
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
         self.saver = saving.Saver(run / CHECKPOINTS, versions(), job.options.keep)
-        self.saver.best = record.best_step
+        self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.tried = record.step  # the newest step at which a checkpoint was due
         self.transform = test_transform(job.dataset)
@@ -224,7 +224,8 @@ class Loop:
             return
         self.collect()
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
-        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread)
+        known = None if self.options.on_nan == "skip" else self.record.bad
+        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, known)
 
     def check_saver(self, wait: bool = False, needed: bool = False) -> None:
         """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed.

@@ -172,7 +172,8 @@ def assert_same(path: Path, whole: Path) -> None:
         assert ours[name] == theirs[name], name
     assert lines(path) == lines(whole)
     for folder in (".", "checkpoints"):
-        assert sorted(os.listdir(path / folder)) == sorted(os.listdir(whole / folder))
+        there, expected = sorted(os.listdir(path / folder)), sorted(os.listdir(whole / folder))
+        assert there == expected, f"{folder}: {there} instead of {expected}"
     assert os.listdir(path.parent / "temporary") == []
 
 
