@@ -1,5 +1,7 @@
 """A number that is none is stopped where it arises, and the stage and the batch are told."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from fdg_jax.experiments.saving import NotFinite, Saver
 from fdg_jax.guard import guarded, refused
 
 DATA = batches(10)
+LONG = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
@@ -29,7 +32,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(nothing):
     assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])  # a scan is one program, which rounds otherwise
+@pytest.mark.parametrize("engine", ["pipeline", LONG("delay-line")])  # a scan is one program, which rounds otherwise
 def test_a_guard_changes_no_bit_of_a_sound_run(engine):
     hashes = []
     for guard in (True, False):
@@ -55,7 +58,7 @@ def poison(ours, k):
 
 
 @pytest.mark.parametrize(("engine", "k"), [
-    *[("pipeline", k) for k in (1, 2, 3)], ("delay-line", 2), pytest.param("scan", 2, marks=pytest.mark.slow),
+    ("pipeline", 2), *[LONG(*pair) for pair in (("pipeline", 1), ("pipeline", 3), ("delay-line", 2), ("scan", 2))],
 ])  # fmt: skip
 def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
     ours, at = pipeline(3, DATA[0], guard=True, engine=engine), 5
@@ -91,7 +94,7 @@ def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
     assert ours.losses(wait=True)[-1].bad == (0, 0)
 
 
-@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["pipeline", LONG("scan")])
 def test_a_state_says_what_was_refused(engine):
     ours = pipeline(2, DATA[0], guard=True, engine=engine)
     assert refused(ours.state()) == (0, 0)

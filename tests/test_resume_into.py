@@ -82,6 +82,7 @@ def test_blocks_keep_everything_and_training_goes_on(before, after):
     assert new.pipeline.updates == [9] * new.options.K and new.pipeline.parameters_sha256() != start
 
 
+@pytest.mark.slow
 def test_the_losses_of_batches_that_were_in_flight_are_not_lost():
     old, new = job(2), job(1)
     for batch in DATA[:6]:

@@ -120,6 +120,7 @@ def test_the_update_is_timed_apart_from_the_backward_pass():
     assert clock.host["B", 1][0] >= 0
 
 
+@pytest.mark.slow
 def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_training():
     made, plain = full("fdg"), full("fdg")
     recording = timeline.Recording(made.engine)
