@@ -42,8 +42,8 @@ lint: setup  ## ruff
 types: setup  ## pyright
 	$(RUN) -m pyright
 
-bench: setup  ## list the benchmarks, or run one (BENCH="images_per_second --json")
-	$(RUN) -m benchmarks $(BENCH)
+bench: setup  ## measure every table of benchmarks/README.md anew (hours), or BENCH="memory host_cost"
+	$(RUN) -m benchmarks.readme $(BENCH)
 
 # One file for every Python from 3.11 on and every platform: markers choose (JAX 0.10.2 on 3.11, the newest from 3.12).
 # What is pinned stays, unless its requirement changed or UPGRADE=--upgrade says to take the newest of everything.

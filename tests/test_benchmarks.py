@@ -20,7 +20,17 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import _sides, _worker, block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory
+from benchmarks import (
+    _sides,
+    _worker,
+    block_cost,
+    checkpoint_cost,
+    host_cost,
+    images_per_second,
+    loader,
+    memory,
+    readme,
+)
 from benchmarks import split as benchmark_split
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data.jpeg import opened
@@ -476,3 +486,31 @@ def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(capsys):
         speeds, base = row["images_per_second_windows"], rows[0]["images_per_second_windows"]
         for speed, first, ratio in zip(speeds, base, row["ratio_windows"], strict=True):
             assert math.isclose(ratio, speed / first, rel_tol=0.02)  # both are rounded
+
+
+def test_the_page_has_what_its_commands_printed_last():
+    text, last = readme.README.read_text(), dict[str, str]()
+    for file in readme.RESULTS.glob("*.jsonl"):
+        last |= readme.printed(file)
+    shown = [readme.command(match["command"]) for match in readme.SHOWN.finditer(text)]
+    assert last.keys() & set(shown) and len(set(shown)) == len(shown) > 10
+    assert readme.rendered(text, last) == text
+
+
+def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):
+    page = "# Page\n\n```\necho it \\\n    works\n```\n\n<!-- it printed -->\n\nold\n\n<!-- end -->\n\n"
+    page += "- a note\n\n```\nfalse\n```\n\n<!-- it printed -->\n\nbefore\n\n<!-- end -->\n"
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    readme.README.write_text(page)
+    assert readme.main(["nothing"]) == 2
+    assert "\n  echo it works\n  false\n" in capsys.readouterr().err
+    assert readme.main(["--render"]) == 0
+    assert readme.README.read_text() == page
+    assert readme.main([]) == 1
+    assert "1 of 2 tables" in (told := capsys.readouterr()).out and "stays: false" in told.err
+    words = f"it works --json {readme.results()}"
+    assert readme.README.read_text() == page.replace("old", words)
+    readme.README.write_text(page)
+    assert readme.main(["works", "--render"]) == 0
+    assert readme.README.read_text() == page.replace("old", words)
