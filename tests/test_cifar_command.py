@@ -406,11 +406,12 @@ def test_the_start_says_what_each_stage_costs_holds_and_sends_and_so_does_the_co
 
 def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     path, _ = short_run
-    before = (path / "summary.json").read_text()
+    before, page = (path / "summary.json").read_text(), (path / "report.html").read_text()
+    (path / "report.html").unlink()  # as by a kill just before it is written
     code, out, err = finish(command("--run-dir", str(path), "--resume"))
     assert (code, err) == (0, "")
     assert "is finished: 8 batches" in out
-    assert (path / "summary.json").read_text() == before
+    assert (path / "summary.json").read_text() == before and (path / "report.html").read_text() == page
 
 
 def test_auto_without_cifar_is_digits_and_says_so_first_and_last(tmp_path):
