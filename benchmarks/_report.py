@@ -5,13 +5,15 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.machine import processor_name
 from fdg_jax.experiments.run_directory import git_commit
+
+DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
 
 
 def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -56,6 +58,31 @@ def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None
     if path not in (None, "-"):
         with Path(path).open("a") as file:
             file.write(lines)
+
+
+def run(
+    made: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Sequence[Mapping[str, Any]]],
+    table: Callable[[Any, argparse.Namespace], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """The command of a benchmark: what is asked for, its rows and their table. Returns the exit code."""
+    given = made.parse_args(arguments)
+    try:
+        check_json(given.json)
+        rows = measure(given)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    emit(rows, table(rows, given), given.json)
+    return 0
+
+
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The sentence on other processes that every table of speeds ends with."""
+    others = max(row["others_percent"] for row in rows)
+    fact = f"Other processes took {others:.0f}% of the cores' time"
+    return f"{fact}: the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else f"{fact}."
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -20,7 +20,6 @@ from fdg_jax.errors import BadInput
 from fdg_jax.simulator import Prediction, predict
 
 BOUND_PERCENT = 5.0  # the prediction is to be within this of what is measured
-DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on the result says so
 
 
 def on_cores(side: Side, cores: int) -> Side:
@@ -109,12 +108,10 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    others = max(r["others_percent"] for r in rows)
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
         f"method, its operations timed before each: median (least to most), the ratio within a turn. {one['cpu']}, "
-        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}. Other "
-        f"processes took {others:.0f}% of the cores' time"
-        + (": the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else ".")
+        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}. "
+        + _report.disturbed(rows)
     )
     return f"{_report.markdown(head, body)}\n\n{about}"

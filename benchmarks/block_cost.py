@@ -36,7 +36,6 @@ from jax import lax
 
 from benchmarks import _report
 from fdg_jax import layers, models, split
-from fdg_jax.errors import BadInput
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.functions import Functions, functions
 
@@ -131,8 +130,9 @@ def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]
     return {name: best[row] for name, row in rows.items()}
 
 
-def results(rows: dict[str, Row], given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     """A JSON object a row, measured now."""
+    rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
@@ -188,16 +188,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    try:
-        _report.check_json(given.json)
-        prepared = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    rows = results(prepared, given)
-    _report.emit(rows, table(rows, given), given.json)
-    return 0
+    return _report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

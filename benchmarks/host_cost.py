@@ -135,21 +135,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    try:
-        if not 8 <= given.image_size <= 32:
-            raise BadInput(f"--image-size {given.image_size}: images of 32 pixels are cut down. Use 8 to 32.")
-        _report.check_json(given.json)
-        devices.emulate_cpu(max(given.K))
-        rows = [row for model in given.model for K in given.K for row in measure(model, K, given)]
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    if not 8 <= given.image_size <= 32:
+        raise BadInput(f"--image-size {given.image_size}: images of 32 pixels are cut down. Use 8 to 32.")
+    devices.emulate_cpu(max(given.K))
+    rows = [row for model in given.model for K in given.K for row in measure(model, K, given)]
     where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **_report.here()}
-    rows = [{**row, **where} for row in [*rows, fit(rows)]]
-    _report.emit(rows, table(rows, given), given.json)
-    return 0
+    return [{**row, **where} for row in [*rows, fit(rows)]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return _report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.ideal import COMPARED, free_time, tick_time
 
-DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on the result says so
-
 
 def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
@@ -83,14 +81,12 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
         ]
         for r in rows
     ]
-    others = max(r["others_percent"] for r in rows)
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
         f"side in turns: median (least to most). {one['cpu']}, {one['machine_cores']} cores, "
         f"{versions(rows)}, huge pages {'on' if one['huge_pages'] else 'off'}, "
         f"commit {one['commit']}. "
-        f"Other processes took {others:.0f}% of the cores' time"
-        + (": the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else ".")
+        + _report.disturbed(rows)
     )
     return "\n\n".join([_report.markdown(head, body), about, *missing])
 

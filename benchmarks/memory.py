@@ -184,26 +184,23 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    found, _ = devices.stage_devices(max(given.K))
+    if len(set(found)) < max(given.K):
+        fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
+        raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
+    compile_cache.enable()
     rows = []
-    try:
-        _report.check_json(given.json)
-        found, _ = devices.stage_devices(max(given.K))
-        if len(set(found)) < max(given.K):
-            fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
-            raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
-        compile_cache.enable()
-        for model in given.model:
-            for K in given.K:
-                for weights in given.weights:
-                    print(f"{model}, K={K}, {weights} ...", file=sys.stderr, flush=True)
-                    rows += measured(model, K, weights, given)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    _report.emit(rows, table(rows, given), given.json)
-    return 0
+    for model in given.model:
+        for K in given.K:
+            for weights in given.weights:
+                print(f"{model}, K={K}, {weights} ...", file=sys.stderr, flush=True)
+                rows += measured(model, K, weights, given)
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return _report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ import numpy as np
 
 from benchmarks import _report
 from fdg_jax import layers, models, split
-from fdg_jax.errors import BadInput
 
 Call = Callable[[], Any]
 
@@ -206,15 +205,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    try:
-        _report.check_json(given.json)
-        rows = results(given)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    _report.emit(rows, table(rows, given), given.json)
-    return 0
+    return _report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

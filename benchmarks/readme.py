@@ -50,9 +50,10 @@ def run(line: str, file: Path) -> bool:
     print(f"{took:.0f} s, exit code {done.returncode}", file=sys.stderr, flush=True)
     if done.returncode:
         return False
-    told = {"printed_by": line, "text": done.stdout, "date": datetime.now().astimezone().isoformat(timespec="seconds")}
+    told = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
+    told |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
     with file.open("a") as out:
-        out.write(json.dumps({**told, "seconds": round(took, 1), "commit": machine()["commit"]}) + "\n")
+        out.write(json.dumps(told) + "\n")
     return True
 
 

@@ -109,17 +109,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    compile_cache.enable()
+    return [row for model in given.model for row in measured(model, given)]
+
+
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    try:
-        _report.check_json(given.json)
-        compile_cache.enable()
-        rows = [row for model in given.model for row in measured(model, given)]
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    _report.emit(rows, table(rows, given), given.json)
-    return 0
+    return _report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

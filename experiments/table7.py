@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.images_per_second import DISTURBED_PERCENT
+from benchmarks._report import DISTURBED_PERCENT
 from experiments import _markdown
 from experiments._command import main
 from experiments._runs import PYTHON, ROOT, Lines, Table
