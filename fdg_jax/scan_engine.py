@@ -45,6 +45,7 @@ class ScanEngine:
         def window(run, images, labels, indices):
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
 
+        self.one = one  # a step: (run, inputs, labels) -> (run, (loss, what was refused))
         self._step = jax.jit(one, donate_argnums=0)
         self._window = jax.jit(window, donate_argnums=0)
         self._drain = jax.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)

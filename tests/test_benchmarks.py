@@ -30,6 +30,7 @@ from benchmarks import (
     loader,
     memory,
     readme,
+    seeds,
 )
 from benchmarks import split as benchmark_split
 from fdg_jax import api, host_engine, schedule
@@ -514,3 +515,15 @@ def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, 
     readme.README.write_text(page)
     assert readme.main(["works", "--render"]) == 0
     assert readme.README.read_text() == page.replace("old", words)
+
+
+@pytest.mark.slow
+def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
+    arguments = ["--seeds", "2", "--windows", "2", "--steps", "1", "--batch-size", "4", "--json"]
+    assert seeds.main(arguments) == 0
+    (row,) = rows_of(capsys.readouterr().out)
+    assert 0 <= row["largest_difference"] < 1e-5  # convolutions in groups add in another order
+    for ratio, together, apart in zip(
+        row["ratio_windows"], row["together_images_per_second"], row["apart_images_per_second"], strict=True
+    ):
+        assert math.isclose(ratio, together / apart, rel_tol=0.01)
