@@ -1,7 +1,7 @@
 """Several seeds of a small network in one process: one batched program for all, against one after another.
 
     taskset -c 1 .venv/bin/python -m benchmarks.seeds --model resnet8 --batch-size 32 --seeds 2 4
-    .venv/bin/python -m benchmarks.seeds --model resnet20 --batch-size 128 --seeds 3      # on a GPU
+    .venv/bin/python -m benchmarks.seeds --model resnet20 --batch-size 128 --seeds 3
 
 FDG on one device (fdg_jax.delay_line), each seed with its own weights and batches, a dispatch a step, no augmentation.
 The two sides take turns in one process; the numbers they compute are compared first.
