@@ -184,13 +184,15 @@ class Stage:
 
     def saved(self) -> dict[str, Any]:
         """Everything a resumed run needs of this stage, as {path: array}; nothing of it is given away later."""
-        given_away = self.state.opt_state, self.state.own, self.sum  # to the next update, so these are copied
-        opt_state, own, summed = self._copy(given_away)
+        # Copied is what is given away: to the next update, and of summed gradients to the next addition.
+        late = [grads for grads, _ in self.line]
+        summands = late if self.accumulate > 1 else []
+        opt_state, own, summed, summands = self._copy((self.state.opt_state, self.state.own, self.sum, summands))
         flat: dict[str, Any] = checkpoint.flatten(self.state._replace(opt_state=opt_state, own=own), "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
         flat |= checkpoint.flatten(summed, "sum/")
-        for i, (grads, version) in enumerate(self.line):
+        for i, (grads, (_, version)) in enumerate(zip(summands or late, self.line, strict=True)):
             flat |= checkpoint.flatten(grads, f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(version)
         return flat | self.saved_memos()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -17,6 +18,7 @@ from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import (
     claim,
+    command,
     compile_cache,
     curves,
     ending,
@@ -24,6 +26,7 @@ from fdg_jax.experiments import (
     report,
     run_directory,
     saving,
+    scalars,
     session,
     stored,
     train,
@@ -69,11 +72,14 @@ def test_a_directory_that_was_there_before_stays_though_it_is_empty(tmp_path):
     assert tmp_path.is_dir()
 
 
-@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "checkpoints"])
-def test_a_directory_with_any_file_of_a_run_holds_a_run(tmp_path, name):
+@pytest.mark.parametrize(("name", "said"), [
+    *[(name, r"already holds a run\. Add --resume") for name in ("config.json", "metrics.jsonl", "summary.json")],
+    ("checkpoints", "a --resume-into that was cut off left it"),
+])  # fmt: skip
+def test_a_directory_with_any_file_of_a_run_holds_a_run(tmp_path, name, said):
     (tmp_path / name).write_text("")
     with (
-        pytest.raises(BadInput, match=r"already holds a run\. Add --resume"),
+        pytest.raises(BadInput, match=said),
         claim.claim(tmp_path, resume=False),
     ):
         pass
@@ -465,6 +471,35 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     train.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
     before.close()
     assert said in capsys.readouterr().out
+    job.steps = 2
+    with pytest.raises(BadInput, match="--steps 2: the run stands at batch 3") if stood else nullcontext():
+        session.begin(job, tmp_path, resume=True)
+
+
+def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
+    now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
+           "git_commit": "a1"}  # fmt: skip
+    command.tell_changes(now, now)
+    assert capsys.readouterr().err == ""
+    command.tell_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
+    err = capsys.readouterr().err
+    assert "usable_cores 2, was 4; git_commit a1, was b2. It may not" in err and err.count("\n") == 1
+
+
+def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
+    curves = scalars.Scalars(tmp_path, 3)
+    curves.add(4, {"train/loss": 1.5, "test/loss": None})
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    assert b"train/loss" in content and b"test/loss" not in content  # there at once
+    full = mock.Mock(side_effect=OSError(28, "No space left on device"))
+    monkeypatch.setattr(curves.writer, "flush", full)
+    for step in range(5, 50):
+        curves.add(step, {"train/loss": 1.0})
+    curves.close()
+    assert full.call_count == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "curves end here, they cannot be written: No space left on device" in err
 
 
 def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):

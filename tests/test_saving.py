@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -117,3 +118,45 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
     for _ in range(2):  # nor the second time
         with pytest.raises(BadInput, match=r"no checkpoint in .* is whole; 2 damaged ones were put aside"):
             saving.load_newest(tmp_path)
+
+
+def written(saver, step, **options):
+    saver.save(step, {"a": np.full(3, step, np.float32)}, {"step": step}, **options)
+    saver.wait()
+    return [path.name[-1] for path in saving.stored(saver.root)]
+
+
+def test_the_best_checkpoint_stays_until_a_better_one_is_there(tmp_path, monkeypatch):
+    saver = saving.Saver(tmp_path, {}, keep=1)
+    assert written(saver, 1, best=True) == ["1"]
+    assert written(saver, 2) == ["1", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "check_room", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(saving.SaveFailed):
+            written(saver, 3, best=True)
+    assert written(saver, 4) == ["1", "4"]
+    assert written(saver, 5, best=True) == ["5"]
+    for name in (".step-000000004.old", "step-000000003"):  # as a process that was killed leaves them
+        (tmp_path / name).mkdir()
+    saving.sweep(tmp_path)
+    saver.prune()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
+
+
+def test_arrays_that_are_used_up_are_no_lasting_loss(tmp_path):
+    bad, saver = np.full(2, np.nan, np.float32), saving.Saver(tmp_path, {}, keep=1)
+    for lost, lasting in {
+        ("mail/x/2/7/", "stage1/sum/['a']"): False,
+        ("stage1/line/0/['a']", "run/.lines[0].grads['a']", "stage1/memo/3/x"): False,
+        ("mail/x/2/7/", "stage2/state/.params['a']"): True,
+        ("run/.stages[0].params['a']",): True,
+    }.items():
+        saver.save(1, dict.fromkeys(lost, bad), {})
+        with pytest.raises(saving.NotFinite) as found:
+            saver.wait()
+        assert found.value.lasting is lasting
+    saver.save(1, {}, {"unread/4": bad, "error": np.nan}, refused=None)
+    saver.wait()
+    saver.save(2, {}, {"unread/4": bad, "error": np.nan}, refused=())
+    with pytest.raises(saving.NotFinite, match="unread/4 is not finite"):
+        saver.wait()

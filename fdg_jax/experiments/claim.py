@@ -37,6 +37,9 @@ def claim(path: Path, resume: bool) -> Iterator[Path]:
     if resume and not (path / CONFIG).is_file():
         raise BadInput(f"--resume: {path} holds no run ({CONFIG} is not there). Leave --resume out to start one.")
     if not resume and path.is_dir() and holds_run(path):
+        if not any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+            fact = f"{path} has checkpoints and no {CONFIG}: a --resume-into that was cut off left it"
+            raise BadInput(f"{fact}. Delete it, or choose another directory.")
         raise BadInput(
             f"{path} already holds a run. Add --resume to go on with it, choose another --run-dir, or delete it."
         )

@@ -82,12 +82,15 @@ def prepare_and_run(
     from fdg_jax.experiments import compile_cache, session, setup, stages
 
     compile_cache.enable()
+    if before and before.get("cpu_devices"):  # XLA's threads, and so the last bits, follow from their number
+        setup.devices.asked_for(before["cpu_devices"])
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     if before is not None:
+        tell_changes(before, config)
         config = run_directory.continued(before, config)
     try:
         run_directory.write_json(path / run_directory.CONFIG, config)
@@ -99,6 +102,16 @@ def prepare_and_run(
         fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
         print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
         return 1
+
+
+def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Warns where a resumed run meets another machine or other code than its first session, which may compute other
+    last bits."""
+    names = ("processor", "usable_cores", "devices", "xla_flags", "matmul_precision", "git_commit")
+    changed = [f"{name} {now[name]}, was {before[name]}" for name in names if before.get(name, now[name]) != now[name]]
+    if changed:
+        fact = f"this is not where the run began: {'; '.join(changed)}"
+        print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)
 
 
 def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:

@@ -242,8 +242,8 @@ class Options:
         "stop",
         "run",
         "When a loss or a gradient is not finite (no update is made by such a gradient): stop names stage and batch "
-        "and ends with exit code 1; skip warns and goes on; rollback goes back to the newest checkpoint, for faults of "
-        "the machine, and stops if it happens there again.",
+        "and ends with exit code 1; skip warns and goes on, as long as weights and statistics are finite; rollback "
+        "goes back to the newest checkpoint, for faults of the machine, and stops if it happens there again.",
         free=True,
     )
     stall_seconds: float = flag(

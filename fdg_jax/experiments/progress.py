@@ -4,8 +4,6 @@ pipe."""
 import sys
 import time
 
-from fdg_jax.errors import BadInput
-
 PLAIN_SECONDS = 10.0  # between two plain lines
 
 
@@ -13,8 +11,6 @@ class Progress:
     """show() after every dispatch, say() for lines that stay. Use as a context."""
 
     def __init__(self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS):
-        if done > steps:
-            raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
         self.steps, self.epochs, self.plain_seconds = steps, epochs, plain_seconds
         self.error = ""
         self.said = 0.0

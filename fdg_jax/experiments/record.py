@@ -16,6 +16,7 @@ import numpy as np
 from fdg_jax import guard
 from fdg_jax.engine import Metrics
 from fdg_jax.experiments.run_directory import METRICS, MetricsLog
+from fdg_jax.experiments.scalars import Scalars
 from fdg_jax.experiments.speed import Speed
 
 
@@ -33,26 +34,6 @@ def diverged(metrics: Metrics) -> None:
     if any(metrics.bad):
         facts.append(guard.told(metrics.bad))
     raise Diverged(" and ".join(facts), metrics.step)
-
-
-class Scalars:
-    """TensorBoard scalars; nothing where they are not wanted."""
-
-    def __init__(self, path: Path | None, step: int):
-        self.writer = None
-        if path is not None:
-            from tensorboardX import SummaryWriter
-
-            self.writer = SummaryWriter(str(path), purge_step=step + 1 if step else None)
-
-    def add(self, step: int, values: Mapping[str, float | None]) -> None:
-        for name, value in values.items():
-            if self.writer is not None and value is not None:
-                self.writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
 
 
 class Record:
@@ -81,8 +62,11 @@ class Record:
         self.log = MetricsLog(run / METRICS, self.lines)
         self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
         self._began = time.monotonic()
+
+    def catch_up(self) -> None:
+        """Takes the losses that were under way when the checkpoint was written; once."""
         unread, self.unread = self.unread, []
-        self.losses(unread)
+        self.losses([each._replace(bad=self.bad) for each in unread])
 
     def close(self) -> None:
         self.log.close()

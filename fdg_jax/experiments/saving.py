@@ -7,6 +7,7 @@ is damaged (fdg_jax.manifest) is put aside, aloud, and the one before it used.
 import contextlib
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from fdg_jax.errors import BadInput
 from fdg_jax.manifest import OtherFormat
 
 LOOP, DAMAGED = "loop/", "damaged-"
+# Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
+PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
 
 class SaveFailed(Exception):
@@ -28,11 +31,11 @@ class SaveFailed(Exception):
 
 class NotFinite(Exception):
     """A state with numbers that are none, or to which there would have been some, is not worth a checkpoint. step: the
-    batch after which it was taken."""
+    batch after which it was taken; lasting: whether the batches to come will meet them, too."""
 
-    def __init__(self, fact: str, step: int):
+    def __init__(self, fact: str, step: int, lasting: bool = True):
         super().__init__(fact)
-        self.step = step
+        self.step, self.lasting = step, lasting
 
 
 def folder(root: Path, step: int) -> Path:
@@ -42,7 +45,7 @@ def folder(root: Path, step: int) -> Path:
 class Saver:
     """Writes one checkpoint at a time in the background.
 
-    about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays.
+    about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays, once it is there.
     """
 
     def __init__(self, root: Path, about: Mapping[str, Any], keep: int):
@@ -53,15 +56,21 @@ class Saver:
         self.failure: Exception | None = None
 
     def save(
-        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None = None
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        refused: Sequence[int] | None = None,
+        best: bool = False,
     ) -> None:
         """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first.
 
         refused: updates that may have been refused by then (fdg_jax.guard.refused), another is NotFinite; None: any.
+        best: whether this one is to stay.
         """
         self.wait()
         self.step = step
-        self.thread = Thread(target=self.write, args=(step, state, loop, refused), name=f"checkpoint {step}")
+        self.thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
         self.thread.start()
 
     def check(self) -> None:
@@ -84,7 +93,7 @@ class Saver:
             self.thread.join()
 
     def write(
-        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
         import jax
 
@@ -92,13 +101,14 @@ class Saver:
 
         try:
             content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
-            check_finite(content, step)
+            check_finite(content, step, losses=refused is not None)
             now = guard.refused(content)
             if refused is not None and any(now) and now != tuple(refused):
                 raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
             self.root.mkdir(exist_ok=True)
             check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
             checkpoint.save(folder(self.root, step), content, self.about)
+            self.best = step if best else self.best
             self.prune()
         except NotFinite as error:
             self.failure = error
@@ -107,20 +117,30 @@ class Saver:
             sweep(self.root)
 
     def prune(self) -> None:
+        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows."""
         best = None if self.best is None else folder(self.root, self.best)
         for old in stored(self.root)[: -self.keep]:
             if old != best:
-                shutil.rmtree(old, ignore_errors=True)
+                aside = old.with_name(f".{old.name}.old")
+                with contextlib.suppress(OSError):
+                    old.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
 
 
-def check_finite(content: Mapping[str, Any], step: int) -> None:
-    """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity."""
+def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
+    """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity, a stage's own before
+    those that are under way. losses: also those that nobody has read yet."""
     from jax.numpy import floating, issubdtype  # which know bfloat16
 
+    found = []
     for name, value in content.items():
-        values = np.asarray(value)
-        if not name.startswith(LOOP) and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
-            raise NotFinite(f"after batch {step:,} {name} is not finite, so there is no checkpoint of it", step)
+        values, own = np.asarray(value), not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
+        if own and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
+            found.append((PASSING.search(name) is not None, name))
+    if found:
+        passing, name = min(found)
+        fact = f"after batch {step:,} {name} is not finite, so there is no checkpoint of it"
+        raise NotFinite(fact, step, lasting=not passing)
 
 
 def check_room(root: Path, needed: int) -> None:
@@ -157,10 +177,13 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
             raise
         except BadInput as error:
             aside = path.with_name(DAMAGED + path.name)
-            with contextlib.suppress(OSError):
+            done = f"Put aside as {aside.name}"
+            try:
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
-            print(f"warning: {error} Put aside as {aside.name}; trying the one before.", file=sys.stderr, flush=True)
+            except OSError as failed:
+                done = f"It cannot be put aside ({failed.strerror})"
+            print(f"warning: {error} {done}; trying the one before.", file=sys.stderr, flush=True)
     damaged = sorted(root.glob(DAMAGED + "*"))
     if damaged:
         raise BadInput(

@@ -1,6 +1,7 @@
 """Where a session of a run begins: at its first batch, or at its newest checkpoint."""
 
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,17 +32,22 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     found = saving.load_newest(path / CHECKPOINTS) if resume else None
     if found:
         begin_again(job, record, *found)
+    if record.step > job.steps:
+        fact = f"the run stands at batch {record.step} already"
+        raise BadInput(f"--steps {job.steps}: {fact}. Give more, or leave --steps out.")
     return Session(record, resume, fresh=found is None)
 
 
 def versions() -> dict[str, str]:
-    """What a checkpoint's bits depend on."""
-    return {"jax": jax.__version__, "fdg_jax": fdg_jax.__version__}
+    """What a checkpoint's bits depend on; jaxlib has the compiler."""
+    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": fdg_jax.__version__}
+    return {**names, "backend": jax.default_backend()}
 
 
-def where(step: int, steps: int) -> str:
+def where(begun: Session, steps: int) -> str:
     """Where a resumed run stands."""
-    if step == 0:
+    step = begun.record.step
+    if begun.fresh:
         return "there is no checkpoint yet: from the beginning"
     return f"going on after batch {step:,} of {steps:,}"
 

@@ -24,7 +24,8 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     found = {**absent, **read_json(run / CONFIG)}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
-    check(run / CONFIG, found, {"resumed": list | None}, "Start a new run in another --run-dir.", absent=None)
+    optional = {"resumed": list | None, "cpu_devices": int | None}
+    check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
     return found
 
 

@@ -42,6 +42,8 @@ class Loop:
         self.saver = saving.Saver(run / CHECKPOINTS, versions(), job.options.keep)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
+        self.saver.prune()  # which a process that was killed may not have come to
+        self.drained = False  # then its state is no longer one of a run that can go on
         self.tried = record.step  # the newest step at which a checkpoint was due
         self.transform = test_transform(job.dataset)
         self.shapes: set[tuple[int, ...]] = set()
@@ -56,6 +58,7 @@ class Loop:
 
     def train(self) -> None:
         """Until `job.steps` batches have entered. Raises Stopped after a signal."""
+        self.record.catch_up()
         while True:
             self.collect()
             self.check_saver()
@@ -104,16 +107,19 @@ class Loop:
         where = self.pipeline.unsound(self.feed.batch(step - 1), step - 1) if step else None
         return f"; the first that is not finite is what stage k={where.k} has for {where.what}" if where else ""
 
-    def roll_back(self) -> None:
+    def roll_back(self, why: Diverged) -> None:
         """To the newest checkpoint. BadInput where none is whole."""
         self.saver.close()
         found = saving.load_newest(self.run / CHECKPOINTS)
         if found is None:
-            raise Diverged("there is no checkpoint to go back to")
+            raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
         self.stamp, self.saver.thread, self.saver.failure = None, None, None
         if self.replay:
             self.replay.kept = None
         begin_again(self.job, self.record, *found)
+        self.record.sessions -= 1  # it is still this one
+        self.saver.best = self.record.best_step if self.options.keep_best else None
+        self.drained = False
         self.record.close()
         self.record.open(self.run, self.options.tensorboard)
         self.saver.step = self.tried = self.record.step
@@ -123,6 +129,7 @@ class Loop:
         self.state_sha256 = self.pipeline.state_sha256()
         if self.options.drain:
             self.pipeline.drain()
+            self.drained = True
 
     def collect(self, wait: bool = False) -> None:
         self.record.losses(self.pipeline.losses(wait=wait))
@@ -187,6 +194,7 @@ class Loop:
 
     def evaluate(self) -> None:
         """With the newest weights, batches in flight or not. Raises Stopped after a signal."""
+        self.check_replay(self.options.keep_best)  # before there is a checkpoint of it
         self.pause(self.evaluate_now)
         epoch, record = self.record.step / self.job.steps_per_epoch, self.record
         self.progress.error = f"test error {record.error:.2f}%"
@@ -202,8 +210,7 @@ class Loop:
         found = self.pipeline.evaluate(self.test_batches(), self.transform)
         self.collect(wait=True)  # so that the losses' lines come before the evaluation's, as they would anyway
         if self.record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
-            self.saver.best = self.record.step
-            self.save()
+            self.save(best=True)
 
     def test_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for batch in self.feed.test():
@@ -215,17 +222,20 @@ class Loop:
         every = self.job.steps_per_epoch if every is None else every
         return every > 0 and self.record.step // every > self.tried // every
 
-    def save(self) -> None:
+    def save(self, best: bool = False) -> None:
         """Begins to write a checkpoint, unless the newest is of this step. Losses that are still under way go with it
-        as they are."""
+        as they are. best: it is kept until there is a better one."""
         self.tried = self.record.step
         self.check_saver(wait=True)  # one at a time
         if self.saver.step == self.record.step:
+            self.saver.best = self.record.step if best else self.saver.best
+            return
+        if self.drained:
             return
         self.collect()
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
         known = None if self.options.on_nan == "skip" else self.record.bad
-        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, known)
+        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, known, best)
 
     def check_saver(self, wait: bool = False, needed: bool = False) -> None:
         """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed.
@@ -238,6 +248,11 @@ class Loop:
                 raise
             self.progress.say(f"WARNING: {failed} The earlier ones stay, and the run goes on.")
         except saving.NotFinite as state:
+            if self.options.on_nan == "skip" and not state.lasting:
+                if needed:
+                    raise saving.SaveFailed(f"{state}.") from None
+                self.progress.say(f"WARNING: {state}. The earlier ones stay, and the run goes on.")
+                return
             raise Diverged(f"{state}{self.origin(state.step)}", state.step) from None
 
     def pause(self, work: Callable[[], Any]) -> None:
@@ -263,7 +278,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
     try:
         with Progress(job.steps, record.step, job.options.epochs) as progress:
             if session.resumed:
-                progress.say(where(record.step, job.steps))
+                progress.say(where(session, job.steps))
             loop = Loop(job, path, signals, progress, record, session.fresh)
             with closing(loop.feed), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
@@ -272,6 +287,8 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
                     loop.check_replay()
                     loop.save()
                     loop.check_saver(wait=True, needed=True)
+                    if loop.saver.step != record.step:
+                        raise saving.SaveFailed(f"There is no checkpoint after batch {record.step:,}.") from None
                     raise
     finally:
         record.close()
@@ -291,4 +308,4 @@ def to_the_end(loop: Loop) -> tuple[str, str]:
                 raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
             furthest = found.step
             loop.progress.say(f"WARNING: {found}.")
-            loop.roll_back()
+            loop.roll_back(found)

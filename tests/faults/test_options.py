@@ -161,4 +161,5 @@ def fuzz(number, examples, strategy, arranged, place, capsys) -> str:
         counts[found] = counts.get(found, 0) + 1
 
     attempt()
+    assert counts.get("trained"), counts
     return ", ".join(f"{count} {found}" for found, count in sorted(counts.items()))
