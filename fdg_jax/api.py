@@ -220,6 +220,11 @@ class Pipeline:
         """Blocks until everything dispatched has been computed (for clocks, not for correctness)."""
         self.engine.wait()
 
+    def refused(self) -> tuple[int, ...]:
+        """Of a guarded pipeline, per stage the number of the first update that was refused, 0 if none. Waits for what
+        has been dispatched: `Metrics.bad` tells the same without waiting, but not of updates after the last loss."""
+        return self.engine.refused()
+
     def watch(self) -> Trail:
         """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
         return self.engine.watch()

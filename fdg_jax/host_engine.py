@@ -73,8 +73,7 @@ class HostEngine:
     def on_loss(self, number: int, loss: jax.Array) -> None:
         whole = self._micro_batches.loss(number, loss)
         if whole:
-            bad = [stage.bad for stage in self.stages.values() if stage.bad is not None]
-            self.losses.add(self._before_drain + whole[0], whole[1], bad)
+            self.losses.add(self._before_drain + whole[0], whole[1], self.bad())
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         self._micro_batches.check(labels)
@@ -103,6 +102,12 @@ class HostEngine:
 
     def auxiliary(self) -> list[Tree]:
         return [stage.auxiliary() for stage in self.stages.values()]
+
+    def bad(self) -> list[Any]:
+        return [stage.bad for stage in self.stages.values() if stage.bad is not None]
+
+    def refused(self) -> tuple[int, ...]:
+        return tuple(map(int, jax.device_get(self.bad())))
 
     def staleness(self) -> list[int]:
         return [stage.staleness for stage in self.stages.values()]

@@ -92,6 +92,9 @@ class ScanEngine:
     def auxiliary(self) -> list[Tree]:
         return [() for _ in self.run.stages]  # none of the methods that are delay lines has any
 
+    def refused(self) -> tuple[int, ...]:
+        return tuple(int(s.opt_state.bad) for s in self.run.stages if isinstance(s.opt_state, Guarded))
+
     def staleness(self) -> list[int]:
         return [int(value) for value in jax.device_get(self.run.staleness)]
 

@@ -97,11 +97,11 @@ def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
 @pytest.mark.parametrize("engine", ["pipeline", LONG("scan")])
 def test_a_state_says_what_was_refused(engine):
     ours = pipeline(2, DATA[0], guard=True, engine=engine)
-    assert refused(ours.state()) == (0, 0)
+    assert refused(ours.state()) == ours.refused() == (0, 0)
     for batch in [DATA[0], (DATA[1][0] * np.float32(np.nan), DATA[1][1])]:
         ours.step(batch)
     ours.drain()
-    assert refused(ours.state()) == (2, 2)
+    assert refused(ours.state()) == ours.refused() == (2, 2)
 
 
 def test_what_an_update_was_refused_to_is_saved_where_that_is_known_only(tmp_path):

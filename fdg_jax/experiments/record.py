@@ -133,6 +133,12 @@ class Record:
             if news or not sound:
                 self.trouble(each)
 
+    def refused(self, bad: tuple[int, ...]) -> None:
+        """What became known of the updates after the last loss."""
+        news, self.bad = bad != self.bad and any(bad), bad
+        if news:
+            self.trouble(Metrics(self.step, 0.0, bad))
+
     def line(self, step: int) -> None:
         """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""
         loss = math.fsum(self.pending) / len(self.pending) if self.pending else None

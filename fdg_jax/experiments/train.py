@@ -83,6 +83,7 @@ class Loop:
         self.check_saver(wait=True)
         self.pause(self.close)
         self.collect(wait=True)
+        self.record.refused(self.pipeline.refused())
         self.record.last_line()
         self.evaluate()
         return self.pipeline.parameters_sha256(), self.state_sha256
