@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, claim, command_line, report, run_directory, stored
+from fdg_jax.experiments import checks, claim, command_line, run_directory, stored
 from fdg_jax.experiments.command_line import Program
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.progress import count
@@ -56,6 +56,8 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
             checks.check(options, frozenset())
             run_directory.read_metrics(path / run_directory.METRICS)  # what is damaged is refused before the work
             if finished(path, options):
+                from fdg_jax.experiments import report
+
                 report.write(path)  # which a process that was killed at its very end may not have come to
                 return 0
         return prepare_and_run(options, config, path, program, signals)
@@ -132,7 +134,7 @@ def loudly(note: str) -> None:
 def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, then summary.json and the report."""
     from fdg_jax.data.jpeg import Damaged
-    from fdg_jax.experiments import ending
+    from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.record import Diverged
     from fdg_jax.experiments.replay import NotReproduced
