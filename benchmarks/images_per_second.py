@@ -49,9 +49,10 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
 def ideal(row: dict[str, Any]) -> str:
     """The speed-up over BP on one device that the schedule allows on K of them: with a barrier between ticks, as in the
     paper's Table 2, and without one, as the host loop runs. Tb = 2 Tf, auxiliary networks cost nothing."""
-    K, method = row["K"], methods.find(row["method"])
-    if row["engine"] != "pipeline" or row["cores"] != K:
+    K = row["K"]
+    if row["engine"] != "pipeline" or row["cores"] != K:  # a peer's engine is another
         return ""
+    method = methods.find(row["method"])
     own = {name: value for name, value in row.get("options", {}).items() if name in method.schedule_options}
     schedule, alone = method.schedule(K, **own), COMPARED.Tf + COMPARED.Tb
     times = (time(schedule, method.costs(K), COMPARED).at(COMPARED) for time in (tick_time, free_time))
