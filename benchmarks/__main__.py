@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
         print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
         return 0
     if arguments[0] not in names():
-        asked = meant(arguments[0], names()) or "python -m benchmarks lists them."
-        print(f"error: there is no benchmark {arguments[0]!r}. {asked}", file=sys.stderr)
+        asked = meant(arguments[0], names()) or " python -m benchmarks lists them."
+        print(f"error: there is no benchmark {arguments[0]!r}.{asked}", file=sys.stderr)
         return 2
     return import_module(f"benchmarks.{arguments[0]}").main(list(arguments[1:])) or 0
 

@@ -10,6 +10,7 @@ import optax
 
 import fdg_jax
 from fdg_jax import memory, split
+from fdg_jax.experiments.setup import cross_entropy
 
 
 class Shapes(NamedTuple):
@@ -33,14 +34,11 @@ def of(
     images = jax.ShapeDtypeStruct((batch_size, *image), np.float32)
     labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
 
-    def loss(outputs: Any, labels: Any) -> Any:
-        return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
-
     def made(key: Any) -> None:
         devices = jax.local_devices()
         where = [devices[k % len(devices)] for k in range(len(cuts) + 1)]
         stages, optimizer = split.stages(blocks, tuple(cuts)), optax.sgd(0.1, momentum=0.9)
-        pipeline = fdg_jax.Pipeline(stages, loss, optimizer, method, devices=where, **options)
+        pipeline = fdg_jax.Pipeline(stages, cross_entropy, optimizer, method, devices=where, **options)
         pipeline.init(key, (images, labels))
         engine: Any = pipeline.engine
         schedule = engine.loop.schedule

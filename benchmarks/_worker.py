@@ -16,7 +16,7 @@ from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.experiments import checks, setup
+from fdg_jax.experiments import checks, huge_pages, machine, setup
 from fdg_jax.experiments.options import Options
 from fdg_jax.stage import Stage
 
@@ -104,7 +104,7 @@ class Trainer:
         assert isinstance(data, Dataset) and isinstance(engine, host_engine.HostEngine)
         size = (batches, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
-        cores = len(os.sched_getaffinity(0))
+        cores = machine.usable_cores() or 1
         return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
 
     def about(self) -> dict:
@@ -117,7 +117,7 @@ class Trainer:
             "python": sys.version.split()[0],
             "jax": jax.__version__,
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
+            "huge_pages": huge_pages.on(),
         }
 
 

@@ -19,7 +19,6 @@ batch norm's dx (no difference).
 import argparse
 import contextlib
 import itertools
-import os
 import pkgutil
 import sys
 import time
@@ -36,6 +35,7 @@ from jax import lax
 
 from benchmarks import _report
 from fdg_jax import layers, models, split
+from fdg_jax.experiments import huge_pages, machine
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.functions import Functions, functions
 
@@ -136,8 +136,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = {**_report.here(), "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", "")}
-    where["cores"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    where = {**_report.here(), "huge_pages": huge_pages.on()}
+    where["cores"] = machine.usable_cores()
     made = []
     for row, (forward, backward) in seconds.items():
         costs = {

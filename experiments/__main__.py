@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     name, known = arguments[0], experiments.names()
     if name not in known:
         asked = f"{meant(name, known)} There are {', '.join(known)}."
-        print(f"error: there is no table {name!r}. {asked.lstrip()}", file=sys.stderr)
+        print(f"error: there is no table {name!r}.{asked}", file=sys.stderr)
         return 2
     return _command.main(experiments.find(name), arguments[1:])
 

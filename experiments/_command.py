@@ -110,7 +110,7 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
     for pattern in options.only or ():
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             asked = f"{meant(pattern, names)} `list` shows all names."
-            raise BadInput(f"--only {pattern}: no run of {table.name} is called that. {asked.lstrip()}")
+            raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked}")
     wanted = options.only or ["*"]
     return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]
 

@@ -39,8 +39,8 @@ class ScanEngine:
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
             loss, held = delay_line.forward(functions, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
-            guards = [s.opt_state.bad for s in run.stages if isinstance(s.opt_state, Guarded)]
-            return run, (loss, jnp.stack(guards) if guards else None)
+            refused = bad(run)
+            return run, (loss, jnp.stack(refused) if refused else None)
 
         def window(run, images, labels, indices):
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
@@ -93,7 +93,7 @@ class ScanEngine:
         return [() for _ in self.run.stages]  # none of the methods that are delay lines has any
 
     def refused(self) -> tuple[int, ...]:
-        return tuple(int(s.opt_state.bad) for s in self.run.stages if isinstance(s.opt_state, Guarded))
+        return tuple(map(int, jax.device_get(bad(self.run))))
 
     def staleness(self) -> list[int]:
         return [int(value) for value in jax.device_get(self.run.staleness)]
@@ -133,3 +133,8 @@ class ScanEngine:
         self.run = jax.device_put(checkpoint.unflatten(self.run, flat, "run/"), self.device)
         self.entered = int(flat["run/.entered"])
         self.losses = LossWindow(self.parts.read_behind)
+
+
+def bad(run: delay_line.DelayState) -> list[jax.Array]:
+    """Of guarded stages the numbers of their first refused updates."""
+    return [stage.opt_state.bad for stage in run.stages if isinstance(stage.opt_state, Guarded)]

@@ -184,17 +184,18 @@ class Stage:
 
     def saved(self) -> dict[str, Any]:
         """Everything a resumed run needs of this stage, as {path: array}; nothing of it is given away later."""
-        # Copied is what is given away: to the next update, and of summed gradients to the next addition.
-        late = [grads for grads, _ in self.line]
-        summands = late if self.accumulate > 1 else []
-        opt_state, own, summed, summands = self._copy((self.state.opt_state, self.state.own, self.sum, summands))
+        given_away = self.state.opt_state, self.state.own, self.sum  # to the next update, so these are copied
+        opt_state, own, summed = self._copy(given_away)
+        line = [grads for grads, _ in self.line]
+        if self.accumulate > 1:  # and these to an addition
+            line = self._copy(line)
         flat: dict[str, Any] = checkpoint.flatten(self.state._replace(opt_state=opt_state, own=own), "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
         flat |= checkpoint.flatten(summed, "sum/")
-        for i, (grads, (_, version)) in enumerate(zip(summands or late, self.line, strict=True)):
+        for i, grads in enumerate(line):
             flat |= checkpoint.flatten(grads, f"line/{i}/")
-            flat[f"line/{i}/version"] = np.int64(version)
+            flat[f"line/{i}/version"] = np.int64(self.line[i][1])
         return flat | self.saved_memos()
 
     def restore(self, flat: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from benchmarks._sides import Side
 from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
+from fdg_jax.experiments import huge_pages
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
 
@@ -89,5 +90,5 @@ class Trainer:
             "python": platform.python_version(),
             "jax": jax.__version__,
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
+            "huge_pages": huge_pages.on(),
         }

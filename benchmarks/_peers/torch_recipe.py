@@ -6,7 +6,6 @@ choices come from PyTorch's generator, so they are others. SGD is the paper's, w
 
 # pyright: reportMissingImports=false
 
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from benchmarks._sides import Side
 from fdg_jax.data import Dataset
 from fdg_jax.data.sets import synthetic
+from fdg_jax.experiments import huge_pages
 
 LEARNING_RATE = 0.01  # that of our own sides
 
@@ -91,5 +91,5 @@ def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
         "staleness": [0],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "huge_pages": "hugetlb=1" in os.environ.get("GLIBC_TUNABLES", ""),
+        "huge_pages": huge_pages.on(),
     }

@@ -139,6 +139,7 @@ WAY_OUT = "Prepare it anew, or use another --data-dir or --dataset."
 
 
 def read_json(path: Path) -> dict:
+    """The object in a JSON file. BadInput where it cannot be read or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

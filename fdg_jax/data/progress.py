@@ -21,6 +21,7 @@ class Progress:
             say(f"{what}: {total:,} {unit} ...")
 
     def advance(self, count: int) -> None:
+        """So many more are done."""
         self.done += count
         now = time.monotonic()
         if self.terminal and (now - self.shown > 0.2 or self.done == self.total):

@@ -181,6 +181,8 @@ def cores() -> int:
 
 
 def wanted_workers(batches: TrainBatches | TestBatches) -> int:
+    """How many processes decode: as the environment says, else all cores but one, as far as there is memory to share
+    and there are batches."""
     asked = os.environ.get(WORKERS)
     if asked:
         if not asked.isdecimal():

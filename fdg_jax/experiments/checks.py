@@ -88,7 +88,7 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
         asked = f"{meant(options.dataset, known)} There are {', '.join(known)}."
-        raise BadInput(f"data set {options.dataset!r} is not known. {asked.lstrip()}")
+        raise BadInput(f"data set {options.dataset!r} is not known.{asked}")
     from fdg_jax import models
 
     names.refuse_other_spelling("model", options.model, models.names())

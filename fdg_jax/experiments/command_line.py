@@ -75,8 +75,8 @@ def scan(arguments: Sequence[str]) -> frozenset[str]:
 
 def unknown_flag(written: str, known: Sequence[str]) -> str:
     flag = "--" + written.lstrip("-").replace("_", "-")
-    hint = meant(flag, dict.fromkeys(known), cutoff=0.7) or "--help lists the flags."
-    return f"{written} is no flag of this command. {hint}"
+    hint = meant(flag, dict.fromkeys(known), cutoff=0.7) or " --help lists the flags."
+    return f"{written} is no flag of this command.{hint}"
 
 
 def opposite(switch: str) -> str:

@@ -23,6 +23,11 @@ def restart_once() -> None:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
+def on() -> bool:
+    """Whether this process has been started with them."""
+    return f"{WANTED}=1" in os.environ.get(TUNABLES, "")
+
+
 def wanted_environment(environment: dict[str, str]) -> dict[str, str] | None:
     """The environment to start again with, or None."""
     tunables = environment.get(TUNABLES, "")

@@ -56,6 +56,7 @@ class Pace:
         self.first, self.start = done, None
 
     def seconds_left(self, step: int, steps: int, compiling: bool) -> float | None:
+        """From batch `step` to `steps`; None where nothing is known yet."""
         now = time.monotonic()
         if self.start is None:
             if not compiling:
@@ -65,6 +66,7 @@ class Pace:
 
 
 def rich_bar(steps: int, done: int):
+    """(bar, its task) of `steps` batches, of which some are done."""
     from rich import progress
 
     columns = ["{task.fields[epoch]}", progress.BarColumn(bar_width=24), progress.TaskProgressColumn()]

@@ -73,6 +73,7 @@ class Record:
         self.scalars.close()
 
     def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it; `restore` is the inverse."""
         return {
             "step": self.step,
             "seconds": self.elapsed(),
@@ -129,15 +130,18 @@ class Record:
                 self.last_loss = each.loss
             if each.step % self.log_every == 0:
                 self.line(each.step)
-            news, self.bad = each.bad != self.bad and any(each.bad), each.bad
-            if news or not sound:
+            if self.news(each.bad) or not sound:
                 self.trouble(each)
 
     def refused(self, bad: tuple[int, ...]) -> None:
         """What became known of the updates after the last loss."""
-        news, self.bad = bad != self.bad and any(bad), bad
-        if news:
+        if self.news(bad):
             self.trouble(Metrics(self.step, 0.0, bad))
+
+    def news(self, bad: tuple[int, ...]) -> bool:
+        """Whether another update has been refused than was known, which it is from now on."""
+        known, self.bad = self.bad, bad
+        return bad != known and any(bad)
 
     def line(self, step: int) -> None:
         """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""

@@ -91,6 +91,7 @@ def converted(
     old: Path, before: Options, new: Path, options: Options, note: str, given_up: list[str], signals: Signals
 ) -> "Job":
     """Makes the new run directory, with a checkpoint to resume from; says what was given up."""
+    from fdg_jax import devices
     from fdg_jax.experiments import compile_cache, setup, stages
     from fdg_jax.experiments.session import versions
 
@@ -99,7 +100,7 @@ def converted(
     check_left(old, step, options)
     signals.check()
     compile_cache.enable()
-    setup.devices.asked_for(max(before.K, options.K))  # for both pipelines, before either computes
+    devices.asked_for(max(before.K, options.K))  # for both pipelines, before either computes
     first = setup.prepare(before, note)
     job = setup.prepare(options, note)
     signals.check()

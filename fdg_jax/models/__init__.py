@@ -45,8 +45,7 @@ def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
         arguments = getattr(family, "arguments", lambda _: None)(name)
         if arguments is not None:
             return family, arguments
-    asked = f"{meant(name, names())} There are {', '.join(names())}."
-    raise BadInput(f"model {name!r} is not known. {asked.lstrip()}")
+    raise BadInput(f"model {name!r} is not known.{meant(name, names())} There are {', '.join(names())}.")
 
 
 def names() -> list[str]:

@@ -42,6 +42,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
+    """The unpacked folder, in data_dir or that itself. BadInput where it is in neither."""
     base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     for folder in (base / FOLDER, base):
         if (folder / CLASSES).exists():

@@ -68,6 +68,7 @@ def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
 
 
 def of_folders(folder: Path) -> tuple[Encoded, Encoded, int]:
+    """(training images, validation images, classes) of a folder with train/<class>/ and val/, flat or not. BadInput."""
     train, val = folder / "train", folder / "val"
     classes = files.classes(train)
     if not classes:
@@ -103,6 +104,7 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
 
 
 def of_prepared(directory: Path) -> tuple[Encoded, Encoded, int]:
+    """(training images, validation images, classes) of what TFDS prepared. Raises BadInput."""
     prepared.read_info(directory)
     builder = prepared.open_builder(directory, ("train", "validation"))
     features: Any = builder.info.features
