@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.trail import Trail
 
 
 class Evaluation(NamedTuple):
@@ -25,12 +26,18 @@ def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> t
     return loss(outputs, labels), jnp.sum(jnp.argmax(outputs, -1) != labels) if scores else None
 
 
-def evaluate(run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]], batches: Iterable) -> Evaluation:
-    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end."""
+def evaluate(
+    run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]], batches: Iterable, trail: Trail | None = None
+) -> Evaluation:
+    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end. trail: told of it."""
     results, predictions = [], 0
-    for inputs, labels in batches:
+    for number, (inputs, labels) in enumerate(batches, 1):
         leaves = jax.tree.leaves(labels)
+        if trail:
+            trail.begin("E", 0, number, number)
         results.append((len(leaves[0]), *run(inputs, labels)))
+        if trail:
+            trail.end(results[-1][1])
         predictions += leaves[0].size
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")

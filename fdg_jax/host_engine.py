@@ -50,6 +50,7 @@ class HostEngine:
         self.losses = LossWindow(parts.read_behind)
         self.loop = HostLoop(schedule, self.stages, self.send, self.on_loss)
         self.entered = 0
+        self.trail: Trail | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
         self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
         self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
@@ -59,7 +60,8 @@ class HostEngine:
 
     def watch(self) -> Trail:
         """From now on every operation leaves a trail."""
-        trail, M = Trail(), self.parts.schedule.micro_batches
+        M = self.parts.schedule.micro_batches
+        self.trail = trail = Trail()
 
         def whole(number: int) -> int:
             return self._before_drain + (number - 1) // M + 1
@@ -124,7 +126,7 @@ class HostEngine:
                 x = stage.outputs(x if k == 1 else stage.place.batch(x))
             return self._tally(x, self.last.batch(labels))
 
-        return evaluate(run, batches)
+        return evaluate(run, batches, self.trail)
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage in which that batch is lost (see fdg_jax.engine). step: batches before it."""

@@ -112,7 +112,7 @@ class ScanEngine:
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         run = self._evaluated(transform)
-        return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches)
+        return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches, self.trail)
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """As that of the host loop."""

@@ -19,8 +19,8 @@ Tree = Any
 
 
 class Dispatched(NamedTuple):
-    """An operation of stage k (0: of all stages) on the batches first to last. since: when its dispatch began, on the
-    clock of time.monotonic. returned: whether that dispatch has come back to the host."""
+    """An operation of stage k (0: of all stages, or the host's own) on the batches first to last. since: when its
+    dispatch began, on the clock of time.monotonic. returned: whether that dispatch has come back to the host."""
 
     kind: str
     k: int

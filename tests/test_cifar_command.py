@@ -260,6 +260,25 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
     assert chosen("gpu", 1, method="bp", K=1, engine="delay-line") == ("delay-line", "")  # asked for: nothing to tell
 
 
+@pytest.mark.parametrize(
+    ("cores", "given", "then"),
+    [
+        (1, None, "--xla_cpu_multi_thread_eigen=false"),
+        (1, "--xla_dump_to=x", "--xla_dump_to=x --xla_cpu_multi_thread_eigen=false"),
+        (1, "--xla_cpu_multi_thread_eigen=true", "--xla_cpu_multi_thread_eigen=true"),
+        (2, None, None),
+    ],
+)
+def test_on_one_core_xla_splits_nothing_unless_it_was_told_to(cores, given, then, monkeypatch):
+    from fdg_jax.experiments import setup
+
+    monkeypatch.setattr(setup.machine, "usable_cores", lambda: cores)
+    environment = {} if given is None else {"XLA_FLAGS": given}
+    monkeypatch.setattr(setup.os, "environ", environment)
+    setup.one_thread_on_one_core()
+    assert environment.get("XLA_FLAGS") == then
+
+
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
     from fdg_jax.experiments import ending
 

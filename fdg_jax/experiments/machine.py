@@ -1,4 +1,4 @@
-"""On what a run ran, as far as it bears on speed or on the last bits of a number: recorded, never acted on."""
+"""On what a run ran, as far as it bears on speed or on the last bits of a number: recorded."""
 
 import os
 import platform

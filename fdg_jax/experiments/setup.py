@@ -6,6 +6,7 @@ must be asked for before JAX computes anything.
 
 import dataclasses
 import math
+import os
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ import fdg_jax
 from fdg_jax import data, devices, methods, models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import block_times
+from fdg_jax.experiments import block_times, machine
 from fdg_jax.experiments.options import Options
 from fdg_jax.optimizer import paper_schedule, paper_sgd
 
@@ -122,6 +123,14 @@ def check_last_batch(options: Options, N: int) -> None:
         )
 
 
+def one_thread_on_one_core() -> None:
+    """Where one core is all there is, XLA is told not to split an operation among the threads of K devices: they would
+    take turns on that core (benchmarks/README.md, "The delay line against BP"). Must come before JAX starts."""
+    flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
+    if machine.usable_cores() == 1 and flag not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
+
+
 def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
@@ -129,6 +138,7 @@ def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     of devices and cores, and over how many a convolution is split decides how its sums are rounded. With equal
     pools the engines agree to the last bit.
     """
+    one_thread_on_one_core()
     found, remark = devices.stage_devices(options.K)  # emulates K CPU devices, for either engine
     why = ""
     if options.engine == "auto":

@@ -9,7 +9,7 @@ written by a thread, from arrays that may still be under way, while the loop goe
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ class Loop:
         self.cold = 0  # dispatches to come that may compile
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
         seconds = job.options.stall_seconds
-        self.watchdog = Watchdog(job.pipeline.watch(), seconds, run) if seconds else None
+        self.trail = job.pipeline.watch() if seconds else None
+        self.watchdog = Watchdog(self.trail, seconds, run) if self.trail else None
         every = job.options.replay_check
         self.replay = Replay(every, job.options.seed) if every else None
         self.told = 0  # of batches with numbers that are none
@@ -137,7 +138,8 @@ class Loop:
 
     def window(self) -> None:
         """One dispatch: the next batches."""
-        work = self.feed.next(self.record.step)
+        with self.noted("L", self.record.step + 1):
+            work = self.feed.next(self.record.step)
         cold = self.clock(work.shape)
         if self.watchdog:
             self.watchdog.cold = cold
@@ -243,7 +245,10 @@ class Loop:
 
         needed: the session ends with it, so there is no going on without."""
         try:
-            self.saver.wait() if wait else self.saver.check()
+            if wait:
+                with self.noted("C", self.saver.step):
+                    self.saver.wait()
+            self.saver.check()
         except saving.SaveFailed as failed:
             if needed or self.options.on_failed_save == "stop":
                 raise
@@ -255,6 +260,17 @@ class Loop:
                 self.progress.say(f"WARNING: {state}. The earlier ones stay, and the run goes on.")
                 return
             raise Diverged(f"{state}{self.origin(state.step)}", state.step) from None
+
+    @contextmanager
+    def noted(self, kind: str, batch: int) -> Iterator[None]:
+        """Leaves a trail of what the host itself does or waits for."""
+        if self.trail:
+            self.trail.begin(kind, 0, batch, batch)
+        try:
+            yield
+        finally:
+            if self.trail:
+                self.trail.end(None)
 
     def pause(self, work: Callable[[], Any]) -> None:
         """Does something that is not training, off the clock."""

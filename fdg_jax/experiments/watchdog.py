@@ -1,4 +1,4 @@
-"""Names the stage that holds everything up, when something does. It stops nothing and waits for nothing.
+"""Names what holds everything up, when something does: mostly a stage. It stops nothing and waits for nothing.
 
 A thread looks now and then at what was dispatched and is not finished (fdg_jax.trail). If that is the same operation
 for long, a person learns which, on stderr and in `stalls.jsonl`; what to do about it is for the person to decide.
@@ -17,6 +17,12 @@ from fdg_jax.trail import Dispatched, Trail
 
 STALLS = "stalls.jsonl"
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
+# What is no stage's: who does it, and what it is of a batch. L and C are the training loop's own.
+OTHERS = {
+    "E": ("the evaluation", "test batch"),
+    "L": ("the loader", "batch"),
+    "C": ("the writing of checkpoints", "checkpoint after batch"),
+}
 
 
 class Watchdog:
@@ -56,11 +62,12 @@ class Watchdog:
             self.tell(op, now)
 
     def tell(self, op: Dispatched, now: float) -> None:
-        compiling = self.cold and not op.returned
+        may_compile = (self.cold and op.kind in WORDS) or op.kind == "E"
+        compiling = may_compile and not op.returned
         began = datetime.now().astimezone() - timedelta(seconds=now - op.since)
         print(f"WARNING: {sentence(op, now - op.since, began, compiling)}", file=sys.stderr, flush=True)
         event: dict[str, Any] = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "k": op.k or None}
-        event |= {"operation": WORDS.get(op.kind, op.kind), "batch": op.first, "last_batch": op.last}
+        event |= {"operation": operation(op), "batch": op.first, "last_batch": op.last}
         event |= {"since": began.isoformat(timespec="milliseconds"), "seconds": round(now - op.since, 3)}
         event |= {"compiling": compiling}
         with contextlib.suppress(OSError), (self.run / STALLS).open("a") as file:  # a full disk is reported elsewhere
@@ -69,11 +76,16 @@ class Watchdog:
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
     """compiling: the host is inside a dispatch that may compile."""
-    who = f"stage k={op.k}" if op.k else "the delay line"
     batches = f"batch {op.first:,}" if op.first == op.last else f"batches {op.first:,} to {op.last:,}"
-    what = f"{WORDS.get(op.kind, op.kind)} of {batches}"
+    who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
+    if op.kind in OTHERS:
+        who, what = OTHERS[op.kind][0], f"{operation(op)} {op.first:,}"
     when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
     if compiling:
         return f"{who} is compiling what its {what} needs, {when}, or is held up in it."
-    where = "dispatched and not finished" if op.returned else "in its dispatch"
+    where = "dispatched and not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
     return f"{who} makes no progress: its {what} has been {where} {when}. Everything else waits for it."
+
+
+def operation(op: Dispatched) -> str:
+    return OTHERS[op.kind][1] if op.kind in OTHERS else WORDS.get(op.kind, op.kind)

@@ -5,10 +5,14 @@ import time
 from functools import partial
 from threading import Event
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from small import batches, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
+from fdg_jax.evaluate import evaluate
+from fdg_jax.experiments import cifar, feeding, saving
 from fdg_jax.experiments.watchdog import STALLS, Watchdog
 from fdg_jax.trail import Dispatched, Trail
 
@@ -160,8 +164,6 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
 
 @pytest.mark.slow
 def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkeypatch, capfd):
-    from fdg_jax.experiments import cifar
-
     small_command(monkeypatch)
     summaries, named, tell = [], Event(), Watchdog.tell
 
@@ -182,3 +184,52 @@ def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkey
     assert summaries[0]["final_state_sha256"] == summaries[1]["final_state_sha256"]
     said = "stage k=2 makes no progress: its forward pass of batch 8 "
     assert any(said in line for line in told(capfd.readouterr().err))
+
+
+def telling_of(monkeypatch, kind: str) -> Event:
+    """Set once something of that kind has been named."""
+    named, tell = Event(), Watchdog.tell
+
+    def telling(self, op, now):
+        tell(self, op, now)
+        if op.kind == kind:
+            named.set()
+
+    monkeypatch.setattr(Watchdog, "tell", telling)
+    return named
+
+
+def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
+    named, trail = telling_of(monkeypatch, "E"), Trail()
+
+    def run(x, _):
+        assert len(x) == 2 or named.wait(60)
+        return jnp.zeros(()), None
+
+    with Watchdog(trail, 0.1, tmp_path):
+        evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], trail)
+    assert trail.oldest() is None
+    assert "the evaluation is compiling what its test batch 2 needs, for" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "where", "name", "said"),
+    [
+        ("L", feeding.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
+        ("C", saving.Saver, "write", "writing of checkpoints makes no progress: its checkpoint after batch 5 has been"),
+    ],
+)
+def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):
+    small_command(monkeypatch)
+    named, work, calls = telling_of(monkeypatch, kind), getattr(where, name), []
+
+    def held(*given):
+        calls.append(given)
+        assert len(calls) != 5 or named.wait(60)
+        return work(*given)
+
+    monkeypatch.setattr(where, name, held)
+    words = [*WORDS.split(), "--checkpoint-every", "1", "--stall-seconds", "0.5", "--run-dir", str(tmp_path / "run")]
+    assert cifar.main(words) == 0
+    assert said in capfd.readouterr().err
