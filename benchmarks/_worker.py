@@ -75,6 +75,7 @@ class Trainer:
             **side.options,
         )
         checks.check_method(options, frozenset())
+        setup.threads()
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))

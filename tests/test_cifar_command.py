@@ -267,15 +267,17 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
         (1, "--xla_dump_to=x", "--xla_dump_to=x --xla_cpu_multi_thread_eigen=false"),
         (1, "--xla_cpu_multi_thread_eigen=true", "--xla_cpu_multi_thread_eigen=true"),
         (2, None, None),
+        (1, {"xla_flags": None}, None),
+        (2, {"xla_flags": "--xla_cpu_multi_thread_eigen=false"}, "--xla_cpu_multi_thread_eigen=false"),
     ],
 )
-def test_on_one_core_xla_splits_nothing_unless_it_was_told_to(cores, given, then, monkeypatch):
+def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(cores, given, then, monkeypatch):
     from fdg_jax.experiments import setup
 
     monkeypatch.setattr(setup.machine, "usable_cores", lambda: cores)
-    environment = {} if given is None else {"XLA_FLAGS": given}
+    environment = {"XLA_FLAGS": given} if isinstance(given, str) else {}
     monkeypatch.setattr(setup.os, "environ", environment)
-    setup.one_thread_on_one_core()
+    setup.threads(given if isinstance(given, dict) else None)
     assert environment.get("XLA_FLAGS") == then
 
 

@@ -81,12 +81,10 @@ def prepare_and_run(
     """before: config.json of the run that goes on."""
     checks.check_names(options, program.datasets)
     signals.check()
-    from fdg_jax import devices
     from fdg_jax.experiments import compile_cache, session, setup, stages
 
     compile_cache.enable()
-    if before and before.get("cpu_devices"):  # XLA's threads, and so the last bits, follow from their number
-        devices.asked_for(before["cpu_devices"])
+    setup.threads(before)
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)

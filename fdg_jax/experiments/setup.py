@@ -7,6 +7,7 @@ must be asked for before JAX computes anything.
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -46,6 +47,20 @@ class Job(NamedTuple):
     @property
     def n_blocks(self) -> int:
         return len(self.costs)
+
+
+def threads(before: Mapping[str, Any] | None = None) -> None:
+    """Over how many threads XLA may split an operation, which decides the last bits. Must come before JAX starts.
+
+    Where one core is all there is, over none: the threads of K devices would take turns on it (benchmarks/README.md,
+    "The delay line against BP"). before: config.json of a run that goes on; it keeps what it began with.
+    """
+    flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
+    if before and before.get("cpu_devices"):
+        devices.asked_for(before["cpu_devices"])
+    one = f"{flag}=false" in (before.get("xla_flags") or "") if before else machine.usable_cores() == 1
+    if one and flag not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
 
 
 def prepare(options: Options, note: str = "") -> Job:
@@ -123,14 +138,6 @@ def check_last_batch(options: Options, N: int) -> None:
         )
 
 
-def one_thread_on_one_core() -> None:
-    """Where one core is all there is, XLA is told not to split an operation among the threads of K devices: they would
-    take turns on that core (benchmarks/README.md, "The delay line against BP"). Must come before JAX starts."""
-    flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
-    if machine.usable_cores() == 1 and flag not in given:
-        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
-
-
 def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
@@ -138,7 +145,6 @@ def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     of devices and cores, and over how many a convolution is split decides how its sums are rounded. With equal
     pools the engines agree to the last bit.
     """
-    one_thread_on_one_core()
     found, remark = devices.stage_devices(options.K)  # emulates K CPU devices, for either engine
     why = ""
     if options.engine == "auto":

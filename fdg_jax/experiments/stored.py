@@ -16,6 +16,7 @@ from fdg_jax.experiments.run_directory import CONFIG, SUMMARY, read_json
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
+MOST_DEVICES = 4096
 
 
 def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
@@ -24,8 +25,11 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     found = {**absent, **read_json(run / CONFIG)}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
-    optional = {"resumed": list | None, "cpu_devices": int | None}
+    optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None}
     check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
+    if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
+        fact = f"{run / CONFIG}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
+        raise BadInput(f"{fact}. Start a new run in another --run-dir.")
     return found
 
 

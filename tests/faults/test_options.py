@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fdg_jax.experiments import cifar, command, feeding
 from fdg_jax.experiments.options import FIELDS, spelled
 
+TRAIN = command.train
 POOLS = {
     "whole number": "0 -1 1 2 3 4 5 8 1.5 two nan 1e3 0x10 1_0 +2 -0 999999999999 １ ½",
     "number": "0 -0.0 1 0.5 0.2 1e-320 1e-3 1e308 inf -inf nan 1e400 abc 0,5 1.0000001 -1 0.5 0.1 0.9",
@@ -67,11 +68,12 @@ def command_lines(draw):
 JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({})
 
 
-def one_step(job, *_, **__):
+def one_step(job, path, program, signals, begun):
     """In place of the training: what an accepted configuration must be able to do."""
-    feeding.feed(job.dataset, job.options, job.steps).next(0).enter(job.pipeline)
+    step = begun.record.step
+    feeding.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
     job.pipeline.drain()
-    assert [each.step for each in job.pipeline.losses(wait=True)][:1] == [1]
+    assert step + 1 in [each.step for each in job.pipeline.losses(wait=True)]
     return 0
 
 
@@ -90,7 +92,7 @@ def place(tmp_path_factory):
         yield path
 
 
-def arrange(place: Path, damage=None) -> None:
+def arrange(place: Path) -> None:
     """The files as they are before every example."""
     for each in place.iterdir():
         shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -99,12 +101,16 @@ def arrange(place: Path, damage=None) -> None:
         (place / name).mkdir()
     (place / "there" / "notes.txt").write_text("keep")
     (place / "damaged" / "config.json").write_text('{"K": 2')
+    configure(place, {})
+
+
+def configure(place: Path, damage) -> None:
+    """The config.json of a run, with some values replaced."""
     defaults = {name: field.default for name, field in FIELDS.items() if name != "resume"}
     defaults |= {"model": "resnet8", "dataset": "digits", "batch_size": 2, "train_size": 4, "epochs": 1}
     config = {**defaults, "engine": "pipeline", "split": "3", "warmup": "off", "window": 1, "note": ""}
     config |= {"asked": defaults, "devices": ["cpu:0", "cpu:1"], "versions": {}}
-    text = json.dumps(config | (damage or {}))
-    (place / "run" / "config.json").write_text(text)
+    (place / "run" / "config.json").write_text(json.dumps(config | damage))
 
 
 def outcome(words, capsys) -> str:
@@ -115,7 +121,7 @@ def outcome(words, capsys) -> str:
     if code == 0:
         return "trained" if "--help" not in words else "help"
     assert code == 2, (code, err)
-    told = [line for line in err.splitlines() if not line.startswith("warning: ")]
+    told = [line for line in err.splitlines() if not line.lower().startswith("warning: ")]
     assert len(told) == 1 and re.match(r"error: .{10,}", told[0]), err
     return "refused"
 
@@ -135,29 +141,83 @@ SETTINGS = settings(
 @pytest.mark.slow
 @pytest.mark.cases(sample=1, hundred=10)
 def test_a_command_line_trains_or_is_refused_in_a_sentence(seed, all_of_them, place, capsys, tell):
-    tell(fuzz(seed, 80 if all_of_them else 20, command_lines(), lambda words: (words, None), place, capsys))
+    tell(fuzz(seed, 80 if all_of_them else 20, command_lines(), lambda words: words, place, capsys))
 
 
 @pytest.mark.slow
 @pytest.mark.cases(sample=1, hundred=10)
 def test_a_config_with_other_values_goes_on_or_is_refused_in_a_sentence(seed, all_of_them, place, capsys, tell):
-    known = sorted({*FIELDS, "asked", "note", "devices", "versions", "resumed"})
+    known = sorted({*FIELDS, "asked", "note", "devices", "versions", "resumed", "cpu_devices", "xla_flags"})
     damages = st.dictionaries(st.sampled_from(known), JSON, min_size=1, max_size=2)
-    resume = ["--run-dir", "run", "--resume"]
-    tell(fuzz(seed, 20 if all_of_them else 10, damages, lambda damage: (resume, damage), place, capsys))
+
+    def arranged(damage):
+        configure(place, damage)
+        return ["--run-dir", "run", "--resume"]
+
+    tell(fuzz(seed, 20 if all_of_them else 10, damages, arranged, place, capsys))
+
+
+@pytest.fixture(scope="module")
+def begun(place, tmp_path_factory):
+    """A real run that ended after 3 of 4 batches, with its checkpoints."""
+    path = tmp_path_factory.mktemp("begun") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "train", TRAIN)
+        words = [word for name, value in PLAIN.items() for word in (spelled(name), value)]
+        more = ["--epochs", "2", "--steps", "3", "--K", "2", "--checkpoint-every", "1", "--no-tensorboard", "--run-dir"]
+        assert cifar.main([*words, *more, str(path)]) == 0
+    return path
+
+
+@st.composite
+def damages(draw):
+    """What happens to one or two files of a run: which (by a number), how, and where in it."""
+    how = st.sampled_from(["cut", "zeros", "gone", "flipped", "text", "json", "folder", "doubled"])
+    one = st.tuples(st.integers(0, 999), how, st.integers(0, 10**6), JSON)
+    return draw(st.lists(one, min_size=1, max_size=2))
+
+
+def damage_file(file: Path, how: str, at: int, value) -> None:
+    content = file.read_bytes()
+    at %= len(content) + 1
+    file.unlink()
+    if how == "folder":
+        file.mkdir()
+    elif how != "gone":
+        flipped = content[:at] + bytes(byte ^ 1 << at % 8 for byte in content[at : at + 1]) + content[at + 1 :]
+        made = {"cut": content[:at], "zeros": bytes(len(content)), "flipped": flipped, "text": b"\xff not json {"}
+        made |= {"json": json.dumps(value).encode(), "doubled": content + content[at:]}
+        file.write_bytes(made[how])
+
+
+@pytest.mark.slow
+@pytest.mark.cases(sample=1, hundred=10)
+def test_a_run_with_damaged_files_goes_on_or_is_refused_in_a_sentence(seed, all_of_them, place, begun, capsys, tell):
+    def arranged(drawn):
+        shutil.copytree(begun, place / "mine")
+        # Those of its own level, which nothing protects, as often as the many of its checkpoints.
+        files = sorted(file for file in (place / "mine").rglob("*") if file.is_file())
+        own = [file for file in files if file.parent == place / "mine"]
+        for number, *how in drawn:
+            among = own if number % 2 else files
+            file = among[number // 2 % len(among)]
+            if file.is_file():
+                damage_file(file, *how)
+        return ["--run-dir", "mine", "--resume", "--steps", "4"]
+
+    tell(fuzz(seed, 20 if all_of_them else 10, damages(), arranged, place, capsys))
 
 
 def fuzz(number, examples, strategy, arranged, place, capsys) -> str:
-    """Tries so many examples; how many trained, and how many were refused."""
+    """Tries so many examples, each with files arranged anew; how many trained, and how many were refused."""
     counts: dict[str, int] = {}
 
     @seed(number)
     @settings(SETTINGS, max_examples=examples)
     @given(strategy)
     def attempt(drawn):
-        words, damage = arranged(drawn)
-        arrange(place, damage)
-        found = outcome(words, capsys)
+        arrange(place)
+        found = outcome(arranged(drawn), capsys)
         counts[found] = counts.get(found, 0) + 1
 
     attempt()
