@@ -46,9 +46,13 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
                 return stop(going, signals.number)
             if queue and len(going) < jobs:
                 taken = [one.core for one in going if one.core is not None]
-                run, resume = queue.popleft()
+                run = queue.popleft()
+                now = state(run, runs_dir)  # by now: another process may be at the same table
+                if now.kind in (DONE, RUNNING):
+                    print(f"{run.name}: {now}", flush=True)
+                    continue
                 core = next(core for core in cores if core not in taken)
-                going.append(start(run, runs_dir, data_dir, resume, core))
+                going.append(start(run, runs_dir, data_dir, now.kind == CUT_OFF, core))
                 continue
             time.sleep(POLL_SECONDS)
             if time.monotonic() - told > TELL_SECONDS:
@@ -63,14 +67,14 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
     return next((code for code in codes if code), 0)
 
 
-def todo(runs: Sequence[Run], runs_dir: Path) -> Iterator[tuple[Run, bool]]:
-    """(run, whether to resume) of all that is left, what was cut off first; says what is passed over."""
+def todo(runs: Sequence[Run], runs_dir: Path) -> Iterator[Run]:
+    """All that is left, what was cut off first; says what is passed over."""
     states = [(run, state(run, runs_dir)) for run in runs]
     for run, now in states:
         if now.kind in (DONE, RUNNING):
             print(f"{run.name}: {now}", flush=True)
-    yield from ((run, True) for run, now in states if now.kind == CUT_OFF)
-    yield from ((run, False) for run, now in states if now.kind == MISSING)
+    for kind in (CUT_OFF, MISSING):
+        yield from (run for run, now in states if now.kind == kind)
 
 
 def cores_for(jobs: int) -> list[int | None]:

@@ -2,6 +2,9 @@
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -158,7 +161,7 @@ def test_options_are_those_of_the_old_run_under_those_given_now():
     assert (other.split, other.engine, other.warmup, other.beta) == (None, "auto", "off", 0.5)
     assert resume_into.changed(config, *given(method="ddg")).beta == 1.0  # which ddg does not have
     for change in ({"seed": 1}, {"batch_size": 64}, {"model": "resnet56"}):
-        with pytest.raises(BadInput, match="has to stay so"):
+        with pytest.raises(BadInput, match="Its network and its batches cannot change"):
             resume_into.changed(config, *given(**change))
 
 
@@ -218,6 +221,18 @@ def test_a_run_that_changed_nothing_but_its_directory_ends_with_the_same_hashes(
     a, b = summary(tmp_path / "whole"), summary(tmp_path / "new")
     for name in ("final_state_sha256", "final_parameters_sha256", "train_loss", "test_error_percent"):
         assert a[name] == b[name], name
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_emulates_a_device_for_every_stage(tmp_path):
+    base = f"{sys.executable} -m fdg_jax.experiments.cifar --run-dir {tmp_path / 'old'}"
+    small = "--dataset digits --model resnet8 --train-size 16 --batch-size 8 --epochs 2 --no-tensorboard"
+    for more in (f"{small} --K 2 --steps 2", f"--resume-into {tmp_path / 'new'} --K 3 --steps 4"):
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        subprocess.run(f"{base} {more}".split(), check=True, stdin=subprocess.DEVNULL, env=environment, timeout=300)
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (config["engine"], config["devices"]) == ("pipeline", ["cpu:0", "cpu:1", "cpu:2"])
+    assert config["cpu_devices"] >= 3
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_not_put_aside(tmp_path, monkeypatch):

@@ -476,6 +476,38 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
         session.begin(job, tmp_path, resume=True)
 
 
+def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
+    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=SimpleNamespace(restore=lambda state: None))
+    record = Record(128, 32, 10, np.ones(8))
+    record.log = SimpleNamespace(lines=0)
+    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9)))
+    with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
+        session.begin_again(job, record, {}, record.state(), about)
+    about["options"].pop("momentum")  # of a version that did not have it; steps may change
+    session.begin_again(job, record, {}, record.state(), about)
+
+
+def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    record = Record(128, 32, 10, np.ones(8))
+    for lines, said in ((1, ""), (3, "metrics.jsonl has 1 of the 3 lines that it had at the checkpoint")):
+        record.lines = lines
+        record.open(tmp_path, tensorboard=False)
+        record.close()
+        assert said in (err := capsys.readouterr().err) and bool(err) == bool(said)
+
+
+def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
+    stored_run(tmp_path)
+    summary = {"steps": 5, "epochs": 1.0, "test_error_percent": 9.0, "seconds": 1.0}
+    run_directory.write_json(tmp_path / "summary.json", summary)
+    options = asked(batch_size=32, train_size=160, epochs=2)
+    assert command.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
+    assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
+    with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
+        command.finished(tmp_path, dataclasses.replace(options, steps=4))
+
+
 def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
     now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
            "git_commit": "a1"}  # fmt: skip

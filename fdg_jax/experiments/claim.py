@@ -28,23 +28,22 @@ def holds_run(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def claim(path: Path, resume: bool) -> Iterator[Path]:
+def claim(path: Path, resume: bool, flag: str = "--run-dir") -> Iterator[Path]:
     """Makes the directory and holds it against other processes; raises BadInput where that can't be.
 
     A directory made here that is still empty at the end (the data set could not be read, say) is taken away
     again, so that the corrected command can use the same name.
     """
+    if path.exists() and not path.is_dir():
+        raise BadInput(f"{flag} {path} is a file, not a directory. Choose another {flag}.")
     if resume and not (path / CONFIG).is_file():
         raise BadInput(f"--resume: {path} holds no run ({CONFIG} is not there). Leave --resume out to start one.")
     if not resume and path.is_dir() and holds_run(path):
         if not any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
             fact = f"{path} has checkpoints and no {CONFIG}: a --resume-into that was cut off left it"
             raise BadInput(f"{fact}. Delete it, or choose another directory.")
-        raise BadInput(
-            f"{path} already holds a run. Add --resume to go on with it, choose another --run-dir, or delete it."
-        )
-    if path.exists() and not path.is_dir():
-        raise BadInput(f"--run-dir {path} is a file, not a directory. Choose another --run-dir.")
+        going_on = "Add --resume to go on with it, choose" if flag == "--run-dir" else "Choose"
+        raise BadInput(f"{path} already holds a run. {going_on} another {flag}, or delete it.")
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -52,7 +51,7 @@ def claim(path: Path, resume: bool) -> Iterator[Path]:
             pass
     except OSError as error:
         forget(missing)
-        raise BadInput(f"run directory {path} cannot be written: {error.strerror}. Choose another --run-dir.") from None
+        raise BadInput(f"run directory {path} cannot be written: {error.strerror}. Choose another {flag}.") from None
     try:
         with lock(path):
             yield path

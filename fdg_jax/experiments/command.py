@@ -69,8 +69,11 @@ def finished(path: Path, options: Options) -> bool:
         return False
     total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
     steps = min(total, options.steps or total)
-    if stored.summary(path)["steps"] < steps:
+    done = stored.summary(path)["steps"]
+    if done < steps:
         return False
+    if done > steps:
+        raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
     return True
 
@@ -143,8 +146,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     try:
         record, parameters, state = training.run(job, path, signals, begun)
     except SaveFailed as failed:
-        print(f"error: {failed} {path} goes on from the checkpoint before, with --resume.", file=sys.stderr)
-        return 1
+        return ending.tell_not_saved(path, str(failed))
     except NotReproduced as fact:
         print(f"error: {fact}. {ending.NOT_REPRODUCED}", file=sys.stderr)
         return 1

@@ -89,6 +89,15 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
     return 128 + stopped.number
 
 
+def tell_not_saved(path: Path, fact: str) -> int:
+    """A checkpoint that is needed could not be written: there is no summary, so that the run can go on."""
+    report.write(path)
+    kept = saving.stored(path / run_directory.CHECKPOINTS)
+    where = f"from {kept[-1].name}" if kept else "from the beginning"
+    print(f"error: {fact} Make room; then {path} goes on {where}, with --resume.", file=sys.stderr)
+    return 1
+
+
 def tell_damaged(path: Path, fact: str, program: str) -> int:
     """An image could not be decoded in the middle of a run: the checkpoint is from before its batch."""
     report.write(path)

@@ -235,7 +235,7 @@ class Options:
         "go-on",
         "run",
         "When a checkpoint cannot be written (a full disk): go-on warns, keeps the earlier ones and tries again at the "
-        "next; stop ends the run with exit code 1.",
+        "next; stop ends the run with exit code 1, as either does if the last one fails.",
         free=True,
     )
     on_nan: Literal["stop", "skip", "rollback"] = flag(

@@ -5,6 +5,7 @@ lines at the same steps as one that was never stopped.
 """
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,9 @@ class Record:
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
         self.log = MetricsLog(run / METRICS, self.lines)
+        if self.log.lines < self.lines:
+            fact = f"{run / METRICS} has {self.log.lines} of the {self.lines} lines that it had at the checkpoint"
+            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
         self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
         self._began = time.monotonic()
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fdg_jax.experiments.setup import Job
 
 Flat = Mapping[str, Any]
-SAME_BATCHES = ("model", "dataset", "train_size", "batch_size", "seed")  # else it is no continuation
 BY_STAGES = ("split", "engine", "window")  # found anew for other stages
 LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own)(.*)", re.S)
 OF_BLOCK = re.compile(r"(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)  # DGL's [0]: the network, beside its auxiliary one
@@ -43,7 +42,8 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     if asked.resume_into == "" or old.resolve() == new.resolve():
         raise BadInput(f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}.")
     if not (old / run_directory.CONFIG).is_file():
-        raise BadInput(f"--resume-into: {old} holds no run ({run_directory.CONFIG} is not there).")
+        fact = f"--resume-into: {old} holds no run ({run_directory.CONFIG} is not there)"
+        raise BadInput(f"{fact}. Give --run-dir the directory of the run that goes on.")
     config, given_up = stored_config(old)
     before = Options(**{name: config[name] for name in FIELDS if name != "resume"})
     before = dataclasses.replace(before, data_dir=asked.data_dir if "data_dir" in given else before.data_dir)
@@ -51,7 +51,7 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     checks.check(before, frozenset())
     checks.check(options, given)
     checks.check_names(options, program.datasets)
-    with claim.lock(old), claim.claim(new, resume=False):
+    with claim.lock(old), claim.claim(new, resume=False, flag="--resume-into"):
         job = converted(old, before, new, options, config["note"], given_up, signals)
         from fdg_jax.experiments import command, session, stages
 
@@ -71,11 +71,11 @@ def stored_config(run: Path) -> tuple[dict[str, Any], list[str]]:
 def changed(config: Mapping[str, Any], asked: Options, given: frozenset[str]) -> Options:
     """The old run's options under those given now. Raises BadInput for one that would make it another training set."""
     values = {name: config[name] for name in FIELDS if name != "resume"}
-    for name in SAME_BATCHES:
+    for name in stored.SAME_BATCHES:
         if name in given and getattr(asked, name) != config[name]:
             raise BadInput(
-                f"--resume-into: {spelled(name)} {getattr(asked, name)} is {config[name]} in the run that goes on, and "
-                f"has to stay so: the network and the order of its batches are. Start a new run instead."
+                f"--resume-into: {spelled(name)} {getattr(asked, name)}, but the run that goes on has {config[name]}. "
+                f"Its network and its batches cannot change. Leave {spelled(name)} out, or start a new run."
             )
     if any(name in given and getattr(asked, name) != config[name] for name in ("K", "method", "split", "engine")):
         values |= {name: config["asked"].get(name, FIELDS[name].default) for name in BY_STAGES}
@@ -93,14 +93,15 @@ def converted(
     """Makes the new run directory, with a checkpoint to resume from; says what was given up."""
     from fdg_jax import devices
     from fdg_jax.experiments import compile_cache, setup, stages
-    from fdg_jax.experiments.session import versions
+    from fdg_jax.experiments.session import about_job, versions
 
+    setup.threads()
+    devices.asked_for(max(before.K, options.K))  # for both pipelines; reading a checkpoint starts JAX
     state, loop, about = newest(old)
     step = int(loop["step"])
     check_left(old, step, options)
     signals.check()
     compile_cache.enable()
-    devices.asked_for(max(before.K, options.K))  # for both pipelines, before either computes
     first = setup.prepare(before, note)
     job = setup.prepare(options, note)
     signals.check()
@@ -112,7 +113,7 @@ def converted(
             given_up.append(f"its checkpoint was made with {name} {about.get(name)}, this is {now}: not the same bits")
     said = [*moved.said, *given_up]
     try:
-        saver = saving.Saver(new / run_directory.CHECKPOINTS, versions(), options.keep)
+        saver = saving.Saver(new / run_directory.CHECKPOINTS, about_job(job), options.keep)
         saver.save(step, moved.state, loop)
         saver.wait()
     except (saving.SaveFailed, saving.NotFinite) as failed:

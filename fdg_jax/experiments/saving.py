@@ -6,6 +6,7 @@ is damaged (fdg_jax.manifest) is put aside, aloud, and the one before it used.
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shutil
@@ -139,15 +140,23 @@ def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
             found.append((PASSING.search(name) is not None, name))
     if found:
         passing, name = min(found)
-        fact = f"after batch {step:,} {name} is not finite, so there is no checkpoint of it"
+        fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
         raise NotFinite(fact, step, lasting=not passing)
+
+
+def readable(name: str) -> str:
+    """The name of an array of a state in words: extra/batch_stats/block001/norm1/var of stage k=1."""
+    place, _, rest = name.partition("/state/")
+    keys = "/".join(re.findall(r"\w+", rest or name))
+    return f"{keys} of {place.replace('stage', 'stage k=')}" if rest else keys
 
 
 def check_room(root: Path, needed: int) -> None:
     """Raises OSError where the disk has no room for so many bytes, before any is written."""
     free = shutil.disk_usage(root).free
-    if free < 1.05 * needed + 2**20:  # the manifest, and what a file system adds
-        fact = f"it needs {needed / 1e6:,.1f} MB, {free / 1e6:,.1f} MB are free"
+    needed = math.ceil(1.05 * needed) + 2**20  # the manifest, and what a file system adds
+    if free < needed:
+        fact = f"it needs {needed / 1e6:,.3f} MB, {free / 1e6:,.3f} MB are free"
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fact})")
 
 

@@ -11,9 +11,12 @@ import fdg_jax
 from fdg_jax import guard
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import saving
+from fdg_jax.experiments.options import FIELDS
 from fdg_jax.experiments.record import Record
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
+
+PLACES = ("run_dir", "data_dir", "resume", "resume_into")
 
 
 class Session(NamedTuple):
@@ -44,11 +47,17 @@ def versions() -> dict[str, str]:
     return {**names, "backend": jax.default_backend()}
 
 
+def about_job(job: Job) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run: versions, and the options that may not change."""
+    fixed = [name for name, field in FIELDS.items() if not field.metadata["free"]]
+    return {**versions(), "options": {name: getattr(job.options, name) for name in fixed if name not in PLACES}}
+
+
 def where(begun: Session, steps: int) -> str:
     """Where a resumed run stands."""
     step = begun.record.step
     if begun.fresh:
-        return "there is no checkpoint yet: from the beginning"
+        return "there is no checkpoint: from the beginning"
     return f"going on after batch {step:,} of {steps:,}"
 
 
@@ -60,6 +69,11 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
                 f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
                 f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
             )
+    was, now = about.get("options", {}), about_job(job)["options"]
+    changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    if changed:
+        fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
+        raise BadInput(f"{fact}. Put it back, or go on as another run: --resume-into DIR.")
     job.pipeline.restore(state)
     record.restore(loop)
     record.bad = guard.refused(state)

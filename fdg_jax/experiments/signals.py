@@ -32,7 +32,7 @@ class Signals:
 
     def receive(self, number: int, _frame) -> None:
         if self.number is not None:
-            os.write(2, b"\nstopped at once\n")
+            os.write(2, b"\nstopped at once; --resume goes on from the newest checkpoint in the run directory\n")
             if sys.stdout.isatty():
                 os.write(1, b"\x1b[?25h")  # the progress display hides the cursor
             os._exit(128 + number)

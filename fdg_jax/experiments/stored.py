@@ -15,6 +15,7 @@ from fdg_jax.experiments.options import FIELDS, Options, spelled
 from fdg_jax.experiments.run_directory import CONFIG, SUMMARY, read_json
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
+SAME_BATCHES = ("model", "dataset", "train_size", "batch_size", "seed")  # else it is no continuation
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 MOST_DEVICES = 4096
 
@@ -86,9 +87,8 @@ def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tupl
         if name in given and field.metadata["free"]:
             values[name] = now
         elif name in given and now not in (used, before.get(name, used)):
-            raise BadInput(
-                f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}. "
-                f"Leave {spelled(name)} out, start a new run in another --run-dir, or go on as another one with "
-                f"--resume-into DIR."
-            )
+            ways = [f"Leave {spelled(name)} out", "start a new run in another --run-dir"]
+            ways += [] if name in SAME_BATCHES else ["go on as another one with --resume-into DIR"]
+            fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"
+            raise BadInput(f"{fact}. {', '.join(ways[:-1])}, or {ways[-1]}.")
     return Options(**values), stored

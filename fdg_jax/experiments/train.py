@@ -24,7 +24,7 @@ from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
 from fdg_jax.experiments.replay import Replay
 from fdg_jax.experiments.run_directory import CHECKPOINTS
-from fdg_jax.experiments.session import Session, begin_again, versions, where
+from fdg_jax.experiments.session import Session, about_job, begin_again, where
 from fdg_jax.experiments.setup import Job
 from fdg_jax.experiments.signals import Signals, Stopped
 from fdg_jax.experiments.watchdog import Watchdog
@@ -39,7 +39,7 @@ class Loop:
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
-        self.saver = saving.Saver(run / CHECKPOINTS, versions(), job.options.keep)
+        self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.saver.prune()  # which a process that was killed may not have come to
@@ -81,12 +81,18 @@ class Loop:
         """
         self.check_replay()
         self.save()
-        self.check_saver(wait=True)
+        failed = None
+        try:
+            self.check_saver(wait=True, last=True)
+        except saving.SaveFailed as lost:  # nobody has the weights, then; but what they are worth can be told
+            failed = lost
         self.pause(self.close)
         self.collect(wait=True)
         self.record.refused(self.pipeline.refused())
         self.record.last_line()
         self.evaluate()
+        if failed:
+            raise failed
         return self.pipeline.parameters_sha256(), self.state_sha256
 
     def trouble(self, metrics: Metrics) -> None:
@@ -240,19 +246,20 @@ class Loop:
         known = None if self.options.on_nan == "skip" else self.record.bad
         self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, known, best)
 
-    def check_saver(self, wait: bool = False, needed: bool = False) -> None:
+    def check_saver(self, wait: bool = False, needed: bool = False, last: bool = False) -> None:
         """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed.
 
-        needed: the session ends with it, so there is no going on without."""
+        needed: the session ends with it, so there is no going on without. last: so does the run."""
         try:
             if wait:
                 with self.noted("C", self.saver.step):
                     self.saver.wait()
             self.saver.check()
         except saving.SaveFailed as failed:
-            if needed or self.options.on_failed_save == "stop":
+            if needed or last or self.options.on_failed_save == "stop":
                 raise
-            self.progress.say(f"WARNING: {failed} The earlier ones stay, and the run goes on.")
+            earlier = "The earlier ones stay, and the" if saving.stored(self.run / CHECKPOINTS) else "The"
+            self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
         except saving.NotFinite as state:
             if self.options.on_nan == "skip" and not state.lasting:
                 if needed:
