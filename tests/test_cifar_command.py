@@ -524,8 +524,10 @@ def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_
     a, b = read(whole / "summary.json"), read(parts / "summary.json")
     assert (a["steps"], a["final_state_sha256"]) == (13, b["final_state_sha256"])
     assert a["final_parameters_sha256"] == b["final_parameters_sha256"]
-    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "5"))
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "13"))
     assert code == 0, err  # it is finished: nothing to do
+    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "5"))
+    assert code == 2 and "--steps 5: the run stands at batch 13 already" in err
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.manifest import OtherFormat
 
 LOOP, DAMAGED = "loop/", "damaged-"
+MOST_LOOKS, LOOK_SECONDS = 100, 0.1
 # Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
 PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
@@ -115,7 +117,7 @@ class Saver:
             self.failure = error
         except Exception as error:  # of Orbax, too, which wraps what the system says
             self.failure = SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
-            sweep(self.root)
+            sweep(self.root, looks=10)
 
     def prune(self) -> None:
         """Leaves the newest and the best. What is removed gets a name first that `sweep` knows."""
@@ -166,10 +168,20 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def sweep(root: Path) -> None:
-    """Removes what a process that was killed while saving left behind. Only for who holds the run directory."""
-    for path in [*root.glob(".step-*"), *root.glob("step-*.orbax-checkpoint-tmp*")]:
-        shutil.rmtree(path, ignore_errors=True)
+def sweep(root: Path, looks: int = 1) -> None:
+    """Removes what a process that was killed while saving left behind. Only for who holds the run directory.
+
+    looks: how often in a row nothing may be there; after a save that failed, threads of Orbax still write for a while.
+    """
+    clean = 0
+    for _ in range(MOST_LOOKS):
+        left = [*root.glob(".step-*"), *root.glob("step-*.orbax-checkpoint-tmp*")]
+        clean = 0 if left else clean + 1
+        if clean == looks:
+            return
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        time.sleep(LOOK_SECONDS)
 
 
 def stored(root: Path) -> list[Path]:
