@@ -19,6 +19,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.experiments.signals import Signals
 
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
+ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are passed over, aloud, come first
 
 
 class Going(NamedTuple):
@@ -36,7 +37,7 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
     cores = cores_for(jobs)
     runs_dir = runs_dir.resolve()
     data_dir = str(Path(data_dir).resolve()) if data_dir else None  # the runs start in another directory
-    queue = deque(todo(runs, runs_dir))
+    queue = deque(sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind]))
     going: list[Going] = []
     codes: list[int] = []
     told = time.monotonic()
@@ -47,7 +48,7 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
             if queue and len(going) < jobs:
                 taken = [one.core for one in going if one.core is not None]
                 run = queue.popleft()
-                now = state(run, runs_dir)  # by now: another process may be at the same table
+                now = state(run, runs_dir)  # another process may be at the same table
                 if now.kind in (DONE, RUNNING):
                     print(f"{run.name}: {now}", flush=True)
                     continue
@@ -65,16 +66,6 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
                     print(f"not starting the other {len(queue)}, which would likely be refused as well")
                     queue.clear()
     return next((code for code in codes if code), 0)
-
-
-def todo(runs: Sequence[Run], runs_dir: Path) -> Iterator[Run]:
-    """All that is left, what was cut off first; says what is passed over."""
-    states = [(run, state(run, runs_dir)) for run in runs]
-    for run, now in states:
-        if now.kind in (DONE, RUNNING):
-            print(f"{run.name}: {now}", flush=True)
-    for kind in (CUT_OFF, MISSING):
-        yield from (run for run, now in states if now.kind == kind)
 
 
 def cores_for(jobs: int) -> list[int | None]:

@@ -72,8 +72,7 @@ def finished(path: Path, options: Options) -> bool:
     done = stored.summary(path)["steps"]
     if done < steps:
         return False
-    if done > steps:
-        raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
+    stored.refuse_less(steps, done)
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
     return True
 

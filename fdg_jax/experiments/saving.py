@@ -171,9 +171,10 @@ def reason(error: BaseException) -> str:
 def sweep(root: Path, looks: int = 1) -> None:
     """Removes what a process that was killed while saving left behind. Only for who holds the run directory.
 
-    looks: how often in a row nothing may be there; after a save that failed, threads of Orbax still write for a while.
+    looks: how often in a row nothing may be there, once there was something; after a save that failed, threads of Orbax
+    still write for a while.
     """
-    clean = 0
+    clean = looks - 1
     for _ in range(MOST_LOOKS):
         left = [*root.glob(".step-*"), *root.glob("step-*.orbax-checkpoint-tmp*")]
         clean = 0 if left else clean + 1

@@ -10,13 +10,11 @@ import jax
 import fdg_jax
 from fdg_jax import guard
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import saving
+from fdg_jax.experiments import saving, stored
 from fdg_jax.experiments.options import FIELDS
 from fdg_jax.experiments.record import Record
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.setup import Job
-
-PLACES = ("run_dir", "data_dir", "resume", "resume_into")
 
 
 class Session(NamedTuple):
@@ -35,9 +33,7 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     found = saving.load_newest(path / CHECKPOINTS) if resume else None
     if found:
         begin_again(job, record, *found)
-    if record.step > job.steps:
-        fact = f"the run stands at batch {record.step} already"
-        raise BadInput(f"--steps {job.steps}: {fact}. Give more, or leave --steps out.")
+    stored.refuse_less(job.steps, record.step)
     return Session(record, resume, fresh=found is None)
 
 
@@ -50,7 +46,7 @@ def versions() -> dict[str, str]:
 def about_job(job: Job) -> dict[str, Any]:
     """What a checkpoint's manifest says of the run: versions, and the options that may not change."""
     fixed = [name for name, field in FIELDS.items() if not field.metadata["free"]]
-    return {**versions(), "options": {name: getattr(job.options, name) for name in fixed if name not in PLACES}}
+    return {**versions(), "options": {name: getattr(job.options, name) for name in fixed}}
 
 
 def where(begun: Session, steps: int) -> str:

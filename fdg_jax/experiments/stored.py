@@ -41,6 +41,12 @@ def summary(run: Path) -> dict[str, Any]:
     return found
 
 
+def refuse_less(steps: int, done: int) -> None:
+    """Raises BadInput where a run is to end before the batch that it stands at."""
+    if done > steps:
+        raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
+
+
 MISSING = object()
 
 

@@ -251,10 +251,11 @@ class Loop:
 
         needed: the session ends with it, so there is no going on without. last: so does the run."""
         try:
-            if wait:
+            if not wait:
+                self.saver.check()
+            else:
                 with self.noted("C", self.saver.step):
                     self.saver.wait()
-            self.saver.check()
         except saving.SaveFailed as failed:
             if needed or last or self.options.on_failed_save == "stop":
                 raise

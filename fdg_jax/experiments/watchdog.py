@@ -76,10 +76,11 @@ class Watchdog:
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
     """compiling: the host is inside a dispatch that may compile."""
-    batches = f"batch {op.first:,}" if op.first == op.last else f"batches {op.first:,} to {op.last:,}"
-    who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
     if op.kind in OTHERS:
         who, what = OTHERS[op.kind][0], f"{operation(op)} {op.first:,}"
+    else:
+        batches = f"batch {op.first:,}" if op.first == op.last else f"batches {op.first:,} to {op.last:,}"
+        who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
     when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
     if compiling:
         return f"{who} is compiling what its {what} needs, {when}, or is held up in it."
@@ -88,4 +89,5 @@ def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -
 
 
 def operation(op: Dispatched) -> str:
+    """What is done, in words."""
     return OTHERS[op.kind][1] if op.kind in OTHERS else WORDS.get(op.kind, op.kind)

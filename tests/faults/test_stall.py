@@ -165,14 +165,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
 @pytest.mark.slow
 def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkeypatch, capfd):
     small_command(monkeypatch)
-    summaries, named, tell = [], Event(), Watchdog.tell
-
-    def telling(self, op, now):
-        tell(self, op, now)
-        if (op.k, op.first) == (2, 8):
-            named.set()
-
-    monkeypatch.setattr(Watchdog, "tell", telling)
+    summaries, named = [], telling_of(monkeypatch, lambda op: (op.k, op.first) == (2, 8))
     for seconds in (0.0, 0.5):
         # The last of 8 batches takes 2 s, and longer where the machine is so busy that nobody was named by then.
         CALLS.extend([lambda: None] * 7 + [lambda: (time.sleep(2), named.wait(60))] * (seconds > 0))
@@ -186,13 +179,13 @@ def test_the_command_names_it_too_and_ends_with_the_same_hashes(tmp_path, monkey
     assert any(said in line for line in told(capfd.readouterr().err))
 
 
-def telling_of(monkeypatch, kind: str) -> Event:
-    """Set once something of that kind has been named."""
+def telling_of(monkeypatch, wanted) -> Event:
+    """Set once an operation that is wanted has been named."""
     named, tell = Event(), Watchdog.tell
 
     def telling(self, op, now):
         tell(self, op, now)
-        if op.kind == kind:
+        if wanted(op):
             named.set()
 
     monkeypatch.setattr(Watchdog, "tell", telling)
@@ -200,7 +193,7 @@ def telling_of(monkeypatch, kind: str) -> Event:
 
 
 def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
-    named, trail = telling_of(monkeypatch, "E"), Trail()
+    named, trail = telling_of(monkeypatch, lambda op: op.kind == "E"), Trail()
 
     def run(x, _):
         assert len(x) == 2 or named.wait(60)
@@ -222,7 +215,7 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
 )
 def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):
     small_command(monkeypatch)
-    named, work, calls = telling_of(monkeypatch, kind), getattr(where, name), []
+    named, work, calls = telling_of(monkeypatch, lambda op: op.kind == kind), getattr(where, name), []
 
     def held(*given):
         calls.append(given)
