@@ -29,6 +29,7 @@ OPTIONS = {
     "split": "paper, even, balanced, measured or block numbers",
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
+    "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
     "hugepages": "on or off",
     "xla": "XLA flags",
 }
@@ -37,6 +38,7 @@ CHOICES = {
     "engine": ("pipeline", "delay-line"),
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
+    "packing": ("on", "off"),
     "hugepages": ("on", "off"),
 }
 
@@ -56,6 +58,7 @@ class Side:
     split: str | None = None
     dispatch: str = "up"
     update: str = "separate"
+    packing: str = "on"
     hugepages: str = "on"
     xla: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)

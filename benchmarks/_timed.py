@@ -19,6 +19,7 @@ from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
+from fdg_jax.shapes import zeros
 from fdg_jax.stage import Stage
 
 Clock = Callable[[str, int, Callable[[], Any]], Any]
@@ -67,6 +68,19 @@ class Leaves(NamedTuple):
     U: int
 
 
+def as_one(stage: Stage) -> Callable[..., Any]:
+    """A stage's work of a tick, B, U and F, as one program; B and F of different batches, as below stage K."""
+    functions, first = stage.functions, stage.k == 1
+
+    def tick(closure, old, x, dy, state, next_x, labels):
+        grads, dx = functions.backward(closure, old, x, dy)
+        params, opt_state = functions.update(state.params, state.opt_state, grads)
+        messages, extra, closure = functions.forward(params, state.extra, next_x, labels)
+        return closure, state._replace(params=params, extra=extra, opt_state=opt_state), messages, None if first else dx
+
+    return jax.jit(tick)
+
+
 def count_leaves(stage: Stage, K: int) -> Leaves:
     """Counted on a stage that holds a memo or, on stage K, made one a moment ago."""
     last, first = stage.k == K, stage.k == 1
@@ -84,9 +98,9 @@ def count_leaves(stage: Stage, K: int) -> Leaves:
 
 
 class Small:
-    """The model's pipeline on tiny images, filled, with its stages under a clock."""
+    """The model's pipeline on tiny images, filled, with its stages under a clock. packs: whether they are packed."""
 
-    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int):
+    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int, packs: bool = True):
         meta = synthetic.load()
         self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
         blocks = models.blocks(model, meta.classes)
@@ -95,7 +109,7 @@ class Small:
         stages, transform = split.stages(blocks, cuts), train_transform(meta, 0)
         self.pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         example = (self.images[self.row[0]], self.labels[self.row[0]])
-        with mock.patch.object(api, "Stage", TimedStage):
+        with mock.patch.object(api, "Stage", TimedStage), mock.patch.object(Stage, "packs", packs):
             self.pipeline.init(jax.random.key(0), example)
         assert isinstance(self.pipeline.engine, host_engine.HostEngine)
         self.runner = self.pipeline.engine
@@ -130,6 +144,26 @@ class Small:
         for _ in range(ticks):
             self.tick()
         return {key: statistics.median(values) for key, values in clock.microseconds.items()}
+
+    def calls_as_one(self, ticks: int) -> dict[int, float]:
+        """Median microseconds of the dispatch of stage k's B, U and F as one program.
+
+        It is given the same closure again and again: one that it made is of another type (that of its own tracing), so
+        that it would be compiled anew each time.
+        """
+        found = {}
+        for k, stage in self.runner.stages.items():
+            params, extra, place, run = stage.state.params, stage.state.extra, stage.place, as_one(stage)
+            x, labels = place.batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
+            closure, state, taken = stage._forward(params, extra, x, labels)[2], stage.state, []
+            dy = None if k == self.K else place.batch(zeros(stage.spec.y))
+            for _ in range(ticks):
+                jax.block_until_ready(state)
+                start = time.perf_counter()
+                _, state, _, _ = run(closure, params, x, dy, state, x, labels)
+                taken.append(1e6 * (time.perf_counter() - start))
+            found[k] = statistics.median(taken)
+        return found
 
     def ticks(self, ticks: int) -> tuple[float, float]:
         """Median microseconds of (a whole tick, its part before the host loop: the entry of a batch)."""

@@ -79,6 +79,8 @@ class Trainer:
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))
+            if side.packing == "off":
+                stack.enter_context(mock.patch.object(Stage, "packs", False))
             self.job = setup.prepare(options)
         if side.dispatch == "down":
             runner = self.job.pipeline.engine

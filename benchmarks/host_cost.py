@@ -1,6 +1,6 @@
 """Microseconds of Python that a stage call and a tick cost the host, and their share of a GPU's step.
 
-    .venv/bin/python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4
+    .venv/bin/python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4 --packing on off
 
 The stages are the model's own, with all their arrays, but batch and images are tiny (1 image of 8x8): what a
 dispatch costs depends on how many arrays go in and out of a program, not on how large they are, and the
@@ -10,6 +10,9 @@ device has next to nothing to do. Two clocks, medians over many ticks in the ste
   batch); what it started is waited for outside the clock, so that nothing competes with the next;
 - tick while computing: around a whole tick as it trains, waited for outside the clock, so that the CPU's
   queue of 32 dispatches never fills. On a CPU the computing threads compete with the host for the cores.
+
+A stage's B, U and F are also dispatched as one program, to see what one dispatch a tick would save.
+`--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.packing).
 
 The loop's own part (schedule, mailboxes) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
@@ -52,22 +55,23 @@ def loop_microseconds(K: int, ticks: int) -> float:
     return statistics.median(taken)
 
 
-def measure(model: str, K: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a stage, then a row for the tick."""
-    small = Small(model, K, given.split, given.batch_size, given.image_size)
+    small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
-    calls = small.calls(given.ticks)
-    about = {"benchmark": "host_cost", "model": model, "K": K}
+    calls, as_one = small.calls(given.ticks), small.calls_as_one(given.ticks)
+    about = {"benchmark": "host_cost", "model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
         costs = {f"{what}_microseconds": round(calls[what, k], 1) for what in "FBU"}
         leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
-        rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
+        rows.append({**about, "row": "stage", "k": k, **leaves, **costs, "as_one_microseconds": round(as_one[k], 1)})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {
         "stage_calls_microseconds": stages / K,
+        "as_one_microseconds": sum(as_one.values()) / K,
         "send_microseconds": send,
         "entry_microseconds": entry,
         "loop_microseconds": loop,
@@ -95,18 +99,18 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    stage_head = ["model", "K", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs"]
+    stage_head = ["model", "K", "packing", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs", "as one µs"]
     stages = [
-        [r["model"], f"{r['K']}", f"{r['k']}", ", ".join(str(r[f"{what}_leaves"]) for what in "FBU")]
-        + [f"{r[f'{what}_microseconds']:.0f}" for what in "FBU"]
+        [r["model"], f"{r['K']}", r["packing"], f"{r['k']}", ", ".join(str(r[f"{what}_leaves"]) for what in "FBU")]
+        + [f"{r[f'{what}_microseconds']:.0f}" for what in ("F", "B", "U", "as_one")]
         for r in rows
         if r["row"] == "stage"
     ]
-    tick_head = ["model", "K", "a stage's F+B+U µs", "a send µs", "entry µs", "loop µs", "tick µs"]
-    tick_head += ["tick while computing µs", f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms"]
-    names = ("stage_calls", "send", "entry", "loop", "tick", "tick_while_computing")
+    tick_head = ["model", "K", "packing", "a stage's F+B+U µs", "as one µs", "a send µs", "entry µs", "loop µs"]
+    tick_head += ["tick µs", "tick while computing µs", f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms"]
+    names = ("stage_calls", "as_one", "send", "entry", "loop", "tick", "tick_while_computing")
     ticks = [
-        [r["model"], f"{r['K']}"]
+        [r["model"], f"{r['K']}", r["packing"]]
         + [f"{r[f'{name}_microseconds']:.0f}" for name in names]
         + [f"{r['share_percent']:.0f}%, {r['share_while_computing_percent']:.0f}%"]
         for r in rows
@@ -128,6 +132,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", nargs="+", default=["resnet20"])
     add("--K", type=_report.positive, nargs="+", default=[1, 2, 3, 4])
+    add("--packing", choices=["on", "off"], nargs="+", default=["on"], help="small arrays as one (default on)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
     add("--ticks", type=_report.positive, default=300, help="(default 300)")
     add("--batch-size", type=_report.positive, default=1)
@@ -139,7 +144,13 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if not 8 <= given.image_size <= 32:
         raise BadInput(f"--image-size {given.image_size}: images of 32 pixels are cut down. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))
-    rows = [row for model in given.model for K in given.K for row in measure(model, K, given)]
+    rows = [
+        row
+        for model in given.model
+        for K in given.K
+        for packing in given.packing
+        for row in measure(model, K, packing, given)
+    ]
     where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **_report.here()}
     return [{**row, **where} for row in [*rows, fit(rows)]]
 

@@ -22,7 +22,6 @@ from fdg_jax.engine import Metrics, Parts, Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
 from fdg_jax.functions import How, Spec, init_variables
-from fdg_jax.guard import guarded
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
 from fdg_jax.precision import precision
@@ -131,7 +130,7 @@ class Pipeline:
                     k=k,
                     K=self.K,
                     module=module,
-                    optimizer=guarded(chain) if self._guard else chain,
+                    optimizer=chain,
                     loss=self._loss,
                     variables=made,
                     x=x,
@@ -142,6 +141,7 @@ class Pipeline:
                     key=jax.random.fold_in(stage_key, 2),
                     options=self._stage_options,
                     how=how,
+                    guard=self._guard,
                 )
             )
         delays = (0,) * self.K

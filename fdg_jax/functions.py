@@ -27,7 +27,7 @@ class StageState(NamedTuple):
     """
 
     params: Tree
-    extra: dict[str, Tree]
+    extra: Tree
     opt_state: Tree
     own: Tree = ()
 
@@ -50,6 +50,7 @@ class Spec(NamedTuple):
     local use for it. variables: the module's own, {"params": ..., "batch_stats": ..., "rng": ...}. x, y: what the
     stage takes and gives; outputs: what stage K gives; value: what the loss gives. key: for what the method
     adds. options: the method's, by the names of the flags. how: precision, and whether activations are computed again.
+    guard: no update by gradients that are not finite (fdg_jax.guard).
     """
 
     k: int
@@ -66,6 +67,7 @@ class Spec(NamedTuple):
     key: Array
     options: Mapping[str, Any]
     how: How = AS_WRITTEN
+    guard: bool = False
 
     @property
     def last(self) -> bool:
@@ -83,7 +85,7 @@ class Functions(NamedTuple):
     outputs(params, extra, x) -> y: evaluation mode, without the loss
     """
 
-    forward: Callable[..., tuple[dict[str, Tree], dict[str, Tree], Any]]
+    forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
     backward: Callable[..., tuple[Tree, Tree]]
     update: Callable[..., tuple[Tree, Tree]]
     outputs: Callable[..., Tree]

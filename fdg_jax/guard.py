@@ -1,4 +1,4 @@
-"""An optax transformation that applies no gradient with a NaN or an infinity in it, and remembers the first one.
+"""An update that applies no gradient with a NaN or an infinity in it, and remembers the first one.
 
 Asynchronous training notices such a gradient late: the host reads numbers behind the devices, and by then several
 updates have used what it spoilt. So it is stopped where it arises, inside the update, without anybody waiting; what to
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+
+from fdg_jax.functions import Functions, StageState
 
 Tree = Any
 
@@ -28,21 +29,19 @@ class Guarded(NamedTuple):
     refused: jax.Array  # int32
 
 
-def guarded(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, but nothing moves, its own state neither, by gradients that are not finite."""
+def guarded(functions: Functions, state: StageState) -> tuple[Functions, StageState]:
+    """A stage whose parameters and optimizer do not move by gradients that are not finite."""
 
-    def init(params):
-        return Guarded(optimizer.init(params), *[jnp.zeros((), jnp.int32) for _ in range(3)])
+    def update(params, opt_state, grads):
+        good, number = finite(grads), opt_state.updates + 1
+        moved = functions.update(params, opt_state.inner, grads)
+        # What has been computed is chosen, so that it is computed (and rounded) as it is without a guard.
+        params, inner = where(good, moved, (params, opt_state.inner))
+        first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
+        return params, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
 
-    def update(updates, state, params=None):
-        good, number = finite(updates), state.updates + 1
-        updates, inner = optimizer.update(updates, state.inner, params)
-        first = jnp.where((state.bad == 0) & ~good, number, state.bad)
-        refused = state.refused + (~good).astype(jnp.int32)
-        nothing = jax.tree.map(jnp.zeros_like, updates)
-        return where(good, updates, nothing), Guarded(where(good, inner, state.inner), number, first, refused)
-
-    return optax.GradientTransformation(init, update)
+    opt_state = Guarded(state.opt_state, *[jnp.zeros((), jnp.int32) for _ in range(3)])
+    return functions._replace(update=update), state._replace(opt_state=opt_state)
 
 
 def finite(tree: Tree) -> jax.Array:

@@ -12,7 +12,7 @@ from fdg_jax import checkpoint, delay_line
 from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, Unsound, check_signature, first_unsound, signed
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.functions import flax_variables, made
-from fdg_jax.guard import Guarded
+from fdg_jax.guard import Guarded, guarded
 from fdg_jax.trail import Trail
 
 Tree = Any
@@ -24,7 +24,8 @@ class ScanEngine:
     def __init__(self, parts: Parts):
         self.parts = parts._replace(specs=[spec._replace(variables={}) for spec in parts.specs])
         self.device = parts.places[0].device
-        self.functions, states = zip(*map(made, parts.specs), strict=True)
+        stages = [guarded(*made(spec)) if spec.guard else made(spec) for spec in parts.specs]
+        self.functions, states = zip(*stages, strict=True)
         functions, schedule = self.functions, parts.schedule
         lines = delay_line.Lines(schedule.behind, schedule.accumulate, schedule.accumulation == "mean")
         self.run = jax.device_put(delay_line.start(states, lines), self.device)

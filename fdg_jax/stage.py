@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, packing
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
-from fdg_jax.guard import Guarded
+from fdg_jax.guard import guarded
 
 Tree = Any
 
@@ -33,7 +33,7 @@ class Memo(NamedTuple):
     batch: int
     closure: Any
     params: Tree
-    extra: dict[str, Tree]
+    extra: Tree
     x: Tree
     version: int
 
@@ -47,29 +47,36 @@ class Stage:
     accumulate, mean: backward passes per update, and whether their gradients are averaged instead of summed.
     delay: backward passes by which a gradient waits before its use; 0 in a pipeline, where the schedule is the delay,
     and the schedule's `behind` where one device stands in for K (the delay line).
-    Weights are never donated, since memos refer to them.
+    Weights are never donated, since memos refer to them. What lies in `state`, `line`, `sum` and the memos is packed
+    (fdg_jax.packing); `functions` are those on packed arrays.
     """
 
     backward_at_other_weights = ""  # whose, if a method's backward pass is never taken at those of the forward pass
     cotangent_down = True  # whether a method sends cotangents from stage to stage
+    packs = True  # a method that looks into the trees of its stages has them as they are
 
     def __init__(
         self, spec: Spec, place: Place, stashed: bool, accumulate: int = 1, mean: bool = False, delay: int = 0
     ):
         self.k, self.place, self.stashed = spec.k, place, stashed
         self.accumulate, self.mean, self.delay = accumulate, mean, delay
-        self.functions, state = self.make(spec)
+        functions, state = self.make(spec)
+        if spec.guard:
+            functions, state = guarded(functions, state)
+        self.layout = layout = packing.layout(state, self.packs)
+        self.functions = functions = packing.packed(functions, layout)
         self.spec = spec._replace(variables={})  # else the first weights would lie in memory as long as the stage does
-        functions, ends = self.functions, spec.k == 1 or not self.cotangent_down
+        ends, guards = spec.k == 1 or not self.cotangent_down, spec.guard
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
-        self.state = place.weights(state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state)))
+        own = state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
+        self.state = place.weights(self.layout.close(own))
         self.memos: deque[Any] = deque()
         self.line: deque[tuple[Tree, int]] = deque()  # (gradients, weight version they were taken at)
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
-        # Of a guarded optimizer, as of the newest update (in its state it is given away to the next one).
-        self.bad: Any = np.int32(0) if isinstance(state.opt_state, Guarded) else None
+        # Of a guarded stage, as of the newest update (in its state it is given away to the next one).
+        self.bad: Any = np.int32(0) if guards else None
 
         def backward(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
@@ -77,7 +84,7 @@ class Stage:
 
         def update(params, opt_state, grads):
             params, opt_state = functions.update(params, opt_state, grads)
-            return params, opt_state, opt_state.bad + 0 if isinstance(opt_state, Guarded) else None
+            return params, opt_state, layout.opt_state.unpack(opt_state).bad + 0 if guards else None
 
         # Forward and backward are separate programs: XLA's CPU backend would otherwise recompute activations inside
         # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
@@ -174,7 +181,7 @@ class Stage:
 
     def variables(self) -> dict[str, Tree]:
         """The network's own Flax variables {"params": ..., "batch_stats": ...}, without what a method adds."""
-        return flax_variables(self.state.params, self.state.extra)
+        return flax_variables(self.layout.params.open(self.state.params), self.layout.extra.open(self.state.extra))
 
     def auxiliary(self) -> Tree:
         """The trained parameters that a method adds to the network's."""
@@ -184,45 +191,52 @@ class Stage:
 
     def saved(self) -> dict[str, Any]:
         """Everything a resumed run needs of this stage, as {path: array}; nothing of it is given away later."""
+        of_params = self.layout.params
         given_away = self.state.opt_state, self.state.own, self.sum  # to the next update, so these are copied
         opt_state, own, summed = self._copy(given_away)
         line = [grads for grads, _ in self.line]
         if self.accumulate > 1:  # and these to an addition
             line = self._copy(line)
-        flat: dict[str, Any] = checkpoint.flatten(self.state._replace(opt_state=opt_state, own=own), "state/")
+        state = self.layout.open(self.state._replace(opt_state=opt_state, own=own))
+        flat: dict[str, Any] = checkpoint.flatten(state, "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
-        flat |= checkpoint.flatten(summed, "sum/")
+        flat |= {} if summed is None else checkpoint.flatten(of_params.open(summed), "sum/")
         for i, grads in enumerate(line):
-            flat |= checkpoint.flatten(grads, f"line/{i}/")
+            flat |= checkpoint.flatten(of_params.open(grads), f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
         return flat | self.saved_memos()
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         """The inverse of `saved`. BadInput where it is of another stage."""
-        state = checkpoint.unflatten(self.state, flat, "state/")
+        state = checkpoint.unflatten(StageState(*self.layout.shapes, self.state.own), flat, "state/")
         summed = int(flat["summed"])
-        self.sum = self.place.weights(checkpoint.unflatten(state.params, flat, "sum/")) if summed else None
-        self.state = self.place.weights(state)
-        self.bad = np.int32(state.opt_state.bad) if isinstance(state.opt_state, Guarded) else None
+        self.sum = self.weights(flat, "sum/") if summed else None
+        self.state = self.layout.close(self.place.weights(state))
+        self.bad = np.int32(state.opt_state.bad) if self.spec.guard else None
         self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
         self.summed, self.since = summed, int(flat["since"])
         self.line.clear()
         for i in checkpoint.numbers(flat, "line/"):
-            grads = self.place.weights(checkpoint.unflatten(state.params, flat, f"line/{i}/"))
-            self.line.append((grads, int(flat[f"line/{i}/version"])))
+            self.line.append((self.weights(flat, f"line/{i}/"), int(flat[f"line/{i}/version"])))
         self.memos.clear()
         for batch in checkpoint.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
+
+    def weights(self, flat: Mapping[str, Any], prefix: str) -> Tree:
+        """Saved weights, or gradients, back on the stage's device."""
+        tree = checkpoint.unflatten(self.layout.params.shapes, flat, prefix)
+        return self.layout.params.close(self.place.weights(tree))
 
     def saved_memos(self) -> dict[str, Any]:
         """A memo as its input and its weights, each version of these once."""
         flat: dict[str, Any] = {}
         for memo in self.memos:
             flat |= checkpoint.flatten(memo.x, f"memo/{memo.batch}/x")
-            flat |= checkpoint.flatten(memo.extra, f"memo/{memo.batch}/extra")
+            flat |= checkpoint.flatten(self.layout.extra.open(memo.extra), f"memo/{memo.batch}/extra")
             flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
-            flat |= checkpoint.flatten(memo.params, f"weights/{memo.version}/")
+        for version, weights in {memo.version: memo.params for memo in self.memos}.items():
+            flat |= checkpoint.flatten(self.layout.params.open(weights), f"weights/{version}/")
         return flat
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
@@ -230,8 +244,9 @@ class Stage:
         version = int(flat[f"memo/{batch}/version"])
         params = next((memo.params for memo in self.memos if memo.version == version), None)
         if params is None:
-            params = self.place.weights(checkpoint.unflatten(self.state.params, flat, f"weights/{version}/"))
-        extra = self.place.weights(checkpoint.unflatten(self.state.extra, flat, f"memo/{batch}/extra"))
+            params = self.weights(flat, f"weights/{version}/")
+        extra = self.place.weights(checkpoint.unflatten(self.layout.extra.shapes, flat, f"memo/{batch}/extra"))
+        extra = self.layout.extra.close(extra)
         x = self.restored(self.spec.x, flat, f"memo/{batch}/x")
         _, _, closure = self._forward(params, extra, x, None)
         return Memo(batch, closure, params, extra, x, version)

@@ -297,7 +297,7 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
     stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
     x, labels = jax.device_put(data)
     params, extra, optimizer, _ = map(len, map(jax.tree.leaves, stage.state))
-    assert (params, extra) == (4, 2)  # Dense: kernel, bias; BatchNorm: scale, bias; mean, var
+    assert (params, extra) == (1, 1)  # packed: Dense: kernel, bias; BatchNorm: scale, bias; mean, var
     loss = stage.forward(1, x, labels)
     counted, memo = count_leaves(stage, 1), stage.memos[0]
     kept = len(jax.tree.leaves((memo.closure, loss, stage.state.extra)))

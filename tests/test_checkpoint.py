@@ -128,7 +128,8 @@ def test_nothing_private_to_jax_is_stored():
     state = ours.state()
     memo = ours.engine.stages[1].memos[0]
     written = [name for name in state if name.startswith(f"stage1/memo/{memo.batch}/")]
-    parts = {"version": np.int64(memo.version), "x": memo.x, "extra": memo.extra}
+    extra = ours.engine.stages[1].layout.extra.open(memo.extra)
+    parts = {"version": np.int64(memo.version), "x": memo.x, "extra": extra}
     assert len(written) == len(jax.tree.leaves(parts))
     assert {np.asarray(value).dtype.kind for value in state.values()} <= set("fiu")
     closure, ours = ({leaf.shape for leaf in jax.tree.leaves(tree)} for tree in (memo.closure, parts))

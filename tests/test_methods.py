@@ -30,7 +30,8 @@ def data_of(n, ragged=False):
 def trained(K, data, **options):
     """(the drained pipeline, its first variables, its first engine's stages' own state)."""
     ours = pipeline(K, data[0], **options)
-    start = jax.device_get((ours.params, [stage.state for stage in ours.engine.stages.values()]))
+    stages = ours.engine.stages.values()
+    start = jax.device_get((ours.params, [stage.layout.open(stage.state) for stage in stages]))
     for batch in data:
         ours.step(batch)
     ours.drain()

@@ -87,7 +87,7 @@ def test_weights_are_not_copied_into_closures():
     for batch in data:
         ours.step(batch)
     stage = ours.engine.stages[1]
-    weights = {leaf.shape for leaf in jax.tree.leaves(stage.state.params)}
+    weights = {leaf.shape for leaf in jax.tree.leaves(stage.layout.params.shapes)}
     kernel = (8, 12)
     assert kernel in weights
     assert kernel not in {leaf.shape for memo in stage.memos for leaf in jax.tree.leaves(memo.closure)}

@@ -18,7 +18,6 @@ from fdg_jax.errors import BadInput
 from fdg_jax.experiments import resume_into, run_directory, saving
 from fdg_jax.experiments.options import FIELDS, Options
 from fdg_jax.experiments.resume_into import move, repartitioned
-from fdg_jax.guard import guarded
 from fdg_jax.optimizer import paper_sgd
 
 DATA = batches(9)
@@ -141,7 +140,8 @@ def test_refused_gradients_are_not_told_a_second_time():
 
 def test_another_model_is_refused():
     old = job(2)
-    other = pipeline(2, DATA[0], optimizer=guarded(paper_sgd(0.1)), stages=split.stages([Part(9), Part(CLASSES)], (1,)))
+    stages = split.stages([Part(9), Part(CLASSES)], (1,))
+    other = pipeline(2, DATA[0], optimizer=paper_sgd(0.1), guard=True, stages=stages)
     with pytest.raises(BadInput, match="it is of another model"):
         repartitioned(old.pipeline.state(), other.state(), (2,), (1,))
 

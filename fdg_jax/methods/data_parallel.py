@@ -66,6 +66,8 @@ def everywhere(devices: Sequence[Any]) -> list[Spread]:
 class Replicated(Stage):
     """A stage on all devices. With local batch norms every leaf of `state.extra` is [K, ...], one for each replica."""
 
+    packs = False
+
     def make(self, spec: Spec):
         batch_norm, place = spec.options["batch_norm"], self.place
         if batch_norm not in ("local", "sync"):

@@ -77,10 +77,11 @@ class Local(Stage):
     def variables(self):
         if self.spec.last:
             return super().variables()
-        return flax_variables(self.state.params[0], network(self.state.extra))
+        params, extra, _ = self.layout
+        return flax_variables(params.open(self.state.params)[0], network(extra.open(self.state.extra)))
 
     def auxiliary(self):
-        return () if self.spec.last else self.state.params[1]
+        return () if self.spec.last else self.layout.params.open(self.state.params)[1]
 
 
 def network(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ class Feedback(Stage):
     """A stage whose `own` is a second set of weights, for the way back."""
 
     backward_at_other_weights = "method=fa"
+    packs = False
 
     def make(self, spec: Spec):
         if not compat.strippable():

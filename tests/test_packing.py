@@ -1,0 +1,103 @@
+"""Packing changes how many arrays there are, and no number."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import batches, pipeline
+
+from fdg_jax.packing import SMALL, Closure, Packing, Unpacked, layout, packed, small_vector
+from fdg_jax.stage import Stage
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+LEAVES = st.tuples(SHAPES, st.sampled_from(["float32", "int32", "bool", "bfloat16"]))
+
+
+def arrays(leaves):
+    made, start = [], 0
+    for shape, dtype in leaves:
+        made.append((jnp.arange(start, start + np.prod(shape, dtype=int)) % 100).reshape(shape).astype(dtype))
+        start += 7
+    return made
+
+
+def equal(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape and np.array_equal(np.asarray(x), np.asarray(y))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(LEAVES, max_size=6), st.lists(LEAVES, max_size=2))
+def test_what_is_packed_comes_out_as_it_was_from_one_array_a_dtype(ours, more):
+    tree = {"a": arrays(ours), "b": (None, arrays(more))}
+    packing = Packing(tree)
+    closed = packing.pack(tree)
+    assert len(closed) == len({str(leaf.dtype) for leaf in jax.tree.leaves(tree)})
+    equal(packing.unpack(closed), tree)
+    equal(Unpacked(tree).open(Unpacked(tree).close(tree)), tree)
+
+
+def test_large_arrays_are_the_very_arrays_that_went_in():
+    large, small = jnp.zeros(SMALL // 4 + 1), [jnp.ones(3), jnp.ones((2, 2))]
+    packing = Packing((small, large))
+    closed = packing.close((small, large))
+    assert [leaf.size for leaf in closed] == [7, large.size]
+    assert closed[1].unsafe_buffer_pointer() == large.unsafe_buffer_pointer()
+    assert packing.open(closed)[1].unsafe_buffer_pointer() == large.unsafe_buffer_pointer()
+
+
+def test_of_a_closure_vectors_are_packed_and_activations_are_not():
+    tree = [jnp.ones((1, 2)), jnp.ones(2), jnp.float32(3), jnp.ones(2)]
+    assert [leaf.shape for leaf in Closure.of(tree).arrays] == [(1, 2), (5,)]
+    assert not small_vector(jnp.ones((1, 2)))
+
+
+def test_a_closure_made_anew_is_no_reason_to_compile():
+    traced = []
+
+    @jax.jit
+    def use(closure):
+        traced.append(closure)
+        return closure.unpack()[0]
+
+    for _ in range(2):
+        use(Closure.of([jnp.ones(2), jnp.ones(3)]))
+    use(Closure.of([jnp.ones(2), jnp.ones(4)]))
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_packed_functions_give_what_plain_ones_give(packs):
+    data = batches(1)
+    ours = pipeline(2, data[0])
+    spec = ours.engine.stages[2].spec
+    spec = spec._replace(variables=ours.params[1])
+    functions, state = Stage.make(ours.engine.stages[2], spec)
+    how = layout(state, packs)
+    again, closed = packed(functions, how), how.close(state)
+    x = jax.random.normal(jax.random.key(0), spec.x.shape)
+    messages, extra, closure = functions.forward(state.params, state.extra, x, data[0][1])
+    grads, dx = functions.backward(closure, state.params, x, None)
+    params, opt_state = functions.update(state.params, state.opt_state, grads)
+    packed_messages, packed_extra, packed_closure = again.forward(closed.params, closed.extra, x, data[0][1])
+    packed_grads, packed_dx = again.backward(packed_closure, closed.params, x, None)
+    packed_params, packed_opt_state = again.update(closed.params, closed.opt_state, packed_grads)
+    equal(packed_messages, messages)
+    equal(how.extra.unpack(packed_extra), extra)
+    equal((how.params.unpack(packed_grads), packed_dx), (grads, dx))
+    equal((how.params.unpack(packed_params), how.opt_state.unpack(packed_opt_state)), (params, opt_state))
+    equal(again.outputs(closed.params, closed.extra, x), functions.outputs(state.params, state.extra, x))
+
+
+@pytest.mark.parametrize("method", ["fdg", "fr", "dgl"])
+def test_a_stage_takes_few_arrays(method):
+    data = batches(4)
+    ours = pipeline(2, data[0], method=method)
+    for batch in data:
+        ours.step(batch)
+    for stage in ours.engine.stages.values():
+        # One of weights, one of statistics; a guarded or counting optimizer has an int32 beside its float32.
+        assert [len(jax.tree.leaves(part)) for part in stage.state[:3]] <= [1, 1, 2]
