@@ -20,6 +20,7 @@ from fdg_jax.experiments.options import FIELDS
 PRESETS: dict[str, dict[str, Any]] = {
     "bp": {"method": "bp", "K": 1, "cores": 1},
     "bp-two-cores": {"method": "bp", "K": 1, "cores": 2},
+    "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": "benchmarks._each_core"},
     "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
 }
 OPTIONS = {

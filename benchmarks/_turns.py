@@ -70,13 +70,16 @@ class Worker:
         return self.ask({"run": self.batches})
 
     def ask(self, what: dict[str, int]) -> dict[str, Any]:
+        self.tell(what)
+        return self.answer()
+
+    def tell(self, what: dict[str, int]) -> None:
         assert self.process.stdin
         try:
             self.process.stdin.write(json.dumps(what) + "\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             pass  # answer() says what happened
-        return self.answer()
 
     def window(self) -> None:
         before, start = busy_seconds(self.cores), time.perf_counter()

@@ -246,13 +246,14 @@ def test_the_order_asked_for_is_the_order_of_the_sides_schedule(option, order):
 
 
 def check_host_cost(model, capsys, file):
-    arguments = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--json", str(file)]
-    assert host_cost.main(arguments) == 0
+    arguments = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--packing", "on", "off"]
+    assert host_cost.main([*arguments, "--json", str(file)]) == 0
     rows = rows_of(file.read_text())
-    assert [row["row"] for row in rows] == ["stage", "stage", "tick", "fit"]
-    stage, tick = rows[1], rows[2]
-    assert stage["k"] == 2
-    assert all(stage[f"{what}_microseconds"] > 0 for what in "FBU")
+    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"]
+    stage, tick, plain = rows[1], rows[2], rows[4]
+    assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
+    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "as_one"))
+    assert stage["U_leaves"] <= 5 <= plain["U_leaves"]
     parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
     # The printed parts are rounded to a tenth of a microsecond.
     assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5)
@@ -312,8 +313,8 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
 @pins_cores
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
 def test_images_per_second_compares_every_kind_of_side():
-    sides = ["bp", "fdg", "delay-line", "bp-two-cores"]
-    everything = "split=1:dispatch=down:update=fused:hugepages=off:xla=--xla_cpu_multi_thread_eigen=false"
+    sides = ["bp", "fdg", "delay-line", "bp-two-cores", "bp-on-each-core"]
+    everything = "split=1:dispatch=down:update=fused:packing=off:hugepages=off:xla=--xla_cpu_multi_thread_eigen=false"
     sides.append(f"fdg:{everything}")
     short = ("--windows", "2", "--seconds", "0.1")
     done = run("images_per_second", *TINY, *short, "--json", "--sides", *sides)
@@ -322,10 +323,11 @@ def test_images_per_second_compares_every_kind_of_side():
     assert [row["side"] for row in rows] == sides
     assert rows[0]["ratio"] == 1.0
     assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)
-    assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2]
-    assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [1, 0]]
-    assert rows[4]["cuts"] == [1]
-    assert "multi_thread_eigen=false" in rows[4]["xla_flags"]
+    assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2, 2]
+    assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [0], [1, 0]]
+    assert rows[4]["images_per_second"] > rows[0]["images_per_second"]  # of two processes, the sum
+    assert rows[5]["cuts"] == [1] and rows[5]["packing"] == "off"
+    assert "multi_thread_eigen=false" in rows[5]["xla_flags"]
 
 
 @pytest.mark.parametrize(
