@@ -31,7 +31,7 @@ OPTIONS = {
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
-    "hugepages": "on or off",
+    "hugepages": "on (and glibc keeps its memory), only (it gives it back at every step), or off",
     "xla": "XLA flags",
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
@@ -40,7 +40,7 @@ CHOICES = {
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
     "packing": ("on", "off"),
-    "hugepages": ("on", "off"),
+    "hugepages": ("on", "only", "off"),
 }
 
 
@@ -156,4 +156,7 @@ def environment(side: Side) -> dict[str, str]:
     if side.hugepages == "off":
         wanted.pop(huge_pages.TUNABLES, None)
         return wanted
-    return huge_pages.wanted_environment(wanted) or wanted
+    started = huge_pages.wanted_environment(wanted) or wanted
+    if side.hugepages == "only" and huge_pages.TUNABLES in started:
+        started[huge_pages.TUNABLES] = huge_pages.HUGE
+    return started

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fdg_jax
@@ -66,6 +67,17 @@ class Leaves(NamedTuple):
     F: int
     B: int
     U: int
+
+
+def median_microseconds(call: Callable[[Any], Any], state: Any, ticks: int) -> float:
+    """Of state = call(state), which is waited for outside the clock."""
+    taken = []
+    for _ in range(ticks):
+        start = time.perf_counter()
+        state = call(state)
+        taken.append(1e6 * (time.perf_counter() - start))
+        jax.block_until_ready(state)
+    return statistics.median(taken)
 
 
 def as_one(stage: Stage) -> Callable[..., Any]:
@@ -145,24 +157,31 @@ class Small:
             self.tick()
         return {key: statistics.median(values) for key, values in clock.microseconds.items()}
 
-    def calls_as_one(self, ticks: int) -> dict[int, float]:
-        """Median microseconds of the dispatch of stage k's B, U and F as one program.
+    def programs(self, ticks: int) -> dict[int, tuple[float, float]]:
+        """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
+        The bare calls, without what the stage does around them.
 
-        It is given the same closure again and again: one that it made is of another type (that of its own tracing), so
-        that it would be compiled anew each time.
+        The one is given the same closure again and again: one that it made is of another type (that of its own
+        tracing), so that it would be compiled anew each time.
         """
         found = {}
         for k, stage in self.runner.stages.items():
             params, extra, place, run = stage.state.params, stage.state.extra, stage.place, as_one(stage)
             x, labels = place.batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
-            closure, state, taken = stage._forward(params, extra, x, labels)[2], stage.state, []
             dy = None if k == self.K else place.batch(zeros(stage.spec.y))
-            for _ in range(ticks):
-                jax.block_until_ready(state)
-                start = time.perf_counter()
-                _, state, _, _ = run(closure, params, x, dy, state, x, labels)
-                taken.append(1e6 * (time.perf_counter() - start))
-            found[k] = statistics.median(taken)
+            closure = stage._forward(params, extra, x, labels)[2]
+            state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # given away below
+
+            def three(state, stage=stage, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                grads, _ = stage._backward(closure, params, x, dy)
+                new, opt_state, _ = stage._update(state.params, state.opt_state, grads)
+                _, extra, _ = stage._forward(new, state.extra, x, labels)
+                return state._replace(params=new, opt_state=opt_state, extra=extra)
+
+            def one(state, run=run, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                return run(closure, params, x, dy, state, x, labels)[1]
+
+            found[k] = tuple(median_microseconds(call, state, ticks) for call in (one, three))[::-1]
         return found
 
     def ticks(self, ticks: int) -> tuple[float, float]:

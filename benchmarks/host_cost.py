@@ -11,7 +11,8 @@ device has next to nothing to do. Two clocks, medians over many ticks in the ste
 - tick while computing: around a whole tick as it trains, waited for outside the clock, so that the CPU's
   queue of 32 dispatches never fills. On a CPU the computing threads compete with the host for the cores.
 
-A stage's B, U and F are also dispatched as one program, to see what one dispatch a tick would save.
+The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
+of the same, to see what one dispatch a tick would save.
 `--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.packing).
 
 The loop's own part (schedule, mailboxes) is measured with stages that do nothing; `tick` is the sum of the
@@ -59,19 +60,20 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
     """A row a stage, then a row for the tick."""
     small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
-    calls, as_one = small.calls(given.ticks), small.calls_as_one(given.ticks)
+    calls, programs = small.calls(given.ticks), small.programs(given.ticks)
     about = {"benchmark": "host_cost", "model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
         costs = {f"{what}_microseconds": round(calls[what, k], 1) for what in "FBU"}
         leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
-        rows.append({**about, "row": "stage", "k": k, **leaves, **costs, "as_one_microseconds": round(as_one[k], 1)})
+        bare = zip(("three_programs_microseconds", "one_program_microseconds"), programs[k], strict=True)
+        costs |= {name: round(value, 1) for name, value in bare}
+        rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {
         "stage_calls_microseconds": stages / K,
-        "as_one_microseconds": sum(as_one.values()) / K,
         "send_microseconds": send,
         "entry_microseconds": entry,
         "loop_microseconds": loop,
@@ -99,16 +101,17 @@ def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    stage_head = ["model", "K", "packing", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs", "as one µs"]
+    stage_head = ["model", "K", "packing", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs", "bare µs: 3, 1"]
     stages = [
         [r["model"], f"{r['K']}", r["packing"], f"{r['k']}", ", ".join(str(r[f"{what}_leaves"]) for what in "FBU")]
-        + [f"{r[f'{what}_microseconds']:.0f}" for what in ("F", "B", "U", "as_one")]
+        + [f"{r[f'{what}_microseconds']:.0f}" for what in "FBU"]
+        + [f"{r['three_programs_microseconds']:.0f}, {r['one_program_microseconds']:.0f}"]
         for r in rows
         if r["row"] == "stage"
     ]
-    tick_head = ["model", "K", "packing", "a stage's F+B+U µs", "as one µs", "a send µs", "entry µs", "loop µs"]
+    tick_head = ["model", "K", "packing", "a stage's F+B+U µs", "a send µs", "entry µs", "loop µs"]
     tick_head += ["tick µs", "tick while computing µs", f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms"]
-    names = ("stage_calls", "as_one", "send", "entry", "loop", "tick", "tick_while_computing")
+    names = ("stage_calls", "send", "entry", "loop", "tick", "tick_while_computing")
     ticks = [
         [r["model"], f"{r['K']}", r["packing"]]
         + [f"{r[f'{name}_microseconds']:.0f}" for name in names]

@@ -1,17 +1,20 @@
 """The memory of every stage as it is predicted before training, and as it is.
 
     .venv/bin/python -m benchmarks.memory --model resnet56 wrn16_4 --K 2 4 --batch-size 128
+    .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
 Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and the
 schedule alone (fdg_jax.memory), as the training command prints it. Live: the bytes of all arrays on the stage's device,
 each buffer once however many refer to it, the most over a run into the steady state, looked at before every operation
-of the host loop and after every tick. One memo: what is kept of a batch, predicted, and from what the compiled forward
-program says it gives. Temporary: XLA's buffers within the largest of the stage's programs (of the runtime's own memory,
-such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a backward pass and its
-update, one gradient, as large as the weights.
+of the host loop and after every tick. Memos: the most that a stage keeps by the schedule, and that it was seen to keep.
+One memo: what is kept of a batch, predicted, and from what the compiled forward program says it gives (where the method
+has no stages of its own). Temporary: XLA's buffers within the largest of the stage's programs (of the runtime's own
+memory, such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a backward pass and
+its update, one gradient, as large as the weights.
 """
 
 import argparse
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,7 +24,7 @@ import jax
 import numpy as np
 
 from benchmarks import _report
-from fdg_jax import devices, memory
+from fdg_jax import devices, memory, methods
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import compile_cache, setup, stages
@@ -38,12 +41,13 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """The most bytes on each device, of arrays made while it looks. Make it before the pipeline."""
+    """The most bytes on each device, of arrays made while it looks, and the most memos of stage k. Make it before the
+    pipeline."""
 
     def __init__(self) -> None:
         self.others = jax.live_arrays()  # held, so that no new array can get the place of one of them
         self.known = set(buffers())
-        self.most = Counter[Any]()
+        self.most, self.memos = Counter[Any](), Counter[int]()
 
     def look(self) -> None:
         now = Counter[Any]()
@@ -62,13 +66,16 @@ class Watch:
 
         def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
             self.look()
-            return run(kind, batch, messages)
+            given = run(kind, batch, messages)
+            self.memos |= Counter({stage.k: len(stage.memos)})
+            return given
 
         stage.run = watched
 
 
-def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int]]:
-    """(what `make` made, the most bytes on the devices of its stages k = 1..K while `step` enters so many batches).
+def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int], list[int]]:
+    """(what `make` made, the most bytes on the devices of its stages k = 1..K while `step` enters so many batches, the
+    most memos they had).
 
     make() -> a Pipeline on the host loop with a device a stage.
     """
@@ -79,13 +86,21 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
     for _ in range(batches):
         step(pipeline)
         watch.look()
-    return pipeline, [watch.most[stage.place.device] for stage in engine.stages.values()]
+    stages = engine.stages.values()
+    return pipeline, [watch.most[stage.place.device] for stage in stages], [watch.memos[stage.k] for stage in stages]
 
 
 def programs(engine: HostEngine) -> list[dict[str, Any]]:
-    """Of each stage of FDG, from its compiled programs: bytes of one memo, and of the largest temporary buffers."""
+    """Of each stage, from its compiled programs: bytes of one memo, and of the largest temporary buffers.
+
+    None where the platform does not tell, or the method's stages have programs of their own.
+    """
     found = []
     for k, stage in engine.stages.items():
+        nothing = {"k": k, "memo_bytes": None, "temporary_bytes": None, "temporary_of": "–"}
+        if type(stage) is not Stage or engine.loop.schedule.micro_batches > 1:
+            found.append(nothing)
+            continue
         spec, state = stage.spec, stage.state
         labels, dy = (spec.labels, None) if spec.last else (None, spec.y)
         messages, extra, closure = stage._forward.eval_shape(state.params, state.extra, spec.x, labels)
@@ -95,8 +110,8 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
             "U": stage._update.lower(state.params, state.opt_state, state.params).compile(),
         }
         analyses: dict[str, Any] = {name: program.memory_analysis() for name, program in compiled.items()}
-        if None in analyses.values():  # a platform that does not tell
-            found.append({"k": k, "memo_bytes": None, "temporary_bytes": None, "temporary_of": "–"})
+        if None in analyses.values():
+            found.append(nothing)
             continue
         given = analyses["F"].output_size_in_bytes - memory.size(messages) - memory.size(extra)
         kept = given + memory.size((spec.x, state.extra))
@@ -106,11 +121,11 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
     return found
 
 
-def measured(model: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, method: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
     """A row a stage."""
     options = Options(
-        K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic", split=given.split,
-        engine="pipeline", epochs=1,
+        method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
+        split=given.split, engine="pipeline", epochs=1,
     )  # fmt: skip
     random = np.random.default_rng(0)
     jobs: list[setup.Job] = []
@@ -125,17 +140,21 @@ def measured(model: str, K: int, weights: Any, given: argparse.Namespace) -> lis
         indices = random.integers(0, len(data.train_images), (1, given.batch_size), dtype=np.int32)
         pipeline.train(data.train_images, data.train_labels, indices)
 
-    pipeline, bytes_live = live(make, step, 4 * K + 2)
-    told = {"benchmark": "memory", "model": model, "K": K, "weights": weights, "batch_size": given.batch_size}
-    rows = []
+    pipeline, bytes_live, memos = live(make, step, 4 * K + 2)
+    told = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
+    rows, most = [], Counter[int]()
     predicted = memory.predicted(pipeline.engine)
-    for memo, here, compiled in zip(predicted, bytes_live, programs(pipeline.engine), strict=True):
+    for k, moment in memory.moments(pipeline.engine):
+        most |= Counter({k: moment.kept})
+    for memo, here, held, compiled in zip(predicted, bytes_live, memos, programs(pipeline.engine), strict=True):
         rows.append(
             {
                 **told,
+                "batch_size": given.batch_size,
                 "cuts": list(jobs[0].cuts),
                 "k": memo.k,
-                "memos": memo.kept,
+                "memos": most[memo.k],
+                "held_memos": held,
                 "predicted_bytes": memo.total,
                 "live_bytes": here,
                 "live_over_predicted": round(here / memo.total, 4),
@@ -154,20 +173,21 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     def mb(value: int | None) -> str:
         return "–" if value is None else f"{value / 1e6:.2f}"
 
-    head = ["model", "K", "weights", "k", "predicted MB", "live MB", "live/predicted", "memos"]
-    head += ["one memo MB: predicted, compiled", "temporary MB"]
+    head = ["model", "method", "K", "weights", "k", "predicted MB", "live MB", "live/predicted"]
+    head += ["memos: schedule, held", "one memo MB: predicted, compiled", "temporary MB"]
     body = [
         [
-            r["model"], str(r["K"]), r["weights"], str(r["k"]), mb(r["predicted_bytes"]), mb(r["live_bytes"]),
-            f"{r['live_over_predicted']:.4f}", str(r["memos"]),
+            r["model"], r["method"], str(r["K"]), r["weights"], str(r["k"]),
+            mb(r["predicted_bytes"]), mb(r["live_bytes"]), f"{r['live_over_predicted']:.4f}",
+            f"{r['memos']}, {r['held_memos']}",
             f"{mb(r['predicted_memo_bytes'])}, {mb(r['compiled_memo_bytes'])}",
-            f"{mb(r['temporary_bytes'])} ({r['temporary_of']})",
+            "–" if r["temporary_bytes"] is None else f"{mb(r['temporary_bytes'])} ({r['temporary_of']})",
         ]
         for r in rows
     ]  # fmt: skip
     one = rows[0]
     about = (
-        f"FDG, batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, "
+        f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, "
         f"Python {one['python']}, JAX {one['jax']}, commit {one['commit']}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
@@ -177,6 +197,7 @@ def parser() -> argparse.ArgumentParser:
     made = _report.parser("memory", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet56", "wrn16_4"])
+    add("--method", nargs="+", default=["fdg"], help="any with a device a stage (default fdg)")
     add("--K", nargs="+", type=_report.positive, default=[2, 4], help="stages, a device each (default 2 4)")
     add("--weights", nargs="+", choices=["stashed", "current"], default=["stashed", "current"], help="(default both)")
     add("--batch-size", type=_report.positive, default=128)
@@ -190,12 +211,16 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
         raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
     compile_cache.enable()
+    asked = [methods.find(name) for name in given.method]
+    for method in asked:
+        if method.places:
+            fact = f"--method {method.name} spreads a stage over several devices, which is not counted"
+            raise BadInput(f"{fact}. Leave it out.")
     rows = []
-    for model in given.model:
-        for K in given.K:
-            for weights in given.weights:
-                print(f"{model}, K={K}, {weights} ...", file=sys.stderr, flush=True)
-                rows += measured(model, K, weights, given)
+    for model, method, K in itertools.product(given.model, asked, given.K):
+        for weights in given.weights if "weights" in method.answers_to else ["stashed"]:
+            print(f"{model}, {method.name}, K={K}, {weights} ...", file=sys.stderr, flush=True)
+            rows += measured(model, method.name, K, weights, given)
     return rows
 
 

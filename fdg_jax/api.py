@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
+from flax.core import unfreeze
 
 from fdg_jax import checkpoint, names
 from fdg_jax import remat as rematerialisation
@@ -122,7 +123,7 @@ class Pipeline:
             init = jax.jit(
                 lambda key, module=module, how=how, x=x: init_variables(module, key, how.precision.example(zeros(x)))
             )
-            made = dict(variables[k - 1] if variables is not None else init(stage_key))
+            made = unfreeze(dict(variables[k - 1] if variables is not None else init(stage_key)))
             if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
             specs.append(
@@ -254,7 +255,8 @@ class Pipeline:
     @property
     def parameter_count(self) -> int:
         """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
-        return sum(leaf.size for stage in self.params for leaf in jax.tree.leaves(stage["params"]))
+        stages = jax.eval_shape(self.engine.stage_variables)
+        return sum(leaf.size for stage in stages for leaf in jax.tree.leaves(stage["params"]))
 
     @property
     def auxiliary_parameter_count(self) -> int:

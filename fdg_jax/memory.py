@@ -103,7 +103,7 @@ class Held:
         self.sizes["B"] -= self.old
         self.kept: dict[str, deque[tuple[int, int]]] = {kind: deque() for kind in kept}
         self.updates, self.passes, self.mail = 0, 0, 0
-        self.base = newest(stage.k, stage.state, size(stage.variables()["params"]))
+        self.base = newest(stage.k, stage.state, size(jax.eval_shape(stage.variables)["params"]))
 
     def run(self, op: Op) -> None:
         if op.kind == "F":

@@ -7,12 +7,14 @@ their beginning and put them together at their end. That copies them on the devi
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, StageState
 
 Tree = Any
@@ -25,48 +27,73 @@ def small(leaf: Any) -> bool:
 
 
 def small_vector(leaf: Any) -> bool:
-    """Of a closure: what a layer keeps of its channels, and no activations, however small the batch."""
+    """Of a closure: what a layer keeps of its channels, but no activations of several channels, however small."""
     return leaf.ndim <= 1 and small(leaf)
+
+
+def shapes_of(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def join(groups: Sequence[Sequence[Array]]) -> list[Array]:
     return [jnp.concatenate([jnp.ravel(leaf) for leaf in group]) for group in groups]
 
 
+joined = jax.jit(join)
+
+
 class Packing:
     """How trees like `tree` are packed: its small leaves as one array for each dtype, every other leaf by itself.
 
-    pack and unpack are traceable; close and open are the same for the host, as one dispatch.
+    pack and unpack are traceable; close and open are the same for the host, as one dispatch. BadInput, while tracing,
+    where a tree is not like `tree`.
     """
 
     def __init__(self, tree: Tree, small: Callable[[Any], bool] = small):
-        self.shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+        self.shapes = shapes_of(tree)
         self.leaves, self.treedef = jax.tree.flatten(self.shapes)
         groups: dict[Any, list[int]] = {}
         for i, leaf in enumerate(self.leaves):
             packable = small(leaf) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
             groups.setdefault(leaf.dtype if packable else i, []).append(i)
         self.groups = list(groups.values())
-        self.joined = jax.jit(join)
-        self.parted = jax.jit(self.part)
 
     def pack(self, tree: Tree, join: Callable = join) -> tuple[Array, ...]:
-        leaves = self.treedef.flatten_up_to(tree)
+        leaves = self.checked(tree)
         together = iter(join([[leaves[i] for i in group] for group in self.groups if len(group) > 1]))
         return tuple(leaves[group[0]] if len(group) == 1 else next(together) for group in self.groups)
 
-    def unpack(self, packed: Tree, part: Callable | None = None) -> Tree:
+    def unpack(self, packed: Tree, parted: Callable | None = None) -> Tree:
         shared = [array for group, array in zip(self.groups, packed, strict=True) if len(group) > 1]
-        parts, leaves = iter((part or self.part)(shared)), dict[int, Array]()
+        parts, leaves = iter((parted or self.part)(shared)), dict[int, Array]()
         for group, array in zip(self.groups, packed, strict=True):
             leaves |= zip(group, [array] if len(group) == 1 else next(parts), strict=True)
         return self.treedef.unflatten([leaves[i] for i in range(len(leaves))])
 
     def close(self, tree: Tree) -> tuple[Array, ...]:
-        return self.pack(tree, self.joined)
+        return self.pack(tree, joined)
 
     def open(self, packed: Tree) -> Tree:
         return self.unpack(packed, self.parted)
+
+    @cached_property
+    def parted(self) -> Callable:
+        return jax.jit(self.part)
+
+    def checked(self, tree: Tree) -> list[Array]:
+        """The leaves of a tree that is like the one that this was made for."""
+        found, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if treedef != self.treedef:
+            fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"
+            raise BadInput(f"{fact}. Make all of them in init, with train=False, too.")
+        for (path, leaf), first in zip(found, self.leaves, strict=True):
+            shape, dtype = jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+            if (shape, dtype) != (first.shape, first.dtype):
+                name = jax.tree_util.keystr(path)
+                before, after = (f"{kind}{list(size)}" for size, kind in ((first.shape, first.dtype), (shape, dtype)))
+                fact = f"{name} of a stage was {before} at first and became {after}"
+                raise BadInput(f"{fact}. Keep its shape and dtype.")
+        return [leaf for _, leaf in found]
 
     def part(self, shared: Sequence[Array]) -> list[list[Array]]:
         """The leaves of the groups that have several."""
@@ -77,7 +104,7 @@ class Packing:
             parts.append([array[e - math.prod(s) : e].reshape(s) for s, e in zip(shapes, ends, strict=True)])
         return parts
 
-    def __eq__(self, other: object) -> bool:  # jit asks, of what a Packed is made of
+    def __eq__(self, other: object) -> bool:  # jit asks, as it is part of a Closure's type
         if self is other or not isinstance(other, Packing):
             return self is other
         return (self.treedef, self.leaves, self.groups) == (other.treedef, other.leaves, other.groups)
@@ -87,10 +114,10 @@ class Packing:
 
 
 class Unpacked:
-    """In place of a Packing, for a stage whose method looks into its trees."""
+    """In place of a Packing, for a stage whose trees stay as they are."""
 
     def __init__(self, tree: Tree):
-        self.shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+        self.shapes = shapes_of(tree)
 
     def pack(self, tree: Tree) -> Tree:
         return tree
@@ -105,6 +132,10 @@ class Layout(NamedTuple):
     extra: Packing | Unpacked
     opt_state: Packing | Unpacked
 
+    @classmethod
+    def of(cls, state: StageState, packs: bool) -> "Layout":
+        return cls(*map(Packing if packs else Unpacked, state[:3]))
+
     def close(self, state: StageState) -> StageState:
         params, extra, opt_state = (how.close(tree) for how, tree in zip(self, state[:3], strict=True))
         return StageState(params, extra, opt_state, state.own)
@@ -116,10 +147,6 @@ class Layout(NamedTuple):
     @property
     def shapes(self) -> tuple[Tree, Tree, Tree]:
         return self.params.shapes, self.extra.shapes, self.opt_state.shapes
-
-
-def layout(state: StageState, packs: bool) -> Layout:
-    return Layout(*map(Packing if packs else Unpacked, state[:3]))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -146,7 +173,7 @@ class Closure:
 
 
 def packed(functions: Functions, layout: Layout) -> Functions:
-    """The functions of a stage on what is packed."""
+    """The functions of a stage on what is packed; closures are, too."""
     of_params, of_extra, of_optimizer = layout
 
     def forward(params, extra, x, labels=None):

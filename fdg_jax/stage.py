@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import checkpoint, packing
+from fdg_jax import checkpoint
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
 from fdg_jax.guard import guarded
+from fdg_jax.packing import Layout, packed
 
 Tree = Any
 
@@ -53,7 +54,7 @@ class Stage:
 
     backward_at_other_weights = ""  # whose, if a method's backward pass is never taken at those of the forward pass
     cotangent_down = True  # whether a method sends cotangents from stage to stage
-    packs = True  # a method that looks into the trees of its stages has them as they are
+    packs = True  # False: small arrays stay as they are, for a method whose programs or places want them so
 
     def __init__(
         self, spec: Spec, place: Place, stashed: bool, accumulate: int = 1, mean: bool = False, delay: int = 0
@@ -63,13 +64,13 @@ class Stage:
         functions, state = self.make(spec)
         if spec.guard:
             functions, state = guarded(functions, state)
-        self.layout = layout = packing.layout(state, self.packs)
-        self.functions = functions = packing.packed(functions, layout)
+        # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
+        state = state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
+        self.layout = layout = Layout.of(state, self.packs)
+        self.functions = functions = packed(functions, layout) if self.packs else functions
         self.spec = spec._replace(variables={})  # else the first weights would lie in memory as long as the stage does
         ends, guards = spec.k == 1 or not self.cotangent_down, spec.guard
-        # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
-        own = state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
-        self.state = place.weights(self.layout.close(own))
+        self.state = layout.close(place.weights(state))
         self.memos: deque[Any] = deque()
         self.line: deque[tuple[Tree, int]] = deque()  # (gradients, weight version they were taken at)
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`

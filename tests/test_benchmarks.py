@@ -252,8 +252,8 @@ def check_host_cost(model, capsys, file):
     assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"]
     stage, tick, plain = rows[1], rows[2], rows[4]
     assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
-    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "as_one"))
-    assert stage["U_leaves"] <= 5 <= plain["U_leaves"]
+    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "three_programs", "one_program"))
+    assert all(stage[f"{what}_leaves"] < plain[f"{what}_leaves"] for what in "FBU")
     parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
     # The printed parts are rounded to a tenth of a microsecond.
     assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5)
@@ -325,7 +325,6 @@ def test_images_per_second_compares_every_kind_of_side():
     assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)
     assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2, 2]
     assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [0], [1, 0]]
-    assert rows[4]["images_per_second"] > rows[0]["images_per_second"]  # of two processes, the sum
     assert rows[5]["cuts"] == [1] and rows[5]["packing"] == "off"
     assert "multi_thread_eigen=false" in rows[5]["xla_flags"]
 
@@ -397,7 +396,7 @@ def test_split_and_memory_refuse_more_stages_than_there_can_be(benchmark, capsys
     assert benchmark.main(["--model", "resnet8", "--K", "99"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines()[-1].startswith("error: --K 99")
+    assert re.match("error: (--K |K=)99[: ]", err.splitlines()[-1])  # too few devices or, if these are there, blocks
 
 
 @pytest.mark.slow
@@ -413,13 +412,18 @@ def test_split_measures_a_residual_network(capsys):
 @pytest.mark.slow
 def test_memory_prints_a_row_a_stage(capsys, tmp_path):
     file = tmp_path / "rows.jsonl"
-    assert memory.main([*TINY, "--K", "2", "--weights", "stashed", "--json", str(file)]) == 0
+    methods = ["--method", "fdg", "fr"]
+    assert memory.main([*TINY, *methods, "--K", "2", "--weights", "stashed", "--json", str(file)]) == 0
     rows = rows_of(file.read_text())
-    assert [row["k"] for row in rows] == [1, 2]
+    assert [(row["method"], row["k"], row["memos"]) for row in rows] == [
+        ("fdg", 1, 2), ("fdg", 2, 1), ("fr", 1, 2), ("fr", 2, 1),
+    ]  # fmt: skip
     for row in rows:
+        assert row["held_memos"] == row["memos"]
+    for row in rows[:2]:
         assert sum(row["predicted"].values()) == row["predicted_bytes"]
         assert row["temporary_bytes"] > 0
-    assert "| resnet8 | 2 | stashed | 1 |" in capsys.readouterr().out
+    assert "| resnet8 | fdg | 2 | stashed | 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -529,3 +533,20 @@ def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
         row["ratio_windows"], row["together_images_per_second"], row["apart_images_per_second"], strict=True
     ):
         assert math.isclose(ratio, together / apart, rel_tol=0.01)
+
+
+@pytest.mark.usefixtures("dense")
+def test_ticks_without_end_leave_nothing_behind(capsys, tmp_path):
+    from benchmarks import endurance
+
+    file = tmp_path / "rows.jsonl"
+    size = ["--model", "dense", "--K", "2", "--batch-size", "4", "--split", "1"]
+    size += ["--ticks", "300", "--every", "100"]
+    assert endurance.main([*size, "--json", str(file)]) == 0
+    rows = rows_of(file.read_text())
+    assert [row["ticks"] for row in rows] == [100, 200, 300]
+    assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
+    if rows[0]["resident_bytes"] is not None:  # Linux
+        assert rows[-1]["resident_bytes"] - rows[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes
+    assert endurance.main(["--ticks", "10", "--every", "10"]) == 2
+    assert "less than two parts" in capsys.readouterr().err

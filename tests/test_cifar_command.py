@@ -345,7 +345,7 @@ def test_huge_pages_are_asked_for_once_and_only_where_they_help(monkeypatch):
     monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: False)
     first = huge_pages.wanted_environment({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
     assert first is not None
-    assert first["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+    assert first["GLIBC_TUNABLES"] == f"glibc.malloc.check=1:glibc.malloc.hugetlb=1:{huge_pages.KEPT}"
     assert huge_pages.wanted_environment(first) is None
     assert huge_pages.wanted_environment({"FDG_JAX_HUGE_PAGES": "0"}) is None
     monkeypatch.setattr(huge_pages, "gpu_visible", lambda environment: True)

@@ -9,6 +9,7 @@ import pytest
 from flax import linen as nn
 from small import batches, leaves, pipeline, recipe
 
+from fdg_jax import models, packing, split
 from fdg_jax.experiments.record import Diverged, diverged
 from fdg_jax.experiments.saving import NotFinite, Saver
 from fdg_jax.functions import StageState, functions
@@ -43,6 +44,21 @@ def test_a_guard_changes_no_bit_of_a_sound_run(engine):
         hashes.append(ours.parameters_sha256())
         assert ours.losses(wait=True)[-1].bad == ((0, 0, 0) if guard else ())
         assert ours.unsound(DATA[0]) is None
+    assert len(set(hashes)) == 1
+
+
+@pytest.mark.slow
+def test_nor_of_a_residual_networks_whose_large_arrays_are_not_packed(monkeypatch):
+    monkeypatch.setattr(packing, "SMALL", 2**10)
+    random, hashes = np.random.default_rng(0), []
+    data = [(random.normal(size=(8, 8, 8, 3)).astype(np.float32), random.integers(0, 10, 8)) for _ in range(6)]
+    for guard in (True, False):
+        ours = pipeline(2, data[0], guard=guard, stages=split.stages(models.blocks("resnet8", 10), (2,)))
+        for batch in data:
+            ours.step(batch)
+        ours.drain()
+        assert len(leaves(ours.engine.stages[1].state.params)) > 2
+        hashes.append(ours.parameters_sha256())
     assert len(set(hashes)) == 1
 
 

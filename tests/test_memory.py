@@ -21,7 +21,7 @@ def predicted_and_live(K, data=None, stages=None, **options):
     def make():
         return small.pipeline(K, data[0], stages=stages, **options)
 
-    pipeline, live = benchmark.live(make, lambda pipeline: pipeline.step(next(batches)), len(data))
+    pipeline, live, _ = benchmark.live(make, lambda pipeline: pipeline.step(next(batches)), len(data))
     return memory.predicted(pipeline.engine), live, pipeline
 
 
