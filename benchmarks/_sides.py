@@ -46,8 +46,9 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """name: as it was asked for. cores: how many it is pinned to. xla: flags added to XLA_FLAGS. options: the
-    method's. worker: the module of its process. interpreter: what runs it; "" is this one."""
+    """name: as it was asked for. cores: how many it is pinned to. device: "cpu", where a core stands in for a device, or
+    "gpu": what JAX finds. xla: flags added to XLA_FLAGS. options: the method's. worker: the module of its process.
+    interpreter: what runs it; "" is this one."""
 
     name: str
     method: str
@@ -61,6 +62,7 @@ class Side:
     update: str = "separate"
     packing: str = "on"
     hugepages: str = "on"
+    device: str = "cpu"
     xla: str = ""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     worker: str = "benchmarks._worker"
@@ -68,13 +70,15 @@ class Side:
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
-    """The side that `text` asks for. common: K, model, batch_size of all; xla, split: where it has none."""
+    """The side that `text` asks for. common: K, model, batch_size, device of all; xla, split: where it has none."""
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
     method = methods.find(preset["method"])
     pairs = [option(text, word, method) for word in words]
     own = {key: value for key, value in pairs if key in method.answers_to}
     values = {**common, "xla": xla, **preset, **{key: value for key, value in pairs if key not in own}, "options": own}
+    if values.get("device") == "gpu":
+        values["cores"] = len(cores_available())  # of the host, which is not compared
     values.setdefault("cores", values["K"])
     if values["K"] > 1:
         values.setdefault("split", split)
@@ -148,8 +152,10 @@ def cores_available() -> list[int]:
 
 
 def environment(side: Side) -> dict[str, str]:
-    """What the side's process starts with: CPU only, huge pages, XLA flags."""
-    wanted = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    """What the side's process starts with: its platform, huge pages, XLA flags."""
+    # Sides on a GPU share its memory, so none may take most of it at once.
+    platform = {"JAX_PLATFORMS": "cpu"} if side.device == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    wanted = {**os.environ, **platform}
     flags = " ".join(part for part in (wanted.get("XLA_FLAGS", ""), side.xla) if part)
     if flags:
         wanted["XLA_FLAGS"] = flags

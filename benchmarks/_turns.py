@@ -29,6 +29,7 @@ class Worker:
 
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, float]]()
+        self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
         self.process = subprocess.Popen(
             [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
             cwd=ROOT,
@@ -111,8 +112,11 @@ def busy_seconds(cores: Sequence[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def measure(sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float) -> list[Worker]:
-    """The sides' workers, done, with their windows in them."""
+def measure(
+    sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0
+) -> list[Worker]:
+    """The sides' workers, done, with their windows in them. operations: over how many batches each side's operations
+    are timed afterwards, one at a time."""
     with ExitStack() as stack:
         workers = []
         for side in sides:
@@ -127,6 +131,8 @@ def measure(sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: 
                 worker.window()
             speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
             say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
+        for worker in workers if operations else []:
+            worker.operations = worker.ask({"operations": operations})
         return workers
 
 

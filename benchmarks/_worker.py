@@ -75,6 +75,8 @@ class Trainer:
             **side.options,
         )
         checks.check_method(options, frozenset())
+        if side.device == "gpu" and jax.default_backend() == "cpu":
+            raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         setup.threads()
         with ExitStack() as stack:
             if side.update == "fused":
@@ -86,7 +88,7 @@ class Trainer:
             runner = self.job.pipeline.engine
             assert isinstance(runner, host_engine.HostEngine)
             runner.loop.schedule = downwards(runner.loop.schedule)
-        self.random = np.random.default_rng(0)
+        self.random, self.device = np.random.default_rng(0), side.device
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed."""
@@ -102,12 +104,15 @@ class Trainer:
         return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches, every operation by itself, and says what each took (benchmarks._operations)."""
+        """Trains on so many batches, every operation by itself, and says what each took (benchmarks._operations); {}
+        where many are one program."""
         data, engine = self.job.dataset, self.job.pipeline.engine
-        assert isinstance(data, Dataset) and isinstance(engine, host_engine.HostEngine)
+        assert isinstance(data, Dataset)
+        if not isinstance(engine, host_engine.HostEngine):
+            return {}
         size = (batches, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
-        cores = machine.usable_cores() or 1
+        cores = machine.usable_cores() or 1 if self.device == "cpu" else 1
         return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
 
     def about(self) -> dict:
@@ -117,6 +122,7 @@ class Trainer:
             "blocks": self.job.n_blocks,
             "parameters": pipeline.parameter_count,
             "staleness": pipeline.staleness,
+            "device_kind": jax.devices()[0].device_kind,
             "python": sys.version.split()[0],
             "jax": jax.__version__,
             "xla_flags": os.environ.get("XLA_FLAGS", ""),

@@ -8,9 +8,13 @@ A CPU core stands in for a device: a worker is a core. Every side is a process o
 starts to as many cores as it has workers, with the same cures (huge pages, separate programs, the same
 layers), compiled and warm before the clock starts. Then the sides take turns, a window each, while the others
 sleep; the ratio is the median over the turns of a side's speed by the first side's in the same turn.
+
+Where there is a GPU (`--device gpu`, the default there) the sides are the engines on it: BP, the delay line, the
+pipeline, whose K stages share what there is. Then follows what each operation of a stage takes alone.
 """
 
 import argparse
+import os
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,7 +25,11 @@ from benchmarks._peers import sides as peers
 from benchmarks._turns import Worker, WorkerDied, measure
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments import huge_pages
 from fdg_jax.ideal import COMPARED, free_time, tick_time
+
+DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
+OPERATIONS = 20  # batches over which they are timed
 
 
 def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
@@ -42,6 +50,7 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
         "others_percent": round(statistics.median(worker.column("others_percent")), 1),
         "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
         "core_numbers": worker.cores,
+        "operations": worker.operations,
         **_report.machine(),
     }
 
@@ -50,7 +59,7 @@ def ideal(row: dict[str, Any]) -> str:
     """The speed-up over BP on one device that the schedule allows on K of them: with a barrier between ticks, as in the
     paper's Table 2, and without one, as the host loop runs. Tb = 2 Tf, auxiliary networks cost nothing."""
     K = row["K"]
-    if row["engine"] != "pipeline" or row["cores"] != K:  # a peer's engine is another
+    if row["engine"] != "pipeline" or row["cores"] != K or row["device"] != "cpu":  # a peer's engine is another
         return ""
     method = methods.find(row["method"])
     own = {name: value for name, value in row.get("options", {}).items() if name in method.schedule_options}
@@ -82,20 +91,36 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
         ]
         for r in rows
     ]
+    where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-        f"side in turns: median (least to most). {one['cpu']}, {one['machine_cores']} cores, "
+        f"side in turns: median (least to most). {where}{one['cpu']}, {one['machine_cores']} cores, "
         f"{versions(rows)}, huge pages {'on' if one['huge_pages'] else 'off'}, "
         f"commit {one['commit']}. "
         + _report.disturbed(rows)
     )
-    return "\n\n".join([_report.markdown(head, body), about, *missing])
+    return "\n\n".join([_report.markdown(head, body), *stage_times(rows), about, *missing])
+
+
+def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of what each stage's operations take alone, from dispatch until all is computed, if it was asked."""
+    timed = [row for row in rows if row["operations"]]
+    kinds = sorted({key.partition("/")[0] for row in timed for key in row["operations"]["alone"]["device"]})
+    body = []
+    for row in timed:
+        host, device = row["operations"]["alone"]["host"], row["operations"]["alone"]["device"]
+        for k in range(1, row["K"] + 1):
+            taken = [1e3 * (host[key] + device[key]) if (key := f"{kind}/{k}") in device else None for kind in kinds]
+            cells = ["" if ms is None else f"{ms:.3f}" for ms in taken]
+            body.append([f"`{row['side']}`", str(k), *cells])
+    return [_report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
 
 
 def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(_sides.PRESETS), _sides.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
     lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {_sides.METHODS_OWN}", peers.help()]
+    told, told_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     made = _report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
     add("--model", default="resnet20")
@@ -104,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
-    add("--sides", nargs="+", default=["bp", "fdg"], metavar="SIDE", help="the first is the baseline")
+    add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
+    add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: gpu where there is one)")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
     return made
@@ -116,14 +142,16 @@ def main(arguments: list[str] | None = None) -> int:
         if not given.seconds > 0:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
         _report.check_json(given.json)
-        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-        sides = [peers.parse(text, common, given.xla_flags, given.split) for text in given.sides]
+        device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
+        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
+        wanted = given.sides or DEFAULT[device]
+        sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
         cores = _sides.cores_available()
         _sides.check(sides, len(cores))
         sides, missing = peers.available(sides, given.python)
         for sentence in missing:
             print(sentence, file=sys.stderr)
-        workers = measure(sides, cores, given.windows, given.seconds)
+        workers = measure(sides, cores, given.windows, given.seconds, OPERATIONS if device == "gpu" else 0)
     except (BadInput, WorkerDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1

@@ -33,6 +33,7 @@ from benchmarks import (
     seeds,
 )
 from benchmarks import split as benchmark_split
+from benchmarks._peers import sides as peers
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data.jpeg import opened
 from fdg_jax.data.streams import imagenet
@@ -177,7 +178,7 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     def worker(name, speeds):
         columns = {"images_per_second": speeds}
         return SimpleNamespace(
-            about={}, batches=2, cores=[0], side=SimpleNamespace(name=name),
+            about={}, batches=2, cores=[0], operations={}, side=SimpleNamespace(name=name),
             column=lambda what: columns.get(what, [1.0] * len(speeds)),
         )  # fmt: skip
 
@@ -186,6 +187,39 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     assert row["ratio_windows"] == [1.8, 2.0, 1.0]
     assert row["ratio"] == 1.8
     assert row["images_per_second"] == 180.0
+
+
+ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
+
+
+@pins_cores
+def test_on_a_gpu_a_side_has_all_cores_and_takes_what_memory_it_needs():
+    side = _sides.parse("fdg", ON_GPU, "", "1")
+    assert side.cores == len(_sides.cores_available())
+    with mock.patch.dict(os.environ, clear=True):
+        started = _sides.environment(side)
+    assert "JAX_PLATFORMS" not in started and started["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    with pytest.raises(BadInput, match="torch trains on cores"):
+        peers.parse("torch", ON_GPU, "", "1")
+
+
+@pins_cores
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is one")
+def test_without_a_gpu_a_side_on_one_is_refused():
+    with pytest.raises(BadInput, match="no accelerator here"):
+        _worker.Trainer(_sides.parse("fdg", ON_GPU, "", "1"))
+
+
+@pytest.mark.usefixtures("dense")
+def test_what_each_operation_of_a_stage_takes_is_a_table():
+    trainer = _worker.Trainer(_sides.parse("fdg", COMMON, "", "1"))
+    trainer.run(6)
+    rows = [{"side": "scan", "K": 2, "operations": {}}, {"side": "fdg", "K": 2, "operations": trainer.operations(3)}]
+    head, _, *lines = images_per_second.stage_times(rows)[0].splitlines()
+    assert head.startswith("| side | k | B ms | F ms | U ms |")
+    assert [line.split(" | ")[:2] for line in lines] == [["| `fdg`", "1"], ["| `fdg`", "2"]]
+    assert all(float(ms) > 0 for line in lines for ms in line.split(" | ")[2:5])
+    assert images_per_second.stage_times(rows[:1]) == []
 
 
 def trained(stage=None, turned=False):

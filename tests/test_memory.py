@@ -145,7 +145,7 @@ def test_the_models_of_the_paper_hold_what_was_predicted_within_ten_percent(mode
     given = benchmark.parser().parse_args(["--batch-size", "4"])
     jax.config.update("jax_disable_most_optimizations", True)  # the arrays are the same, and compiling is short
     try:
-        rows = benchmark.measured(model, K, weights, given)
+        rows = benchmark.measured(model, "fdg", K, weights, given)
     finally:
         jax.config.update("jax_disable_most_optimizations", False)  # as it is by default
     assert [row["k"] for row in rows] == list(range(1, K + 1))

@@ -61,6 +61,8 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     name, *words = text.split(":")
     if name not in PEERS:
         return _sides.parse(text, common, xla, split)
+    if common.get("device") == "gpu":
+        raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
     peer = PEERS[name]
     options = {**peer.options, **dict(option(text, peer, word) for word in words)}
     K = common["K"] if peer.processes or peer.needs == "jax" else 1
