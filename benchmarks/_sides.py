@@ -46,8 +46,8 @@ CHOICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """name: as it was asked for. cores: how many it is pinned to. device: "cpu", where a core stands in for a device, or
-    "gpu": what JAX finds. xla: flags added to XLA_FLAGS. options: the method's. worker: the module of its process.
+    """name: as it was asked for. cores: how many it is pinned to. device: "cpu", where a core stands in for a device,
+    or "gpu": what JAX finds. xla: flags added to XLA_FLAGS. options: the method's. worker: the module of its process.
     interpreter: what runs it; "" is this one."""
 
     name: str

@@ -103,7 +103,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
 
 
 def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table of what each stage's operations take alone, from dispatch until all is computed, if it was asked."""
+    """The table of what each stage's operations take alone, from dispatch until all is computed; [] if unasked."""
     timed = [row for row in rows if row["operations"]]
     kinds = sorted({key.partition("/")[0] for row in timed for key in row["operations"]["alone"]["device"]})
     body = []
@@ -130,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
-    add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: gpu where there is one)")
+    add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: a GPU, if any)")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
     return made
