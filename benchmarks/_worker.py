@@ -16,7 +16,7 @@ from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.experiments import checks, huge_pages, machine, setup
+from fdg_jax.experiments import checks, compile_cache, huge_pages, machine, setup
 from fdg_jax.experiments.options import Options
 from fdg_jax.stage import Stage
 
@@ -131,4 +131,5 @@ class Trainer:
 
 
 if __name__ == "__main__":
+    compile_cache.enable()  # as the training command does
     sys.exit(serve(Trainer))
