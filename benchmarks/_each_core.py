@@ -29,10 +29,8 @@ class EachCore:
         for worker in self.workers:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
-        asked = batches / (share * len(self.workers))  # of what was done, so that all do as much
-        told = {"seconds": time.perf_counter() - start}
-        told |= {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults")}
-        return {name: value * asked for name, value in told.items()} | {"loss": sum(each["loss"] for each in answers)}
+        told = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}  # all did as much
+        return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
 
     def about(self) -> dict[str, Any]:
         of_side = {"side", *(field.name for field in dataclasses.fields(Side))}

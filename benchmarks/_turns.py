@@ -89,7 +89,7 @@ class Worker:
             raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
         others = busy_seconds(self.cores) - before - told["busy_seconds"]
         time_of_cores = len(self.cores) * (time.perf_counter() - start)
-        told["images_per_second"] = self.batches * self.side.batch_size / told["seconds"]
+        told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
         told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
         told["others_percent"] = max(0.0, 100 * others / time_of_cores)
         self.windows.append(told)

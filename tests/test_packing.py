@@ -112,7 +112,8 @@ def test_a_stage_takes_few_arrays(method):
         assert all(len(jax.tree.leaves(part)) <= most for part, most in zip(stage.state[:3], [1, 1, 2], strict=True))
 
 
-OPTIONS = [{}, {"method": "fr"}, {"method": "dgl", "guard": True}, {"method": "dni"}]
+LONG = [{"method": "fr"}, {"method": "dgl", "guard": True}, {"method": "dni"}]
+OPTIONS = [{}, *[pytest.param(each, marks=pytest.mark.slow) for each in LONG]]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
