@@ -29,7 +29,7 @@ class EachCore:
         for worker in self.workers:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
-        told = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}  # all did as much
+        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}  # all did as much
         return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
 
     def about(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Where XLA's operations on a CPU lose against PyTorch's (oneDNN), layer by layer of a network.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.ops
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
+    taskset -c 1 .venv/bin/python -m benchmarks.ops
+    taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
 
 Every convolution of the network as it is called (fdg_jax.layers), and every batch norm with its rectifier: forward (F),
 gradient of the input (dx) and of the weights (dw), for a batch norm all of its backward pass (B), each a program of
@@ -26,6 +26,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
+
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does
 
 from benchmarks import _report
 from fdg_jax import layers, models, split
