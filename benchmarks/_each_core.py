@@ -29,7 +29,8 @@ class EachCore:
         for worker in self.workers:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
-        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}  # all did as much
+        # All did as much, which may be more than was asked for.
+        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
         return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
 
     def about(self) -> dict[str, Any]:

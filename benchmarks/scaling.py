@@ -208,7 +208,7 @@ WORDS = """\
   that share a bus would be), and WRN-28-10, and DGL where copies block, come out slower than in the paper."""
 LIMITS = """\
 - Fast links, WRN-28-10: stages of whole blocks are uneven (14 blocks) and from K = 12 on the slowest is one block, so
-  that only finer blocks would help. ResNet-101: uneven stages up to K = 26; at 35 one thread dispatches too slowly.
+  that only finer blocks would help. ResNet-101: uneven stages up to K = 26; at 35 one block, too.
 - The fitted link: what is not hidden of it, and for ResNet-101 from K = 8 on the link itself, as the balanced split
   then cuts early, where maps are large. Cuts that look at messages would do better; this split only looks at FLOPs.
 - `forward-first` does stage K-1's forward pass while the cotangent travels, which hides a transfer as long as that."""
