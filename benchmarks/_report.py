@@ -95,6 +95,11 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
+def versions(row: Mapping[str, Any]) -> str:
+    """With what a row of `here` was measured."""
+    return f"Python {row['python']}, JAX {row['jax']}, commit {row['commit']}"
+
+
 def here() -> dict[str, Any]:
     """`machine`, and the device and the versions of this process, which has JAX."""
     import jax

@@ -111,7 +111,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
         f"method, its operations timed before each: median (least to most), the ratio within a turn. {one['cpu']}, "
-        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}. "
+        f"{one['machine_cores']} cores, {_report.versions(one)}. "
         + _report.disturbed(rows)
     )
     return f"{_report.markdown(head, body)}\n\n{about}"

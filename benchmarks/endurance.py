@@ -50,8 +50,9 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.ticks < 2 * given.every:
         fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
         raise BadInput(f"{fact}. Use more ticks.")
-    common = {"K": 1 if given.method == "bp" else given.K, "model": given.model, "batch_size": given.batch_size}
-    trainer = Trainer(_sides.parse(methods.find(given.method).name, common, "", given.split))
+    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
+    side = _sides.parse(methods.find(given.method).name, common, "", given.split)
+    trainer = Trainer(side)
     trainer.run(WARM_UP)
     rows: list[dict[str, Any]] = []
     for ticks in range(given.every, given.ticks + 1, given.every):
@@ -62,6 +63,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
                 "benchmark": "endurance",
                 "method": given.method,
                 **common,
+                "K": side.K,
                 "ticks": ticks,
                 "images_per_second": round(speed, 2),
                 "over_first": round(speed / rows[0]["images_per_second"], 4) if rows else 1.0,
@@ -88,8 +90,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
     about = (
         f"{given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. "
-        f"Device {one['device']}; {one['cpu']}, {one['machine_cores']} cores, Python {one['python']}, "
-        f"JAX {one['jax']}, commit {one['commit']}."
+        f"Device {one['device']}; {one['cpu']}, {one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 

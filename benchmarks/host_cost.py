@@ -125,7 +125,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         f"A call costs about {line['fixed_microseconds']:.0f} µs and {line['leaf_microseconds']:.2f} µs for "
         f"each array in and out. Medians over {given.ticks} ticks, batch {given.batch_size}, images "
         f"{given.image_size}x{given.image_size}, split {given.split}. Devices {one['device']}; {one['cpu']}, "
-        f"{one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, commit {one['commit']}."
+        f"{one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(stage_head, stages)}\n\n{_report.markdown(tick_head, ticks)}\n\n{about}"
 

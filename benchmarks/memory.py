@@ -188,7 +188,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
     about = (
         f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, "
-        f"Python {one['python']}, JAX {one['jax']}, commit {one['commit']}."
+        f"{_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 

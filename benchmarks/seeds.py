@@ -141,8 +141,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about = (
         f"{given.model}, FDG with K={given.K}, batch {given.batch_size} a seed, {given.windows} windows of "
         f"{given.steps} steps in turns: median (least to most), images of all seeds. The difference is between weights "
-        f"after 3 steps. Device {one['device']}; {one['cpu']}, Python {one['python']}, JAX {one['jax']}, "
-        f"commit {one['commit']}."
+        f"after 3 steps. Device {one['device']}; {one['cpu']}, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 

@@ -93,8 +93,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
     about = (
         f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
-        f"{one['cores']} of {one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, "
-        f"commit {one['commit']}."
+        f"{one['cores']} of {one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 

@@ -18,7 +18,7 @@ from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
 from fdg_jax.guard import guarded
-from fdg_jax.packing import Layout, packed
+from fdg_jax.packing import Layout, Packing, Unpacked, packed
 
 Tree = Any
 
@@ -202,7 +202,8 @@ class Stage:
         flat: dict[str, Any] = checkpoint.flatten(state, "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
-        flat |= {} if summed is None else checkpoint.flatten(of_params.open(summed), "sum/")
+        if summed is not None:
+            flat |= checkpoint.flatten(of_params.open(summed), "sum/")
         for i, grads in enumerate(line):
             flat |= checkpoint.flatten(of_params.open(grads), f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
@@ -212,22 +213,22 @@ class Stage:
         """The inverse of `saved`. BadInput where it is of another stage."""
         state = checkpoint.unflatten(StageState(*self.layout.shapes, self.state.own), flat, "state/")
         summed = int(flat["summed"])
-        self.sum = self.weights(flat, "sum/") if summed else None
+        self.sum = self.read(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.close(self.place.weights(state))
         self.bad = np.int32(state.opt_state.bad) if self.spec.guard else None
         self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
         self.summed, self.since = summed, int(flat["since"])
         self.line.clear()
         for i in checkpoint.numbers(flat, "line/"):
-            self.line.append((self.weights(flat, f"line/{i}/"), int(flat[f"line/{i}/version"])))
+            grads = self.read(self.layout.params, flat, f"line/{i}/")
+            self.line.append((grads, int(flat[f"line/{i}/version"])))
         self.memos.clear()
         for batch in checkpoint.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
 
-    def weights(self, flat: Mapping[str, Any], prefix: str) -> Tree:
-        """Saved weights, or gradients, back on the stage's device."""
-        tree = checkpoint.unflatten(self.layout.params.shapes, flat, prefix)
-        return self.layout.params.close(self.place.weights(tree))
+    def read(self, how: Packing | Unpacked, flat: Mapping[str, Any], prefix: str) -> Tree:
+        """Saved weights, gradients or statistics back on the stage's device, packed."""
+        return how.close(self.place.weights(checkpoint.unflatten(how.shapes, flat, prefix)))
 
     def saved_memos(self) -> dict[str, Any]:
         """A memo as its input and its weights, each version of these once."""
@@ -245,9 +246,8 @@ class Stage:
         version = int(flat[f"memo/{batch}/version"])
         params = next((memo.params for memo in self.memos if memo.version == version), None)
         if params is None:
-            params = self.weights(flat, f"weights/{version}/")
-        extra = self.place.weights(checkpoint.unflatten(self.layout.extra.shapes, flat, f"memo/{batch}/extra"))
-        extra = self.layout.extra.close(extra)
+            params = self.read(self.layout.params, flat, f"weights/{version}/")
+        extra = self.read(self.layout.extra, flat, f"memo/{batch}/extra")
         x = self.restored(self.spec.x, flat, f"memo/{batch}/x")
         _, _, closure = self._forward(params, extra, x, None)
         return Memo(batch, closure, params, extra, x, version)

@@ -427,10 +427,11 @@ def test_split_judges_every_way_to_cut_by_the_same_measured_times(capsys, tmp_pa
 @pytest.mark.parametrize("benchmark", [benchmark_split, memory])
 def test_split_and_memory_refuse_more_stages_than_there_can_be(benchmark, capsys, monkeypatch):
     monkeypatch.setattr(benchmark.compile_cache, "enable", lambda: None)
+    jax.devices()  # there are as many as there are, so that no 99 can be asked for
     assert benchmark.main(["--model", "resnet8", "--K", "99"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert re.match("error: (--K |K=)99[: ]", err.splitlines()[-1])  # too few devices or, if these are there, blocks
+    assert err.splitlines()[-1].startswith("error: --K 99")
 
 
 @pytest.mark.slow
