@@ -174,10 +174,13 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
 def measure(
     engine: HostEngine, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, cores: int
 ) -> dict[str, Any]:
-    """Medians over the batches (rows of `indices`): {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
+    """Medians over the batches: {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
 
-    crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so.
+    crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so. The first
+    row of `indices` is not timed: the process has slept while others used the caches.
     """
+    warm, indices = indices[:1], indices[1:]
+    engine.train(images, labels, warm)
     engine.wait()
     others = min(len(engine.stages), cores) - 1
     spread = any(type(stage.place) is not Place for stage in engine.stages.values())

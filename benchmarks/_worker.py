@@ -104,13 +104,13 @@ class Trainer:
         return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches, every operation by itself, and says what each took (benchmarks._operations); {}
-        where many are one program."""
+        """Trains on so many batches after a first one, every operation by itself, and says what each took
+        (benchmarks._operations); {} where many are one program."""
         data, engine = self.job.dataset, self.job.pipeline.engine
         assert isinstance(data, Dataset)
         if not isinstance(engine, host_engine.HostEngine):
             return {}
-        size = (batches, self.job.options.batch_size)
+        size = (1 + batches, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
         cores = machine.usable_cores() or 1 if self.device == "cpu" else 1
         return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)

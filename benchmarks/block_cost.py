@@ -1,7 +1,7 @@
 """What a network's blocks cost in time, and what the cured layers gain over the plain ones.
 
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
+    taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
+    taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
 
 Forward and backward are separate programs with the VJP closure crossing between them, as in the engine. All
 rows of a run alternate, and each reports the least of its rounds: what disturbs a run only adds. On a CPU the
@@ -10,9 +10,9 @@ core, or the time of idling threads is counted too.
 
 Tried for `fdg_jax/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
-gradient as shifted dots or patches (slower at 16 channels; in cached chunks of 4 images a little faster at 128, not
-worth a loop), as the transpose of two pixels at once (half as fast at 16 channels) or with dy's and x's parts exchanged
-(no difference); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
+gradient as shifted dots (slower, but for 256 channels), by patches on maps of 32 x 32 (slower at 16 channels, equal at
+64), as the transpose of two pixels at once (half as fast at 16 channels) or with dy's and x's parts exchanged (no
+difference); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
 batch norm's dx (no difference).
 """
 
@@ -32,6 +32,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does
 
 from benchmarks import _report
 from fdg_jax import layers, models, split
@@ -55,7 +60,18 @@ def plain_batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[j
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
-PLAIN = {"batch_norm": plain_batch_norm, "narrow_conv": layers.conv, "relu": jax.nn.relu}
+def plain_weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """`layers.weight_gradient` as plain differentiation has it."""
+    (gradient,) = jax.linear_transpose(lambda kernel: layers.plain_conv(x, kernel, stride), kernel)(dy)
+    return gradient
+
+
+PLAIN = {
+    "batch_norm": plain_batch_norm,
+    "forward_conv": layers.plain_conv,
+    "weight_gradient": plain_weight_gradient,
+    "relu": jax.nn.relu,
+}
 
 
 @contextlib.contextmanager
@@ -96,13 +112,8 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     rows = {}
     x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
     labels = jnp.arange(batch_size) % 10
-    for row, names in {
-        "plain": ("batch_norm", "narrow_conv", "relu"),
-        "cured batch_norm": ("narrow_conv", "relu"),
-        "cured narrow_conv": ("batch_norm", "relu"),
-        "cured relu": ("batch_norm", "narrow_conv"),
-        "all cured": (),
-    }.items():
+    one_cured = {f"cured {name}": [other for other in PLAIN if other != name] for name in PLAIN}
+    for row, names in {"plain": PLAIN, **one_cured, "all cured": ()}.items():
         module = split.Stage(tuple(models.blocks(model, 10)))
         with plain(*names):
             rows[row], _ = timed(functions(module, optax.sgd(0.1), cross_entropy), module, x, labels)

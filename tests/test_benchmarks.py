@@ -366,7 +366,12 @@ def test_images_per_second_compares_every_kind_of_side():
 @pytest.mark.parametrize(
     ("flags", "rows", "last", "whole"),
     [
-        ([], ["plain", "cured batch_norm", "cured narrow_conv", "cured relu", "all cured"], "gain_percent", None),
+        (
+            [],
+            ["plain", *(f"cured {name}" for name in block_cost.PLAIN), "all cured"],
+            "gain_percent",
+            None,
+        ),
         (["--blocks"], ["block000", "block001"], "share_percent", 100),
     ],
 )

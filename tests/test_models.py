@@ -201,7 +201,7 @@ def test_a_block_whose_weights_are_zero_is_its_shortcut(name, number, channels):
 def test_a_depthwise_convolution_filters_each_channel_for_itself():
     x = normal(0, 2, 6, 6, 4)
     kernel = normal(1, 3, 3, 1, 4)
-    together = layers.conv(x, kernel, 2, groups=4)
+    together = layers.plain_conv(x, kernel, 2, groups=4)
     for c in range(4):
         alone = layers.conv(x[..., c : c + 1], kernel[..., c : c + 1], 2)
         np.testing.assert_allclose(together[..., c : c + 1], alone, rtol=0, atol=1e-5)  # sums of 9, float32
@@ -242,17 +242,43 @@ def relative_error(a, b) -> float:
     return float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b)))
 
 
-@pytest.mark.parametrize("channels", [3, 16])
-@pytest.mark.parametrize("shape", [(2, 32, 32), (3, 7, 10), (1, 1, 2)])
-def test_two_pixels_at_once_is_the_convolution(channels, shape):
-    x = normal(0, *shape, channels)
-    kernel = normal(1, 3, 3, channels, 16)
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride"),
+    [
+        ((2, 32, 32, 3), (3, 16), 1),  # four pixels at once
+        ((2, 32, 32, 16), (3, 16), 1),  # two, also for dx
+        ((3, 7, 10, 16), (3, 16), 1),
+        ((1, 1, 2, 3), (3, 16), 1),
+        ((2, 7, 9, 16), (3, 8), 1),  # an odd width
+        ((12, 16, 16, 32), (3, 32), 1),  # 295 kB of patches an image: six at a time
+        ((7, 16, 16, 32), (3, 32), 1),  # a batch that cannot be cut but by one
+        ((5, 17, 15, 16), (3, 32), 2),
+        ((4, 16, 16, 32), (3, 64), 2),
+        ((3, 20, 20, 8), (1, 24), 1),
+        ((3, 21, 20, 8), (1, 24), 2),
+        ((2, 15, 15, 4), (7, 8), 2),
+    ],
+)
+def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
+    (size, features), pad = kernel, kernel[0] // 2
+    x, weights = normal(0, *shape), normal(1, size, size, shape[-1], features)
 
     def plain(x, kernel):
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        layout = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, (stride,) * 2, ((pad, pad),) * 2, dimension_numbers=layout)
 
-    for cured, reference in zip(*both_gradients(layers.narrow_conv, plain, x, kernel), strict=True):
-        assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
+    pairs = zip(*both_gradients(lambda x, kernel: layers.conv(x, kernel, stride), plain, x, weights), strict=True)
+    for cured, reference in pairs:
+        assert relative_error(cured, reference) < 1e-5  # sums of up to 3072 products, other order, float32
+
+
+def test_weight_gradients_of_bfloat16_are_summed_in_float32():
+    x, dy = (normal(seed, 64, 8, 8, 8).astype(jnp.bfloat16) for seed in (0, 1))
+    kernel = jnp.zeros((3, 3, 8, 8), jnp.bfloat16)
+    found = layers.weight_gradient(x, dy, kernel)
+    wide = layers.weight_gradient(x.astype(jnp.float32), dy.astype(jnp.float32), kernel.astype(jnp.float32))
+    assert found.dtype == jnp.bfloat16
+    assert relative_error(found.astype(jnp.float32), wide) < 2**-8  # one rounding: of the result
 
 
 def test_an_odd_width_takes_the_plain_convolution():
@@ -297,7 +323,7 @@ def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
 
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [(layers.batch_norm, (16,)), (layers.narrow_conv, (3, 3, 16, 16)), (layers.conv, (3, 3, 16, 8))],
+    [(layers.batch_norm, (16,)), (layers.conv, (3, 3, 16, 16)), (layers.conv, (3, 3, 16, 32))],
 )
 def test_a_stashed_closure_takes_other_weights(layer, shape):
     """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""
