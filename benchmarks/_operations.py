@@ -153,9 +153,11 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
     """These stages go forward and backward on their last batch all the time; nobody uses what comes of it."""
-    stop = threading.Event()
+    stop, begun = threading.Event(), threading.Barrier(len(stages) + 1)
 
     def fill(programs: Sequence[Recorder]) -> None:
+        programs[0].again()
+        begun.wait()
         while not stop.is_set():
             for program in programs:
                 program.again()
@@ -163,6 +165,7 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
     threads = [threading.Thread(target=fill, args=(programs,), daemon=True) for programs in stages]
     for thread in threads:
         thread.start()
+    begun.wait()  # a thread takes a while to start, which a short operation would have for itself
     try:
         yield
     finally:
