@@ -58,10 +58,10 @@ class Clock:
         self.waited += start - outer
         self.nested += end - outer
 
-    def medians(self) -> dict[str, dict[str, float]]:
+    def means(self) -> dict[str, dict[str, float]]:
         """{"host": ..., "device": ...}: seconds by "what/k"."""
         both = {"host": self.host, "device": self.device}
-        return {name: {f"{what}/{k}": statistics.median(taken) for (what, k), taken in found.items()}
+        return {name: {f"{what}/{k}": statistics.fmean(taken) for (what, k), taken in found.items()}
                 for name, found in both.items()}  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
 def measure(
     engine: HostEngine, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, cores: int
 ) -> dict[str, Any]:
-    """Medians over the batches: {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
+    """Means over the batches, as what is slow now and then is part of a run's time: {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
 
     crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so. The first
     row of `indices` is not timed: the process has slept while others used the caches.
@@ -199,8 +199,8 @@ def measure(
                     stage.run = in_crowd(stage.run, busy)
                 for row in indices:
                     enter(engine, crowded, images, labels, row)
-    told = crowded.medians()["device"] if others and not spread else None
-    return {"run_ahead": engine.losses.limit, "alone": alone.medians(), "crowded": told}
+    told = crowded.means()["device"] if others and not spread else None
+    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": told}
 
 
 def in_crowd(run: Callable, busy: Sequence[Sequence[Recorder]]) -> Callable:

@@ -62,7 +62,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         for turn in range(given.windows):
             for worker in workers if turn % 2 == 0 else reversed(workers):
                 name = worker.side.name
-                told[name].append(worker.ask({"operations": max(4, math.ceil(worker.batches / 4))}))
+                told[name].append(worker.ask({"operations": max(4, math.ceil(worker.batches / 3))}))
                 found[name].append(predicted(worker.side, told[name][-1]))
                 worker.window()
             pairs = "  ".join(f"{w.side.name} {ratio(w, found[w.side.name], turn):.3f}" for w in workers)
