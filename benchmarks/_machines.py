@@ -118,7 +118,7 @@ def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None,
 
     def dispatch(kind: str, k: int) -> float:
         if kind == "send":  # whatever the message: it is one array
-            return statistics.median([host[name] for name in host if name.startswith("send")] or [0.0])
+            return statistics.fmean([host[name] for name in host if name.startswith("send")] or [0.0])
         return host.get(f"{kind}/{k}", 0.0)
 
     method = methods.find(name)

@@ -6,6 +6,7 @@ same process with the same threads. On several cores each is measured twice: alo
 cores, and crowded, while other threads keep the devices of other stages computing, one for each further core.
 """
 
+import itertools
 import statistics
 import threading
 import time
@@ -129,8 +130,8 @@ class Recorder:
         self.arguments = arguments
         return self.program(*arguments)
 
-    def again(self) -> None:
-        jax.block_until_ready(self.program(*self.arguments))
+    def again(self) -> Any:
+        return self.program(*self.arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.program, name)
@@ -152,26 +153,37 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
-    """These stages go forward and backward on their last batch all the time; nobody uses what comes of it."""
-    stop, begun = threading.Event(), threading.Barrier(len(stages) + 1)
+    """These stages do their operations on their last batch all the time; nobody uses what comes of it."""
+    stop, errors = threading.Event(), list[BaseException]()
+    begun = threading.Barrier(len(stages) + 1)
 
     def fill(programs: Sequence[Recorder]) -> None:
-        programs[0].again()
-        begun.wait()
-        while not stop.is_set():
-            for program in programs:
-                program.again()
+        try:
+            for number, program in enumerate(itertools.cycle(programs)):
+                working = program.again()
+                if number == 0:
+                    begun.wait()  # what is timed begins while this computes
+                jax.block_until_ready(working)
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            errors.append(error)
+            begun.abort()
 
     threads = [threading.Thread(target=fill, args=(programs,), daemon=True) for programs in stages]
     for thread in threads:
         thread.start()
-    begun.wait()  # a thread takes a while to start, which a short operation would have for itself
     try:
+        begun.wait()
         yield
+    except threading.BrokenBarrierError:
+        pass
     finally:
         stop.set()
         for thread in threads:
             thread.join()
+    if errors:
+        raise errors[0]
 
 
 def measure(
@@ -185,27 +197,28 @@ def measure(
     warm, indices = indices[:1], indices[1:]
     engine.train(images, labels, warm)
     engine.wait()
-    others = min(len(engine.stages), cores) - 1
     spread = any(type(stage.place) is not Place for stage in engine.stages.values())
+    others = 0 if spread else min(len(engine.stages), cores) - 1
     alone, crowded = Clock(), Clock()
     with recorded(engine) as programs:
         with clocked(engine, alone):
             for row in indices:
                 enter(engine, alone, images, labels, row)
-        if others and not spread:
+        if others:
             with clocked(engine, crowded):
                 for k, stage in engine.stages.items():
                     busy = [programs[j] for j in programs if j != k][:others]
                     stage.run = in_crowd(stage.run, busy)
                 for row in indices:
                     enter(engine, crowded, images, labels, row)
-    told = crowded.means()["device"] if others and not spread else None
+    told = crowded.means()["device"] if others else None
     return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": told}
 
 
 def in_crowd(run: Callable, busy: Sequence[Sequence[Recorder]]) -> Callable:
     def crowded(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-        with crowd(busy):
+        # It meets their forward and their backward passes in turn.
+        with crowd([[*programs[batch % 2 :], *programs[: batch % 2]] for programs in busy]):
             return run(kind, batch, messages)
 
     return crowded

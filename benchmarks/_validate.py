@@ -62,6 +62,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         for turn in range(given.windows):
             for worker in workers if turn % 2 == 0 else reversed(workers):
                 name = worker.side.name
+                # A third of a window, so that a slow moment is in both; each of them is waited for, some of them twice.
                 told[name].append(worker.ask({"operations": max(4, math.ceil(worker.batches / 3))}))
                 found[name].append(predicted(worker.side, told[name][-1]))
                 worker.window()

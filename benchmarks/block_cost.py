@@ -10,10 +10,9 @@ core, or the time of idling threads is counted too.
 
 Tried for `fdg_jax/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
-gradient as shifted dots (slower, but for 256 channels), by patches on maps of 32 x 32 (slower at 16 channels, equal at
-64), as the transpose of two pixels at once (half as fast at 16 channels) or with dy's and x's parts exchanged (no
-difference); batch norm's sums as one variadic reduce or a dot with ones (slower); an optimization barrier after
-batch norm's dx (no difference).
+gradient as shifted dots (slower, except at 256 channels, where patches gain as much), as the transpose of two pixels
+at once (half as fast at 16 channels), as patches of two (slower) or with dy's and x's parts exchanged (no difference);
+batch norm's sums as one variadic reduce or a dot with ones (slower).
 """
 
 import argparse
@@ -60,16 +59,11 @@ def plain_batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[j
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
-def plain_weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """`layers.weight_gradient` as plain differentiation has it."""
-    (gradient,) = jax.linear_transpose(lambda kernel: layers.plain_conv(x, kernel, stride), kernel)(dy)
-    return gradient
-
-
 PLAIN = {
     "batch_norm": plain_batch_norm,
     "forward_conv": layers.plain_conv,
-    "weight_gradient": plain_weight_gradient,
+    "input_gradient": layers.plain_input_gradient,
+    "weight_gradient": layers.plain_weight_gradient,
     "relu": jax.nn.relu,
 }
 

@@ -6,24 +6,11 @@ batch norm follows), pad by k // 2 on both sides as the reference implementation
 convolution on one side only), and start from He's normal distribution over the fan-out. Nothing here computes at
 import.
 
-Some functions have a hand-written backward pass (so reverse mode only); `benchmarks/block_cost.py` holds the
-plain forms, measures what each cure is worth and says what was tried and dropped. ResNet-20, batch 128, images/s of
-forward and backward on one core that others were using too (noise 3% and, on JAX 0.12, 8%):
-
-    GLIBC_TUNABLES=glibc.malloc.hugetlb=1 taskset -c 1 .venv/bin/python -m benchmarks.block_cost
-
-                  JAX 0.10.2     JAX 0.12.0     kept between forward and backward
-    batch_norm    +3 to +4%      (in noise)     408 -> 312 MB
-    narrow_conv   +9%            +2%            same
-    both          +9 to +14%     -2 to +9%      408 -> 312 MB
-
-In a later run, with JAX 0.10.2 and all three: batch_norm +7%, narrow_conv +7%, relu +6% and 408 -> 290 MB, together
-+8% and 408 -> 193 MB (forward 231 -> 159 ms). relu was not measured with JAX 0.12.
-
-WRN-16-4 (the same with `--model wrn16_4 --batch-size 64`) has one narrow convolution: its time is the same within
-5%, its closure goes from 513 to 391 MB.
-They keep their weights as residuals that are the very arguments, so that an engine may put other
-weights into a stashed VJP closure.
+Convolutions, batch norms and rectifiers have a hand-written backward pass (so reverse mode only). They keep their
+weights as residuals that are the very arguments, so that an engine may put other weights into a stashed VJP closure.
+What each cure is worth against what JAX makes of the plain forms, which are in `benchmarks/block_cost.py` with what was
+tried and dropped: benchmarks/README.md, "Blocks and layers". They are made for a device that is one core: a weight
+gradient by patches spreads over several cores less well than XLA's convolution.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +27,7 @@ torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
 EPSILON = 1e-5
-PATCH_BYTES = 2_500_000  # of patches at a time; half and twice as many are within 5%, eight times as many 10% slower
+PATCH_BYTES = 2_500_000  # of patches at a time
 PER_CHANNEL = (0, 1, 2)  # the axes that a channel's statistics are taken over
 
 
@@ -73,93 +60,115 @@ def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1
     )
 
 
+def plain_input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """As JAX differentiates `plain_conv` of one group; of x only shape and dtype count."""
+    return jax.linear_transpose(lambda x: plain_conv(x, kernel, stride), x)(dy)[0]
+
+
+def plain_weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """As JAX differentiates `plain_conv` of one group; of the kernel only shape and dtype count."""
+    return jax.linear_transpose(lambda kernel: plain_conv(x, kernel, stride), kernel)(dy)[0]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """`plain_conv` of one group; on a CPU by ways to compute it that are faster there."""
+    """`plain_conv` of one group. On a CPU it and its gradients are computed in the ways below, elsewhere plainly."""
     return forward_conv(x, kernel, stride)
 
 
 def _conv_backward(stride, residuals, dy):
     x, kernel = residuals
-    turned = kernel[::-1, ::-1].swapaxes(2, 3)  # dx is dy convolved with the kernel turned by 180 degrees
-    if stride == 1 and _pixels_at_once(dy, turned) > 1:
-        dx = forward_conv(dy, turned)
-    else:
-        (dx,) = jax.linear_transpose(lambda x: plain_conv(x, kernel, stride), x)(dy)
-    return dx, weight_gradient(x, dy, kernel, stride)
+    return input_gradient(x, dy, kernel, stride), weight_gradient(x, dy, kernel, stride)
 
 
 conv.defvjp(lambda x, kernel, stride: (forward_conv(x, kernel, stride), (x, kernel)), _conv_backward)
 
 
 def forward_conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """What `conv` gives. On a CPU, few features (16 at most, 3 x 3) are computed for several pixels at a time.
-
-    XLA's CPU convolution does not fill its vectors with 16 features. A kernel of 3 x 4 and stride 2 along the
-    width makes two neighbouring pixels, 32 features, at once: a third more arithmetic, but full vectors. Of images
-    (3 channels) it makes four.
-    """
-    pixels = _pixels_at_once(x, kernel) if stride == 1 else 1
+    """What `conv` gives; on a CPU few features are computed for several pixels at a time."""
+    pixels = _pixels_at_once(x.shape, kernel.shape, stride)
     if pixels == 1:
         return plain_conv(x, kernel, stride)
     return lax.platform_dependent(x, kernel, cpu=partial(_together, pixels), default=plain_conv)
 
 
-def _pixels_at_once(x: jax.Array, kernel: jax.Array) -> int:
-    if kernel.shape[0] != 3 or kernel.shape[3] > 16:
+def input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """The gradient of `conv`'s x: dy convolved with the kernel turned by 180 degrees; on a CPU as in `forward_conv`."""
+    pixels = _pixels_at_once(dy.shape, (*kernel.shape[:2], kernel.shape[3], kernel.shape[2]), stride)
+
+    def plain(dy, kernel):
+        return plain_input_gradient(x, dy, kernel, stride)
+
+    def together(dy, kernel):
+        return _together(pixels, dy, lax.rev(kernel, (0, 1)).swapaxes(2, 3))
+
+    return plain(dy, kernel) if pixels == 1 else lax.platform_dependent(dy, kernel, cpu=together, default=plain)
+
+
+def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int:
+    """Of these shapes, how many neighbours in a row are computed at once.
+
+    XLA's CPU convolution does not fill its vectors with 16 features. A kernel of 3 x 4 and stride 2 along the width
+    makes two pixels, 32 features, at once: a third more arithmetic, but full vectors. Of an image's 3 channels one of
+    3 x 6 makes four, with twice the arithmetic of one that was a quarter as fast as others.
+    """
+    if stride > 1 or kernel[0] != 3 or kernel[3] > 16:
         return 1
-    return next(pixels for pixels in ((4, 2, 1) if x.shape[3] <= 4 else (2, 1)) if x.shape[2] % pixels == 0)
+    return next(pixels for pixels in ((4, 2, 1) if x[3] <= 4 else (2, 1)) if x[2] % pixels == 0)
 
 
 def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     shifted = [jnp.pad(kernel, ((0, 0), (p, pixels - 1 - p), (0, 0), (0, 0))) for p in range(pixels)]
-    groups = lax.conv_general_dilated(
+    runs = lax.conv_general_dilated(
         x,
         jnp.concatenate(shifted, axis=3),  # [3, 2 + pixels, c, pixels * features]
         (1, pixels),
         ((1, 1), (1, 1)),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # [b, h, w / pixels, pixels * features]
-    return groups.reshape(*x.shape[:3], kernel.shape[3])
+    return runs.reshape(*x.shape[:3], kernel.shape[3])
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The gradient of `conv`'s kernel for dy [b, h / stride, w / stride, features]; of `kernel` only the shape counts.
+    """The gradient of `conv`'s kernel, of which only shape and dtype count.
 
-    XLA's CPU convolution takes up to five times as long for it as for the others, so small maps are multiplied as
-    matrices there: dy by the patches of x that the kernel saw. Large maps have too many patches.
+    XLA's CPU convolution is slow here, so kernels of 1 x 1 and maps of up to 16 x 16 are multiplied as matrices there:
+    dy by the patches of x that the kernel saw. On maps of 32 x 32 that is slower (16 channels) or equal (64).
     """
 
-    def transposed(x, dy):
-        return jax.linear_transpose(lambda kernel: plain_conv(x, kernel, stride), kernel)(dy)[0]
+    def plain(x, dy):
+        return plain_weight_gradient(x, dy, kernel, stride)
 
     if kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16:
-        return transposed(x, dy)
-    return lax.platform_dependent(x, dy, cpu=partial(_by_patches, kernel.shape[0], stride), default=transposed)
+        return plain(x, dy)
+    return lax.platform_dependent(x, dy, cpu=partial(_by_patches, kernel.shape[0], stride), default=plain)
 
 
 def _by_patches(size: int, stride: int, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """A few images at a time, so that their patches stay in the core's cache."""
+    """A few images at a time: all patches at once would go through memory instead of the core's caches."""
     b, h, w, features = dy.shape
-    c = x.shape[3]
+    c, pad = x.shape[3], (size // 2, size // 2)
     an_image = h * w * size * size * c * x.dtype.itemsize
-    at_once = next(n for n in range(b, 0, -1) if b % n == 0 and (n == 1 or size == 1 or n * an_image <= PATCH_BYTES))
-    pad = (size // 2, size // 2)
+    at_once = b if size == 1 else max(1, min(b, PATCH_BYTES // an_image))
+    first = b % at_once or at_once
 
-    def part(number):
-        images = lax.dynamic_slice_in_dim(x, number * at_once, at_once)
-        images = jnp.pad(images, ((0, 0), pad, pad, (0, 0)))
+    def part(begin, images):
+        seen = jnp.pad(lax.dynamic_slice_in_dim(x, begin, images), ((0, 0), pad, pad, (0, 0)))
         patches = [
-            images[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride]
+            seen[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride]
             for i in range(size)
             for j in range(size)
         ]
-        wide = jnp.concatenate(patches, axis=3).reshape(-1, size * size * c)
-        narrow = lax.dynamic_slice_in_dim(dy, number * at_once, at_once).reshape(-1, features)
-        # XLA's product on a CPU is up to twice as fast with the wide matrix on the right.
-        return lax.dot_general(narrow, wide, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+        patches = jnp.concatenate(patches, axis=3).reshape(-1, size * size * c)
+        cotangents = lax.dynamic_slice_in_dim(dy, begin, images).reshape(-1, features)
+        # This way round, as XLA's product of matrices on a CPU is faster with the wider one on the right.
+        accurate = jnp.promote_types(x.dtype, jnp.float32)
+        return lax.dot_general(cotangents, patches, (((0,), (0,)), ((), ())), preferred_element_type=accurate)
 
-    summed = lax.fori_loop(1, b // at_once, lambda number, before: before + part(number), part(0))
+    def add(number, before):
+        return before + part(first + number * at_once, at_once)
+
+    summed = lax.fori_loop(0, (b - first) // at_once, add, part(0, first))
     return summed.T.reshape(size, size, c, features).astype(x.dtype)
 
 
@@ -217,9 +226,9 @@ def _batch_norm_backward(residuals, cotangents):
     dscale = jnp.sum(dy * (x - mean), PER_CHANNEL) * inverse_std
     a = inverse_std * scale
     b = -a * inverse_std * dscale / n
-    c = -a * dbias / n
-    # Not b * (x - mean): what both passes need, XLA on a CPU stores after the first, and then a step takes 10% longer.
-    dx = a * dy + (b * x + (c - b * mean))
+    c = -a * dbias / n - b * mean
+    # Not b * (x - mean): what both passes need, XLA on a CPU stores after the first (a step of ResNet-20: 10% longer).
+    dx = a * dy + (b * x + c)
     return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(scale.dtype)
 
 

@@ -1,8 +1,11 @@
 """What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
 
+import contextlib
 import json
+import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
@@ -95,7 +98,8 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     rounds = 1 if told["crowded"] is None else 2
     if rounds == 2:
         assert told["crowded"].keys() >= {"F/1", "B/1", "U/1", "F/2", "B/2", "U/2"}
-    plain.train(IMAGES, LABELS, np.concatenate([ROWS[FILL : FILL + N]] * rounds))
+    warm, *rows = ROWS[FILL : FILL + N]
+    plain.train(IMAGES, LABELS, np.stack([warm, *rows * rounds]))
     assert timed.state_sha256() == plain.state_sha256()
     kinds = {op.kind for op in timed.engine.loop.schedule.tick(20, None)} | {"U"}
     for k in (1, 2):
@@ -106,6 +110,39 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     side = Side(name, name, K, 2, "small", 16)
     assert _validate.predicted(side, told).seconds > 0
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
+
+
+def test_an_operation_takes_the_mean_of_its_times():
+    clock = _operations.Clock()
+    clock.host["F", 1] = [1.0, 2.0, 6.0]
+    assert clock.means() == {"host": {"F/1": 3.0}, "device": {}}
+
+
+@pytest.mark.parametrize("works", [0, 3])
+def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of(works):
+    calls = []
+
+    def program():
+        calls.append(1)
+        if len(calls) > works > 0:
+            raise ValueError("memory is full")
+        return jnp.zeros(1)
+
+    with contextlib.ExitStack() as stack:
+        if works:
+            stack.enter_context(pytest.raises(ValueError, match="memory is full"))
+        with _operations.crowd([[_operations.Recorder(program)]]):
+            assert calls
+            while works and len(calls) <= works:
+                time.sleep(0.001)
+
+
+def test_a_crowd_that_dies_at_once_is_not_waited_for():
+    def program():
+        raise ValueError("memory is full")
+
+    with pytest.raises(ValueError, match="memory is full"), _operations.crowd([[_operations.Recorder(program)]]):
+        raise AssertionError("nothing can be timed")
 
 
 def test_the_update_is_timed_apart_from_the_backward_pass():
