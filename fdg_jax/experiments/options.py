@@ -57,8 +57,8 @@ class Options:
         "method",
         "Where to cut: paper (the authors' cut), even (equal numbers of blocks), balanced (slowest stage as fast as "
         "can be, by FLOPs: the same cut on every machine with devices of this kind, CPU or GPU), measured (by block "
-        "times measured on this device and kept: another machine may cut elsewhere, which changes results; config.json has "
-        "the block numbers), or the first block of each stage from 2 to K, e.g. 3,7.",
+        "times measured on this device and kept: another machine may cut elsewhere, which changes results; config.json "
+        "has the block numbers), or the first block of each stage from 2 to K, e.g. 3,7.",
         metavar="paper|even|balanced|measured|3,7",
         shown="paper where the authors give one, else balanced",
     )
