@@ -13,7 +13,9 @@ tried and dropped: benchmarks/README.md, "Blocks and layers". They are made for 
 gradient by patches spreads over several cores less well than XLA's convolution.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import flax.linen as nn
@@ -129,6 +131,20 @@ def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return runs.reshape(*x.shape[:3], kernel.shape[3])
 
 
+_spread = ContextVar("_spread", default=False)
+
+
+@contextmanager
+def spread_batches() -> Iterator[None]:
+    """While tracing: batches lie on several devices and XLA is to insert the communication. Parts of such a batch, one
+    after the other, would be sent to every device first, so weight gradients are plain ones."""
+    token = _spread.set(True)
+    try:
+        yield
+    finally:
+        _spread.reset(token)
+
+
 def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The gradient of `conv`'s kernel, of which only shape and dtype count.
 
@@ -139,7 +155,7 @@ def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int 
     def plain(x, dy):
         return plain_weight_gradient(x, dy, kernel, stride)
 
-    if kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16:
+    if _spread.get() or (kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16):
         return plain(x, dy)
     return lax.platform_dependent(x, dy, cpu=partial(_by_patches, kernel.shape[0], stride), default=plain)
 

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fdg_jax import layers
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, Spec
@@ -75,7 +76,7 @@ class Replicated(Stage):
         functions, state = super().make(spec)
         self.local = batch_norm == "local" and spec.K > 1  # one replica is BP
         if not self.local:
-            return functions, state
+            return functions._replace(backward=layers.spread_batches()(functions.backward)), state
         assert isinstance(place, Spread)
         return by_replica(functions, spec.K, place.mesh), state._replace(extra=copies(state.extra, spec.K, spec.key))
 
