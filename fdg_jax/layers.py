@@ -9,8 +9,12 @@ import.
 Convolutions, batch norms and rectifiers have a hand-written backward pass (so reverse mode only). They keep their
 weights as residuals that are the very arguments, so that an engine may put other weights into a stashed VJP closure.
 What each cure is worth against what JAX makes of the plain forms, which are in `benchmarks/block_cost.py` with what was
-tried and dropped: benchmarks/README.md, "Blocks and layers". They are made for a device that is one core: a weight
-gradient by patches spreads over several cores less well than XLA's convolution.
+tried and dropped:
+
+    taskset -c 1 .venv/bin/python -m benchmarks.block_cost
+
+They are made for a device that is one core: a weight gradient by patches spreads over several cores less well than
+XLA's convolution.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -184,7 +188,9 @@ def _by_patches(size: int, stride: int, x: jax.Array, dy: jax.Array) -> jax.Arra
     def add(number, before):
         return before + part(first + number * at_once, at_once)
 
-    summed = lax.fori_loop(0, (b - first) // at_once, add, part(0, first))
+    summed = part(0, first)
+    if first < b:
+        summed = lax.fori_loop(0, (b - first) // at_once, add, summed)
     return summed.T.reshape(size, size, c, features).astype(x.dtype)
 
 

@@ -274,8 +274,8 @@ def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
 
 
-@pytest.mark.parametrize("batch", [1, 4, 6, 7])
-@pytest.mark.parametrize(("shape", "size", "stride"), [((8, 8, 8), 3, 1), ((17, 15, 8), 3, 2), ((8, 8, 8), 1, 1)])
+@pytest.mark.parametrize("batch", [1, 6, 7])
+@pytest.mark.parametrize(("shape", "size", "stride"), [((8, 8, 8), 3, 1), ((17, 15, 8), 3, 2)])
 def test_weight_gradients_are_sums_over_parts_of_a_batch(batch, shape, size, stride, monkeypatch):
     monkeypatch.setattr(layers, "PATCH_BYTES", 3 * 8 * 9 * 72 * 4)  # three images of the stride-2 case, the larger one
     x, weights = normal(0, batch, *shape), normal(1, size, size, 8, 8)
