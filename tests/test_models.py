@@ -256,6 +256,8 @@ def plain(x, kernel, stride=1):
         ((2, 8, 8, 8), (3, 32), 1),  # two for dx only
         ((2, 8, 8, 32), (3, 16), 1),  # two, but for dx
         ((3, 7, 10, 16), (3, 16), 1),
+        ((3, 7, 10, 3), (3, 16), 1),  # two, as four do not divide the width
+        ((1, 1, 2, 16), (3, 16), 1),
         ((1, 1, 2, 3), (3, 16), 1),
         ((2, 7, 9, 16), (3, 8), 1),  # an odd width
         ((5, 17, 15, 16), (3, 32), 2),
@@ -272,6 +274,11 @@ def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
     pairs = both_gradients(lambda *a: layers.conv(*a, stride), lambda *a: plain(*a, stride), x, weights)
     for cured, reference in zip(*pairs, strict=True):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
+
+
+def test_an_odd_width_takes_the_plain_convolution():
+    logits, _ = shapes("resnet8", example=(1, 31, 31, 3))
+    assert logits.shape == (1, 10)
 
 
 @pytest.mark.parametrize("batch", [1, 6, 7])
@@ -350,7 +357,7 @@ def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
 
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [(layers.batch_norm, (16,)), (layers.conv, (3, 3, 16, 16)), (layers.conv, (3, 3, 16, 32))],
+    [(layers.batch_norm, (16,)), *((layers.conv, (3, 3, 16, features)) for features in (8, 16, 32))],
 )
 def test_a_stashed_closure_takes_other_weights(layer, shape):
     """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""

@@ -75,9 +75,11 @@ class Replicated(Stage):
             raise BadInput(f"batch_norm={batch_norm!r} is not known. Use local (by replica) or sync (exactly BP).")
         functions, state = super().make(spec)
         self.local = batch_norm == "local" and spec.K > 1  # one replica is BP
-        if not self.local:
-            return functions._replace(backward=layers.spread_batches()(functions.backward)), state
         assert isinstance(place, Spread)
+        if not self.local:
+            if place.mesh.size > 1:
+                functions = functions._replace(backward=layers.spread_batches()(functions.backward))
+            return functions, state
         return by_replica(functions, spec.K, place.mesh), state._replace(extra=copies(state.extra, spec.K, spec.key))
 
     def __init__(self, spec: Spec, place: Place, **options):
