@@ -1,8 +1,8 @@
 """What every process of a side does, whatever it trains with: it answers when told to train, and clocks itself.
 
 Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
-answers every line {"run": n} with what n batches took, {"operations": n} with what each operation of theirs took, if it
-can tell. It ends when its input does.
+answers every line {"run": n} with what n batches took, {"operations": n} with what each operation of theirs took, and
+{"memory": n} with what was alive after them, if it can tell. It ends when its input does.
 """
 
 import dataclasses

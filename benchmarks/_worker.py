@@ -1,9 +1,11 @@
 """One side of a comparison in a process of its own: it trains when told to and sleeps in between."""
 
+import gc
 import os
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -103,6 +105,15 @@ class Trainer:
         faults, loss = page_faults() - faults, pipeline.losses(wait=True)[-1].loss
         return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
 
+    def memory(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches and says, besides, what is alive afterwards; resident_bytes of the process, None
+        where the system does not say."""
+        told = self.run(batches)
+        gc.collect()
+        arrays = jax.live_arrays()
+        size = sum(array.nbytes for array in arrays)
+        return {**told, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
+
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches after a first one, every operation by itself, and says what each took
         (benchmarks._operations); {} where many are one program."""
@@ -128,6 +139,14 @@ class Trainer:
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "huge_pages": huge_pages.on(),
         }
+
+
+def resident_bytes() -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
 if __name__ == "__main__":

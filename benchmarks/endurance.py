@@ -2,95 +2,87 @@
 
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 2
 
-One process trains the training command's own pipeline on made-up images. After every thousand ticks it waits until
-all is computed and notes how fast they were, how many arrays are alive, and how much memory the process has (Linux
-only). The first thousand comes after a warm-up.
+A process trains the training command's own pipeline on made-up images, after a warm-up. After every thousand ticks it
+says how many arrays are alive and how much memory it has (Linux only). A machine gets faster and slower by more than
+a process that ages would, so every thousand a new process takes turns with it, a tenth of a thousand each: were they
+as fast beside each other at first and are no more, it is the ticks.
 """
 
 import argparse
-import gc
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import jax
-
-if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
-
-    restart_once()  # as the training command does
-
 from benchmarks import _report, _sides
-from benchmarks._turns import say
-from benchmarks._worker import Trainer
+from benchmarks._turns import Worker, WorkerDied, say
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
 WARM_UP = 200  # ticks
+TURNS = 10  # of the old and the new process in each part
 
 
-def resident_bytes() -> int | None:
-    """Of this process; None where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-
-
-def alive() -> tuple[int, int]:
-    """How many arrays are, and their bytes. Keeps none of them."""
-    gc.collect()
-    arrays = jax.live_arrays()
-    return len(arrays), sum(array.nbytes for array in arrays)
+def ready(side: _sides.Side) -> Worker:
+    worker = Worker(side, _sides.cores_available())
+    worker.about = worker.answer()
+    worker.ask({"run": WARM_UP})
+    return worker
 
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.ticks < 2 * given.every:
         fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
         raise BadInput(f"{fact}. Use more ticks.")
+    if given.every % TURNS:
+        raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = _sides.parse(methods.find(given.method).name, common, "", given.split)
-    trainer = Trainer(side)
-    trainer.run(WARM_UP)
+    _sides.check([side], len(_sides.cores_available()))
     rows: list[dict[str, Any]] = []
-    for ticks in range(given.every, given.ticks + 1, given.every):
-        speed = given.every * given.batch_size / trainer.run(given.every)["seconds"]
-        arrays, array_bytes = alive()
-        rows.append(
-            {
-                "benchmark": "endurance",
-                "method": given.method,
-                **common,
-                "K": side.K,
-                "ticks": ticks,
-                "images_per_second": round(speed, 2),
-                "over_first": round(speed / rows[0]["images_per_second"], 4) if rows else 1.0,
-                "arrays": arrays,
-                "array_bytes": array_bytes,
-                "resident_bytes": resident_bytes(),
-                **_report.here(),
-            }
-        )
-        say(f"{ticks} of {given.ticks} ticks, {speed:.1f} images/s")
+    with ready(side) as old:
+        for ticks in range(given.every, given.ticks + 1, given.every):
+            with ready(side) as new:
+                told, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
+            seconds, fresh_seconds = sum(one["seconds"] for one in told), sum(one["seconds"] for one in fresh)
+            rows.append(
+                {
+                    "benchmark": "endurance",
+                    **old.about,
+                    "ticks": ticks,
+                    "images_per_second": round(given.every * given.batch_size / seconds, 2),
+                    "new_images_per_second": round(given.every * given.batch_size / fresh_seconds, 2),
+                    "over_new": round(fresh_seconds / seconds, 4),
+                    **{name: told[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
+                    **_report.machine(),
+                }
+            )
+            say(f"{ticks} of {given.ticks} ticks, {rows[-1]['over_new']:.3f} times as fast as a new process")
     return rows
 
 
+def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What both say of so many ticks; they take turns in going first."""
+    if number % 2:
+        fresh = new.ask({"run": ticks})
+        return old.ask({"memory": ticks}), fresh
+    return old.ask({"memory": ticks}), new.ask({"run": ticks})
+
+
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["ticks", "images/s", "over the first", "arrays", "MB in them", "MB of the process"]
+    head = ["ticks", "images/s", "a new process", "over the new one", "arrays", "MB in them", "MB of the process"]
     body = [
         [
-            f"{r['ticks']:,}", f"{r['images_per_second']:.1f}", f"{r['over_first']:.3f}", str(r["arrays"]),
-            f"{r['array_bytes'] / 1e6:.3f}",
+            f"{r['ticks']:,}", f"{r['images_per_second']:.1f}", f"{r['new_images_per_second']:.1f}",
+            f"{r['over_new']:.3f}", str(r["arrays"]), f"{r['array_bytes'] / 1e6:.3f}",
             "–" if r["resident_bytes"] is None else f"{r['resident_bytes'] / 1e6:.1f}",
         ]
         for r in rows
     ]  # fmt: skip
-    one = rows[0]
+    one, last = rows[0], rows[-1]
     about = (
-        f"{given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} ticks of warm-up. "
-        f"Device {one['device']}; {one['cpu']}, {one['machine_cores']} cores, {_report.versions(one)}."
+        f"The last {given.every:,} are {last['over_new'] / one['over_new']:.3f} times as fast as the first, each "
+        f"beside a new process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
+        f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 
@@ -109,7 +101,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    try:
+        return _report.run(parser(), results, table, arguments)
+    except WorkerDied as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import fdg_jax
 from fdg_jax.api import ENGINES
@@ -31,6 +32,12 @@ class Part(nn.Module):
 
 def parts(K):
     return [Part(CLASSES if k == K else 12) for k in range(1, K + 1)]
+
+
+def mostly_slow(values, *fast):
+    """Parameters of a test that does little but compile: the fast suite has only those in `fast`."""
+    rest = {value: value if isinstance(value, tuple) else (value,) for value in values if value not in fast}
+    return [pytest.param(*rest[value], marks=pytest.mark.slow) if value in rest else value for value in values]
 
 
 def recipe(momentum=0.9):

@@ -78,6 +78,7 @@ def test_all_81_offsets_and_both_mirrorings_are_equally_frequent():
     assert cells.min() > 0
 
 
+@pytest.mark.slow
 def test_neighbouring_steps_seeds_and_images_are_drawn_independently():
     a, b, c = choices(0, 100, 128), choices(0, 101, 128)[128:], choices(1, 100, 128)
     for x, y in ((a, b), (a, c), (a[:-1], a[1:])):

@@ -210,6 +210,7 @@ def test_without_a_gpu_a_side_on_one_is_refused():
         _worker.Trainer(_sides.parse("fdg", ON_GPU, "", "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dense")
 def test_what_each_operation_of_a_stage_takes_is_a_table():
     trainer = _worker.Trainer(_sides.parse("fdg", COMMON, "", "1"))
@@ -294,6 +295,7 @@ def check_host_cost(model, capsys, file):
     assert f"| {model} | 2 |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("dense")
 def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(capsys, tmp_path):
     check_host_cost("dense", capsys, tmp_path / "rows.jsonl")
@@ -493,6 +495,7 @@ def test_the_loader_benchmark_refuses_what_would_be_no_measurement(words, said, 
     assert os.sched_getaffinity(0) == before
 
 
+@pytest.mark.slow
 def test_the_loaders_images_are_photographs_of_imagenets_size(tmp_path):
     size = loader.make_images(tmp_path, 20)
     found = loader.stream(tmp_path)
@@ -579,17 +582,34 @@ def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
 
 
 @pytest.mark.usefixtures("dense")
-def test_ticks_without_end_leave_nothing_behind(capsys, tmp_path):
+def test_ticks_without_end_leave_nothing_behind():
+    trainer = _worker.Trainer(_sides.parse("fdg", COMMON, "", "1"))
+    told = [trainer.memory(100) for _ in range(3)]
+    assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
+    if told[0]["resident_bytes"] is not None:  # Linux
+        assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes
+
+
+@pins_cores
+def test_endurance_wants_parts_to_compare(capsys):
+    from benchmarks import endurance
+
+    assert endurance.main(["--ticks", "10", "--every", "10"]) == 2
+    assert "less than two parts" in capsys.readouterr().err
+    assert endurance.main(["--ticks", "100", "--every", "15"]) == 2
+    assert "multiple of 10" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pins_cores
+def test_a_process_that_has_trained_long_is_compared_with_new_ones(tmp_path):
     from benchmarks import endurance
 
     file = tmp_path / "rows.jsonl"
-    size = ["--model", "dense", "--K", "2", "--batch-size", "4", "--split", "1"]
-    size += ["--ticks", "300", "--every", "100"]
+    size = ["--model", "resnet8", "--K", "1", "--batch-size", "1", "--ticks", "40", "--every", "20"]
     assert endurance.main([*size, "--json", str(file)]) == 0
     rows = rows_of(file.read_text())
-    assert [row["ticks"] for row in rows] == [100, 200, 300]
+    assert [row["ticks"] for row in rows] == [20, 40]
     assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
-    if rows[0]["resident_bytes"] is not None:  # Linux
-        assert rows[-1]["resident_bytes"] - rows[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes
-    assert endurance.main(["--ticks", "10", "--every", "10"]) == 2
-    assert "less than two parts" in capsys.readouterr().err
+    for row in rows:
+        assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)

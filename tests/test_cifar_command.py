@@ -435,6 +435,7 @@ def test_a_finished_run_is_not_run_again_unless_more_is_asked_for(short_run):
     assert (path / "summary.json").read_text() == before and (path / "report.html").read_text() == page
 
 
+@pytest.mark.slow
 def test_auto_without_cifar_is_digits_and_says_so_first_and_last(tmp_path):
     nothing = tmp_path / "nothing"
     nothing.mkdir()

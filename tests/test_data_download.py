@@ -215,6 +215,7 @@ def test_a_name_service_that_never_answers_is_given_up(monkeypatch):
     assert time.monotonic() - start < 1
 
 
+@pytest.mark.slow
 def test_auto_finds_out_within_five_seconds_that_a_network_swallows_everything(server, monkeypatch, capsys):
     server.answer = hang
     monkeypatch.setattr(

@@ -12,7 +12,7 @@ import method_oracles as oracles
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
+from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
 from test_engines import ROUNDING, Two
 
 from fdg_jax import layers, models, split
@@ -145,7 +145,7 @@ def test_a_device_has_as_many_replicas_as_any_other():
     assert sizes == [1, 1, 2, 1, 2, 2]
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", mostly_slow(NORMS, "local"))
 def test_evaluation_and_variables_are_those_of_replica_1(norm):
     data = batches(4, SIZE)
     ours = replicated(2, data[0], batch_norm=norm)
@@ -185,6 +185,7 @@ def masks(ours, batch, steps=3):
     return np.array(given)
 
 
+@pytest.mark.slow
 def test_each_replica_draws_from_a_key_of_its_own_and_replica_1_from_backprops():
     x, y = batches(1, 8)[0]
     stages, optimizer = [Masked(), Part(CLASSES)], recipe()
@@ -195,6 +196,7 @@ def test_each_replica_draws_from_a_key_of_its_own_and_replica_1_from_backprops()
     assert len(set(masks_of)) == 6  # no replica repeats another's, now or later
 
 
+@pytest.mark.slow
 def test_synchronised_replicas_draw_what_backprop_draws():
     x, y = batches(1, 8)[0]
     stages = [Masked(), Part(CLASSES)]

@@ -11,7 +11,19 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import CLASSES, Part, as_functions, batches, cross_entropy, goes_on_exactly, leaves, parts, pipeline, recipe
+from small import (
+    CLASSES,
+    Part,
+    as_functions,
+    batches,
+    cross_entropy,
+    goes_on_exactly,
+    leaves,
+    mostly_slow,
+    parts,
+    pipeline,
+    recipe,
+)
 
 from fdg_jax import layers
 from fdg_jax.schedule import fdg
@@ -69,7 +81,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("K", [1, 2, 3, 4])
+@pytest.mark.parametrize("K", mostly_slow([1, 2, 3, 4], 2, 3))
 def test_current_weights_are_their_own_oracle(K, order):
     data = batches(12)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
@@ -113,6 +125,7 @@ def test_the_two_engines_agree_bit_for_bit(K, order):
     assert one.losses(wait=True) == two.losses(wait=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("K", "n"), [(1, 3), (2, 1), (4, 3), (4, 12)])
 def test_a_scan_over_a_window_is_the_same_training(K, n):
     data = batches(n)
@@ -127,7 +140,8 @@ def test_a_scan_over_a_window_is_the_same_training(K, n):
     assert (two.staleness, two.updates) == (one.staleness, one.updates)
 
 
-@settings(max_examples=4, deadline=None)
+@pytest.mark.slow
+@settings(max_examples=12, deadline=None)
 @given(K=st.integers(1, 4), n=st.integers(1, 9), data=st.data())
 def test_any_split_and_length_gives_the_oracles_weights(K, n, data):
     blocks = 5
@@ -165,7 +179,7 @@ def test_fdg_with_one_stage_is_backprop(engine):
     assert run(1, data, engine)[0].parameters_sha256() == run(1, data, method="bp")[0].parameters_sha256()
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "pipeline"))
 def test_bp_does_not_depend_on_the_number_of_stages(engine):
     data = batches(8, features=CLASSES)
     chains = [(("a", "b", "c", "d"),), (("a", "b"), ("c", "d")), (("a",), ("b",), ("c",), ("d",))]
@@ -308,17 +322,18 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
     assert [m.step for m in ours.losses(wait=True)] == list(range(1, 10))
 
 
+FAST_RUNS = [("pipeline", {}, 5), ("pipeline", {"weights": "current"}, 5), ("delay-line", {"accumulate": 3}, 5)]
 RUNS = [
     ("pipeline", {}), ("pipeline", {"weights": "current"}), ("pipeline", {"order": "forward-first"}),
     ("pipeline", {"method": "bp"}), ("delay-line", {}), ("scan", {}),
     ("pipeline", {"accumulate": 3}), ("delay-line", {"accumulate": 3}), ("scan", {"accumulate": 3}),
 ]  # fmt: skip
+LONG_RUNS = [(*run, at) for run in RUNS for at in (1, 2, 5, 8) if (*run, at) not in FAST_RUNS]
 
 
-@pytest.mark.parametrize(("name", "options", "at"), [
-    *[(*run, 5) for run in RUNS],
-    *[pytest.param(*run, at, marks=pytest.mark.slow) for run in RUNS for at in (1, 2, 8)],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "options", "at"), [*FAST_RUNS, *[pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS]]
+)
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):
     data, K = batches(10), 3
     stages = [Dropped(12), Part(12), Part(CLASSES)]

@@ -8,7 +8,18 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, goes_on_exactly, leaves, parts, pipeline, recipe
+from small import (
+    CLASSES,
+    as_functions,
+    batches,
+    cross_entropy,
+    goes_on_exactly,
+    leaves,
+    mostly_slow,
+    parts,
+    pipeline,
+    recipe,
+)
 from test_engines import ROUNDING, Affine, Dropped, Normed, Two
 
 from fdg_jax import methods
@@ -147,9 +158,9 @@ def dni_is_its_oracle(K, data, stages, conditional=True):
         assert np.abs(own.params["gradient"]["kernel"]).max() > 1e-5  # it did learn
 
 
-@pytest.mark.parametrize(("K", "M", "ragged"), [
-    *[(K, 3, False) for K in Ks], (2, 4, False), pytest.param(2, 3, True, marks=pytest.mark.slow)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("K", "M", "ragged"), mostly_slow([*[(K, 3, False) for K in Ks], (2, 4, False), (2, 3, True)], (2, 4, False))
+)
 def test_gpipe_is_its_oracle(K, M, ragged):
     data = data_of(6, ragged)
     ours, start, _ = trained(K, data, method="gpipe", micro_batches=M)
@@ -247,6 +258,7 @@ def test_with_one_stage_every_method_is_backprop(method):
     assert hashed(1, data, method=method, **whole) == hashed(1, data, method="bp")  # the very same programs
 
 
+@pytest.mark.slow
 def test_micro_batches_of_one_stage_have_backprops_gradient_but_for_batch_norm():
     data, stages = batches(8), [Two(CLASSES)]
     results = [
@@ -256,7 +268,7 @@ def test_micro_batches_of_one_stage_have_backprops_gradient_but_for_batch_norm()
         np.testing.assert_allclose(a, b, **ROUNDING)  # a sum of four sums
 
 
-@pytest.mark.parametrize(("K", "M"), [*[(K, 4) for K in Ks], (2, 2), (2, 16)])
+@pytest.mark.parametrize(("K", "M"), mostly_slow([*[(K, 4) for K in Ks], (2, 2), (2, 16)], (2, 4)))
 def test_gpipes_gradient_is_backprops_without_batch_norm(K, M):
     data = batches(6)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
@@ -374,7 +386,7 @@ def test_fa_goes_back_through_its_own_weights():
 # What every method promises, whoever wrote it.
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", mostly_slow(methods.names(), "dni", "data_parallel"))
 @pytest.mark.parametrize("at", [4])  # tests/test_engines.py stops FDG elsewhere too
 def test_a_restored_run_of_any_method_is_the_same_run_bit_for_bit(method, at):
     data = batches(8)
@@ -422,7 +434,7 @@ def test_a_batch_of_another_size_is_trained_on_by_any_method(method):
     assert np.isfinite([m.loss for m in ours.losses(wait=True)]).all()
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", mostly_slow(methods.names(), "dni", "fa", "data_parallel"))
 def test_the_network_alone_is_evaluated_and_hashed(method):
     data = batches(3)
     ours = pipeline(2, data[0], method=method)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from small import pipeline
+from small import mostly_slow, pipeline
 
 from fdg_jax import compat, layers, models, split
 from fdg_jax.errors import BadInput
@@ -248,26 +248,26 @@ def plain(x, kernel, stride=1):
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=layout)
 
 
-@pytest.mark.parametrize(
-    ("shape", "kernel", "stride"),
-    [
-        ((2, 32, 32, 3), (3, 16), 1),  # four pixels at once
-        ((2, 32, 32, 16), (3, 16), 1),  # two, also for dx
-        ((2, 8, 8, 8), (3, 32), 1),  # two for dx only
-        ((2, 8, 8, 32), (3, 16), 1),  # two, but for dx
-        ((3, 7, 10, 16), (3, 16), 1),
-        ((3, 7, 10, 3), (3, 16), 1),  # two, as four do not divide the width
-        ((1, 1, 2, 16), (3, 16), 1),
-        ((1, 1, 2, 3), (3, 16), 1),
-        ((2, 7, 9, 16), (3, 8), 1),  # an odd width
-        ((5, 17, 15, 16), (3, 32), 2),
-        ((4, 16, 16, 32), (3, 64), 2),
-        ((3, 20, 20, 8), (1, 24), 1),
-        ((3, 21, 20, 8), (1, 24), 2),
-        ((2, 15, 15, 4), (7, 8), 2),
-        ((2, 8, 8, 4), (4, 8), 1),  # gives 9 x 9
-    ],
-)
+CONVOLUTIONS = [
+    ((2, 32, 32, 3), (3, 16), 1),  # four pixels at once
+    ((2, 32, 32, 16), (3, 16), 1),  # two, also for dx
+    ((2, 8, 8, 8), (3, 32), 1),  # two for dx only
+    ((2, 8, 8, 32), (3, 16), 1),  # two, but for dx
+    ((3, 7, 10, 16), (3, 16), 1),
+    ((3, 7, 10, 3), (3, 16), 1),  # two, as four do not divide the width
+    ((1, 1, 2, 16), (3, 16), 1),
+    ((1, 1, 2, 3), (3, 16), 1),
+    ((2, 7, 9, 16), (3, 8), 1),  # an odd width
+    ((5, 17, 15, 16), (3, 32), 2),
+    ((4, 16, 16, 32), (3, 64), 2),
+    ((3, 20, 20, 8), (1, 24), 1),
+    ((3, 21, 20, 8), (1, 24), 2),
+    ((2, 15, 15, 4), (7, 8), 2),
+    ((2, 8, 8, 4), (4, 8), 1),  # gives 9 x 9
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel", "stride"), mostly_slow(CONVOLUTIONS, *CONVOLUTIONS[::3]))
 def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
     size, features = kernel
     x, weights = normal(0, *shape), normal(1, size, size, shape[-1], features)
@@ -281,7 +281,7 @@ def test_an_odd_width_takes_the_plain_convolution():
     assert logits.shape == (1, 10)
 
 
-@pytest.mark.parametrize("batch", [1, 6, 7])
+@pytest.mark.parametrize("batch", mostly_slow([1, 6, 7], 7))
 @pytest.mark.parametrize(("shape", "size", "stride"), [((8, 8, 8), 3, 1), ((17, 15, 8), 3, 2)])
 def test_weight_gradients_are_sums_over_parts_of_a_batch(batch, shape, size, stride, monkeypatch):
     monkeypatch.setattr(layers, "PATCH_BYTES", 3 * 8 * 9 * 72 * 4)  # three images of the stride-2 case, the larger one
@@ -320,7 +320,10 @@ def test_elsewhere_than_on_a_cpu_convolutions_are_the_plain_ones(channels, featu
     assert len(found) == 3 and found == convolutions(plain)
 
 
-@pytest.mark.parametrize(("offset", "size"), [(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))])
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    mostly_slow([(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))], (5.0, (4, 6, 10, 3))),
+)
 def test_batch_norm_is_flax_batch_norm(offset, size):
     x = offset + normal(0, *size)
     ours, theirs = layers.BatchNorm(), nn.BatchNorm(momentum=0.9, epsilon=1e-5)

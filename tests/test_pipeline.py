@@ -120,9 +120,8 @@ class Slow(nn.Module):
 TICKS = {"fdg": 10, "gpipe": 2, **dict.fromkeys(("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr"), 5)}
 
 
-@pytest.mark.parametrize(
-    "method", [name if name == "fdg" else pytest.param(name, marks=pytest.mark.slow) for name in TICKS]
-)  # not data_parallel, which waits on a CPU and says why
+@pytest.mark.slow
+@pytest.mark.parametrize("method", TICKS)  # not data_parallel, which waits on a CPU and says why
 def test_the_loop_never_waits_for_a_device(method):
     """All dispatches of some ticks return in under a tenth of the time the devices need for them.
 

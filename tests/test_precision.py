@@ -123,6 +123,7 @@ def test_a_scan_trains_in_bfloat16_as_the_pipeline_does():
         np.testing.assert_allclose(a, b, rtol=0, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
     data, stages = batches(7), rounded(2)
     goes_on_exactly(lambda: pipeline(2, data[0], stages=stages, **HALF), data, 5)

@@ -43,6 +43,7 @@ def same_training(one, two):
     np.testing.assert_allclose(*([m.loss for m in each.losses(wait=True)] for each in (one, two)), **ROUNDING)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without():
     data = batches(6)
     same_training(trained(2, data, beta=0.5), trained(2, data, beta=0.5, remat="1"))
