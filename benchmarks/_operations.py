@@ -59,6 +59,10 @@ class Clock:
         self.waited += start - outer
         self.nested += end - outer
 
+    def forget(self) -> None:
+        self.host.clear()
+        self.device.clear()
+
     def means(self) -> dict[str, dict[str, float]]:
         """{"host": ..., "device": ...}: seconds by "what/k"."""
         both = {"host": self.host, "device": self.device}
@@ -192,25 +196,28 @@ def measure(
     """Means over the batches, which add up to a run's time: {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
 
     crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so. The first
-    row of `indices` is not timed: the process has slept while others used the caches.
+    row of `indices` is not timed: the process has slept while others used the caches, and what is kept here to be
+    computed again takes memory that the process may not have had.
     """
-    warm, indices = indices[:1], indices[1:]
-    engine.train(images, labels, warm)
-    engine.wait()
+
+    def train(clock: Clock) -> None:
+        for number, row in enumerate(indices):
+            enter(engine, clock, images, labels, row)
+            if number == 0:
+                clock.forget()
+
     spread = any(type(stage.place) is not Place for stage in engine.stages.values())
     others = 0 if spread else min(len(engine.stages), cores) - 1
     alone, crowded = Clock(), Clock()
     with recorded(engine) as programs:
         with clocked(engine, alone):
-            for row in indices:
-                enter(engine, alone, images, labels, row)
+            train(alone)
         if others:
             with clocked(engine, crowded):
                 for k, stage in engine.stages.items():
                     busy = [programs[j] for j in programs if j != k][:others]
                     stage.run = in_crowd(stage.run, busy)
-                for row in indices:
-                    enter(engine, crowded, images, labels, row)
+                train(crowded)
     told = crowded.means()["device"] if others else None
     return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": told}
 

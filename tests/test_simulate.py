@@ -98,8 +98,7 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     rounds = 1 if told["crowded"] is None else 2
     if rounds == 2:
         assert told["crowded"].keys() >= {"F/1", "B/1", "U/1", "F/2", "B/2", "U/2"}
-    warm, *rows = ROWS[FILL : FILL + N]
-    plain.train(IMAGES, LABELS, np.stack([warm, *rows * rounds]))
+    plain.train(IMAGES, LABELS, np.concatenate([ROWS[FILL : FILL + N]] * rounds))
     assert timed.state_sha256() == plain.state_sha256()
     kinds = {op.kind for op in timed.engine.loop.schedule.tick(20, None)} | {"U"}
     for k in (1, 2):
@@ -116,6 +115,8 @@ def test_an_operation_takes_the_mean_of_its_times():
     clock = _operations.Clock()
     clock.host["F", 1] = [1.0, 2.0, 6.0]
     assert clock.means() == {"host": {"F/1": 3.0}, "device": {}}
+    clock.forget()
+    assert clock.means() == {"host": {}, "device": {}}
 
 
 @pytest.mark.parametrize("works", [0, 3])
