@@ -20,6 +20,7 @@ from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.optimizer import paper_sgd
+from fdg_jax.schedule import Box
 from fdg_jax.shapes import zeros
 from fdg_jax.stage import Stage
 
@@ -69,14 +70,26 @@ class Leaves(NamedTuple):
     U: int
 
 
-def median_microseconds(call: Callable[[Any], Any], state: Any, ticks: int) -> float:
-    """Of state = call(state), which is waited for outside the clock."""
+class Stopwatch:
+    """Adds up the microseconds of calls, whose results are waited for outside of it."""
+
+    def __init__(self) -> None:
+        self.microseconds = 0.0
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*arguments)
+        self.microseconds += 1e6 * (time.perf_counter() - start)
+        return jax.block_until_ready(result)
+
+
+def median_microseconds(tick: Callable[[Stopwatch, Any], Any], state: Any, ticks: int) -> float:
+    """Of the calls that state = tick(stopwatch, state) makes."""
     taken = []
     for _ in range(ticks):
-        start = time.perf_counter()
-        state = call(state)
-        taken.append(1e6 * (time.perf_counter() - start))
-        jax.block_until_ready(state)
+        stopwatch = Stopwatch()
+        state = tick(stopwatch, state)
+        taken.append(stopwatch.microseconds)
     return statistics.median(taken)
 
 
@@ -134,7 +147,12 @@ class Small:
     def set_clock(self, clock: Clock) -> None:
         for stage in self.runner.stages.values():
             stage.clock = clock  # type: ignore[attr-defined]
-        self.runner.loop.send = lambda box, message: clock("send", 0, lambda: self.send(box, message))
+        entering = self.runner.loop.schedule.messages.enters
+
+        def send(box: Box, message: Any) -> Any:
+            return clock("fill" if box in entering(box.batch) else "send", 0, lambda: self.send(box, message))
+
+        self.runner.loop.send = send
 
     def count(self, what: str, k: int, call: Callable[[], Any]) -> Any:
         result = call()
@@ -150,7 +168,8 @@ class Small:
         self.runner.train(self.images, self.labels, self.row)
 
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
-        """Median microseconds of each dispatch, by (what, k); ("send", 0) is a send to whomever."""
+        """Median microseconds of each dispatch, by (what, k): of a stage k; ("send", 0) from any stage to another,
+        ("fill", 0) of a part of a batch to the stage that it enters."""
         clock = Calls(self.wait)
         self.set_clock(clock)
         for _ in range(ticks):
@@ -172,16 +191,16 @@ class Small:
             closure = stage._forward(params, extra, x, labels)[2]
             state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # given away below
 
-            def three(state, stage=stage, closure=closure, params=params, x=x, dy=dy, labels=labels):
-                grads, _ = stage._backward(closure, params, x, dy)
-                new, opt_state, _ = stage._update(state.params, state.opt_state, grads)
-                _, extra, _ = stage._forward(new, state.extra, x, labels)
+            def three(call, state, stage=stage, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                grads, _ = call(stage._backward, closure, params, x, dy)
+                new, opt_state, _ = call(stage._update, state.params, state.opt_state, grads)
+                _, extra, _ = call(stage._forward, new, state.extra, x, labels)
                 return state._replace(params=new, opt_state=opt_state, extra=extra)
 
-            def one(state, run=run, closure=closure, params=params, x=x, dy=dy, labels=labels):
-                return run(closure, params, x, dy, state, x, labels)[1]
+            def one(call, state, run=run, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                return call(run, closure, params, x, dy, state, x, labels)[1]
 
-            found[k] = tuple(median_microseconds(call, state, ticks) for call in (one, three))[::-1]
+            found[k] = tuple(median_microseconds(tick, state, ticks) for tick in (one, three))[::-1]
         return found
 
     def ticks(self, ticks: int) -> tuple[float, float]:

@@ -28,7 +28,7 @@ class Worker:
     """A side at work: its process, and what it answered last."""
 
     def __init__(self, side: Side, cores: Sequence[int]):
-        self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, float]]()
+        self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
         self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
         self.process = subprocess.Popen(
             [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
@@ -67,7 +67,7 @@ class Worker:
         took = self.run()["seconds"]
         self.batches = max(2, math.ceil(seconds * self.batches / took))
 
-    def run(self) -> dict[str, float]:
+    def run(self) -> dict[str, Any]:
         return self.ask({"run": self.batches})
 
     def ask(self, what: dict[str, int]) -> dict[str, Any]:
@@ -83,33 +83,32 @@ class Worker:
             pass  # answer() says what happened
 
     def window(self) -> None:
-        before, start = busy_seconds(self.cores), time.perf_counter()
+        before, start = core_seconds(self.cores), time.perf_counter()
         told = self.run()
+        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
         if not math.isfinite(told["loss"]):
             raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
-        others = busy_seconds(self.cores) - before - told["busy_seconds"]
-        time_of_cores = len(self.cores) * (time.perf_counter() - start)
+        others, window = sum(by_core) - told["busy_seconds"], time.perf_counter() - start
         told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
         told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
-        told["others_percent"] = max(0.0, 100 * others / time_of_cores)
+        told["others_percent"] = max(0.0, 100 * others / (len(self.cores) * window))
+        told["core_percent"] = [100 * seconds / window for seconds in by_core]
         self.windows.append(told)
 
-    def column(self, name: str) -> list[float]:
+    def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
 
 
-def busy_seconds(cores: Sequence[int]) -> float:
-    """Time that these cores have not been idle, in seconds since the machine started; 0 where unknown."""
-    wanted, ticks = {f"cpu{core}" for core in cores}, 0
+def core_seconds(cores: Sequence[int]) -> list[float]:
+    """Time that each of these cores has not been idle, in seconds since the machine started; 0 where unknown."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
-        return 0.0
-    for line in lines:
-        name, *fields = line.split()
-        if name in wanted:  # user nice system idle iowait irq softirq steal
-            ticks += sum(int(field) for i, field in enumerate(fields[:8]) if i not in (3, 4))
-    return ticks / os.sysconf("SC_CLK_TCK")
+        return [0.0] * len(cores)
+    # user nice system idle iowait irq softirq steal
+    ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
+             if name.startswith("cpu")}  # fmt: skip
+    return [ticks[f"cpu{core}"] / os.sysconf("SC_CLK_TCK") for core in cores]
 
 
 def measure(

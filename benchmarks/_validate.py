@@ -56,7 +56,6 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
             worker = stack.enter_context(Worker(side, cores))
             worker.start(given.seconds)
-            worker.ask({"operations": 2})  # the first time is slower
             workers.append(worker)
         told: dict[str, list[Any]] = {worker.side.name: [] for worker in workers}
         found: dict[str, list[Prediction]] = {name: [] for name in told}

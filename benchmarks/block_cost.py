@@ -8,7 +8,7 @@ rows of a run alternate, and each reports the least of its rounds: what disturbs
 clock is the processor time of this process, which other processes on the core do not lengthen; pin it to one
 core, or the time of idling threads is counted too.
 
-Tried for `fdg_jax/layers.py` on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
+Tried for convolutions and batch norms on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
 gradient as shifted dots (slower, except at 256 channels, where patches gain as much), as the transpose of two pixels
 at once (half as fast at 16 channels), as patches of two (slower) or with dy's and x's parts exchanged (no difference);
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     restart_once()  # as the training command does
 
 from benchmarks import _report
-from fdg_jax import layers, models, split
+from fdg_jax import convolution, layers, models, split
 from fdg_jax.experiments import huge_pages, machine
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.functions import Functions, functions
@@ -61,9 +61,9 @@ def plain_batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[j
 
 PLAIN = {
     "batch_norm": plain_batch_norm,
-    "forward_conv": layers.plain_conv,
-    "input_gradient": layers.plain_input_gradient,
-    "weight_gradient": layers.plain_weight_gradient,
+    "forward_conv": convolution.plain_conv,
+    "input_gradient": convolution.plain_input_gradient,
+    "weight_gradient": convolution.plain_weight_gradient,
     "relu": jax.nn.relu,
 }
 
@@ -73,7 +73,7 @@ def plain(*names: str) -> Iterator[None]:
     """Within it (while tracing) the layers named use their plain forms."""
     with contextlib.ExitStack() as stack:
         families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
-        for name, module in itertools.product(names, [layers, *families]):
+        for name, module in itertools.product(names, [convolution, layers, *families]):
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, PLAIN[name]))
         yield

@@ -71,6 +71,7 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
         rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
+    entry += 2 * calls["fill", 0]  # the images to stage 1, the labels to stage K
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {
         "stage_calls_microseconds": stages / K,
@@ -85,19 +86,17 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 
-def fit(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Least squares: microseconds of a call = fixed + each * leaves."""
-    stages = [row for row in rows if row["row"] == "stage"]
-    points = [(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages for what in "FBU"]
-    leaves, costs = np.array(points).T
-    each, fixed = np.polyfit(leaves, costs, 1)
-    return {
-        "benchmark": "host_cost",
-        "row": "fit",
-        "fixed_microseconds": round(float(fixed), 1),
-        "leaf_microseconds": round(float(each), 2),
-        "calls": len(points),
-    }
+def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Least squares, for F, B and U: microseconds of a call = fixed + each * leaves."""
+    stages, found = [row for row in rows if row["row"] == "stage"], []
+    for what in "FBU":
+        leaves, costs = np.array([(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages]).T
+        if len(set(leaves)) > 1:  # else there is no line through them
+            each, fixed = np.polyfit(leaves, costs, 1)
+            about = {"benchmark": "host_cost", "row": "fit", "what": what, "calls": len(stages)}
+            costs = {"fixed_microseconds": round(float(fixed), 1), "leaf_microseconds": round(float(each), 2)}
+            found.append({**about, **costs})
+    return found
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -119,13 +118,16 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         for r in rows
         if r["row"] == "tick"
     ]
-    line, one = rows[-1], rows[0]
+    one = rows[0]
+    lines = "; ".join(
+        f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in rows if r["row"] == "fit"
+    )
     about = (
         f"The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
-        f"A call costs about {line['fixed_microseconds']:.0f} µs and {line['leaf_microseconds']:.2f} µs for "
-        f"each array in and out. Medians over {given.ticks} ticks, batch {given.batch_size}, images "
-        f"{given.image_size}x{given.image_size}, split {given.split}. Devices {one['device']}; {one['cpu']}, "
-        f"{one['machine_cores']} cores, {_report.versions(one)}."
+        f"Lines through the calls, µs + µs an array in and out: {lines or 'none'}. "
+        f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {given.image_size}x{given.image_size}, "
+        f"split {given.split}. Devices {one['device']}; {one['cpu']}, {one['machine_cores']} cores, "
+        f"{_report.versions(one)}."
     )
     return f"{_report.markdown(stage_head, stages)}\n\n{_report.markdown(tick_head, ticks)}\n\n{about}"
 
@@ -155,7 +157,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         for row in measure(model, K, packing, given)
     ]
     where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **_report.here()}
-    return [{**row, **where} for row in [*rows, fit(rows)]]
+    return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -47,6 +47,9 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
         "ratio": round(statistics.median(ratios), 4),
         "ratio_windows": [round(ratio, 4) for ratio in ratios],
         "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
+        "core_percent": [
+            round(statistics.median(each), 1) for each in zip(*worker.column("core_percent"), strict=True)
+        ],
         "others_percent": round(statistics.median(worker.column("others_percent")), 1),
         "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
         "core_numbers": worker.cores,
@@ -77,7 +80,7 @@ def versions(rows: Sequence[dict[str, Any]]) -> str:
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Sequence[str] = ()) -> str:
     one = rows[0]
-    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "ideal", "cores busy"]
+    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "ideal", "each core busy"]
     body = [
         [
             f"`{r['side']}`",
@@ -87,7 +90,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
             _report.spread(r["images_per_second_windows"], 1),
             _report.spread(r["ratio_windows"], 3),
             ideal(r),
-            f"{r['busy_percent']:.0f}%",
+            ", ".join(f"{share:.0f}%" for share in r["core_percent"]),
         ]
         for r in rows
     ]

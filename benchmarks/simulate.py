@@ -47,8 +47,9 @@ def cuts_of(side: Side, blocks: int, times: _machines.BlockTimes) -> tuple[int, 
     return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
-def machine(side: Side, given: argparse.Namespace) -> tuple[Machine, tuple[int, ...], Any]:
-    """(the machine, the cuts, bytes of its stages and messages) of a side, measured now or from the file."""
+def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+    """(the machine, the cuts, bytes of its stages and messages) of a side, measured now or from the file. known: what
+    was measured before."""
     from benchmarks import _shapes
 
     imagenet = side.model.endswith("_imagenet")
@@ -60,7 +61,10 @@ def machine(side: Side, given: argparse.Namespace) -> tuple[Machine, tuple[int, 
         times = _machines.read(given.times, len(blocks))
         cuts = cuts_of(side, len(blocks), times)
     else:
-        times, (told, cuts) = None, measured(side, given)
+        times, programs = None, programs_of(side)
+        if programs not in known:
+            known[programs] = measured(side, given)
+        told, cuts = known[programs]
     shapes = _shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
     shared["size"] = _machines.sizes(shapes.messages)
     if times is None:
@@ -69,6 +73,15 @@ def machine(side: Side, given: argparse.Namespace) -> tuple[Machine, tuple[int, 
         )
         return made._replace(**shared), cuts, shapes
     return _machines.of_blocks(times, cuts, schedule_of(side), shapes.weights, **shared), cuts, shapes
+
+
+def programs_of(side: Side) -> Any:
+    """What decides which programs a side's stages run: ordinary ones are the same in all methods that have them, and
+    are measured once, so that such methods differ by their schedules only."""
+    method, schedule = methods.find(side.method), schedule_of(side)
+    ordinary = method.stage is None and schedule.micro_batches == 1
+    own = sorted(method.accepted(side.options)[1].items())
+    return side.K, side.split, schedule.accumulate, *own, None if ordinary else side.name
 
 
 def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -141,7 +154,7 @@ def parser() -> argparse.ArgumentParser:
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="of the host's thread, a dispatch (default 0)")
     add("--run-ahead", type=_report.positive, default=16, help="losses that may be unread (default 16)")
-    add("--batches", type=_report.positive, default=3, help="whose operations are timed (default 3)")
+    add("--batches", type=_report.positive, default=8, help="whose operations are timed (default 8)")
     add("--validate", action="store_true", help="hold the prediction against training on this machine")
     add("--cores", type=_report.positive, help="of --validate: of each process (default as many as stages)")
     add("--windows", type=_report.positive, default=4, help="of --validate: turns a method (default 4)")
@@ -150,13 +163,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
-    made: dict[tuple[str, int], Any] = {}
+    made, known = dict[tuple[str, int], Any](), dict[Any, Any]()
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
     def of(text: str, K: int) -> tuple[Side, Machine, tuple[int, ...], Any]:
         side = _sides.parse(text, {**common, "K": K}, "", given.split)
         side = _validate.on_cores(side, 1)
-        return side, *machine(side, given)
+        return side, *machine(side, given, known)
 
     alone, bp, _, _ = of("bp", 1)
     baseline = predict(schedule_of(alone), bp).seconds

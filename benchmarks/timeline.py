@@ -84,6 +84,7 @@ class Recording:
     def __init__(self, engine: HostEngine):
         self.engine, self.send = engine, engine.loop.send
         self.watchers: dict[Any, Watcher] = {}
+        self.giver = 0  # whose operation was dispatched last: what is sent is its
         for stage in engine.stages.values():
             self.record(stage)
         engine.loop.send = self.sent
@@ -101,6 +102,7 @@ class Recording:
 
         def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
             op = Op(kind, k, batch)
+            self.giver = k
             now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
             given = run(kind, batch, messages)
             if now[0] is not None:  # else the update has told of it
@@ -120,8 +122,7 @@ class Recording:
         entering = box in self.engine.loop.schedule.messages.enters(box.batch)
         at, arrived = time.perf_counter(), self.send(box, message)
         if not entering:
-            giver = box.k - 1 if box.what == "x" else box.k + 1
-            self.tell((giver, box.k), Dispatched("send", giver, box.batch, at, (), (box,), box.k), arrived)
+            self.tell((self.giver, box.k), Dispatched("send", self.giver, box.batch, at, (), (box,), box.k), arrived)
         return arrived
 
     def entered(self, parts: Any) -> None:
@@ -211,21 +212,26 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
 
 
 def shares(found: Sequence[Event], k: int) -> dict[str, float]:
-    """Percent of the time from the first begin to the last end in which stage k did what; the rest is waiting."""
-    begin, end = min(e.begin for e in found), max(e.end for e in found)
+    """Percent of the time from 0 to the last end in which stage k did what; the rest is waiting."""
+    end = max(e.end for e in found)
     taken: dict[str, float] = {}
     for event in found:
         if event.k == k and event.what not in ("send", "host"):
             taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
-    told = {what: round(100 * seconds / (end - begin), 1) for what, seconds in sorted(taken.items())}
-    return {**told, "waiting": round(100 - sum(told.values()), 1)}
+    told = {what: round(100 * seconds / end, 1) for what, seconds in sorted(taken.items())}
+    return {**told, "waiting": max(0.0, round(100 - sum(told.values()), 1))}
 
 
 def window(found: Sequence[Event], first: int, last: int) -> list[Event]:
-    """The events of the ticks in which these batches enter: from the first's entry to the one after the last's."""
+    """What happens while these batches enter, from the first's entry to the one after the last's. What begins before
+    or ends after is cut there."""
     entry = {event.batch: event.begin for event in reversed(found) if event.what in ("enter", "F") and event.k == 1}
     start, end = entry[first], entry[last + 1]
-    return [e._replace(begin=e.begin - start, end=e.end - start) for e in found if e.begin >= start and e.end <= end]
+    return [
+        e._replace(begin=max(e.begin, start) - start, end=min(e.end, end) - start)
+        for e in found
+        if e.begin < end and e.end > start
+    ]
 
 
 def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:

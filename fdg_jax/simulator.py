@@ -47,7 +47,7 @@ class Machine(NamedTuple):
         stages computing on c < n cores each is n / c times as slow.
     alone(kind, k): how many times as fast an operation is while no other stage computes, on several cores. Only asked
         where `cores` is given.
-    spread: every operation runs on all K devices at once (data parallel).
+    spread: every operation runs on all K devices at once (data parallel), so all stages have one queue.
     """
 
     seconds: Callable[[str, int], Number]
@@ -128,7 +128,7 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
 
     def add(what: str, k: int, batch: int, waits: Sequence[Task | None] = (), t: int = 0) -> Task:
         nonlocal last_dispatch
-        task = Task(what, k, batch, k, machine.seconds(what, k), t)
+        task = Task(what, k, batch, 1 if machine.spread else k, machine.seconds(what, k), t)
         task.after(*waits)
         took = machine.host_seconds(what, k)
         if took or hosted:
@@ -247,7 +247,8 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
 
 
 def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:
-    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, K + 8).
+    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, and K + 8 or a
+    little more).
 
     Seconds per batch are what the finishing times of the slowest stage grow by from tick to tick; BadInput where the
     numbers are negative.
@@ -255,7 +256,7 @@ def predict(schedule: Schedule, machine: Machine, fill: int | None = None, windo
     K = schedule.K
     if fill is None:  # a host that runs ahead fills the pipeline later
         fill = 4 * K + 8 + (machine.run_ahead or 0)
-    window = window or K + 8
+    window = window or -(-(K + 8) // schedule.accumulate) * schedule.accumulate  # as many updates in every window
     check(machine, K)
     tasks = tasks_of(schedule, machine, fill + window)
     run(tasks, machine)
@@ -275,9 +276,7 @@ def predict(schedule: Schedule, machine: Machine, fill: int | None = None, windo
     for task in inside:
         took = task.end - task.begin if isinstance(task.queue, int) else task.seconds
         busy[task.queue] = busy.get(task.queue, 0) + took
-    stages = [busy.get(k, 0) / window for k in range(1, K + 1)]
-    if machine.spread:
-        stages = [sum(stages)] * K
+    stages = [busy.get(1 if machine.spread else k, 0) / window for k in range(1, K + 1)]
     links = [took / window for queue, took in busy.items() if isinstance(queue, tuple)]
     utilisation = [took / seconds for took in stages]
     return Prediction(
@@ -316,7 +315,7 @@ def kept(tasks: Sequence[Task], K: int) -> list[int]:
 
 
 def waiting(tasks: Sequence[Task], machine: Machine, K: int) -> list[Number]:
-    """The most bytes of messages to each stage, from the end of the operation that made them to that which reads."""
+    """The most bytes of messages to each stage, from when they set out to the beginning of what reads them."""
     per_byte = machine.link.seconds_per_byte
     if not per_byte:
         return [0] * K

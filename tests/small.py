@@ -36,6 +36,7 @@ def parts(K):
 
 def mostly_slow(values, *fast):
     """Parameters of a test that does little but compile: the fast suite has only those in `fast`."""
+    assert set(fast) <= set(values), "a fast case that is none of the cases"
     rest = {value: value if isinstance(value, tuple) else (value,) for value in values if value not in fast}
     return [pytest.param(*rest[value], marks=pytest.mark.slow) if value in rest else value for value in values]
 

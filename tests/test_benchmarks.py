@@ -176,7 +176,7 @@ def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
 
 def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     def worker(name, speeds):
-        columns = {"images_per_second": speeds}
+        columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
         return SimpleNamespace(
             about={}, batches=2, cores=[0], operations={}, side=SimpleNamespace(name=name),
             column=lambda what: columns.get(what, [1.0] * len(speeds)),
@@ -187,6 +187,7 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     assert row["ratio_windows"] == [1.8, 2.0, 1.0]
     assert row["ratio"] == 1.8
     assert row["images_per_second"] == 180.0
+    assert row["core_percent"] == [100.0, 85.0]
 
 
 ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
@@ -284,7 +285,7 @@ def check_host_cost(model, capsys, file):
     arguments = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--packing", "on", "off"]
     assert host_cost.main([*arguments, "--json", str(file)]) == 0
     rows = rows_of(file.read_text())
-    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"]
+    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"] * 3
     stage, tick, plain = rows[1], rows[2], rows[4]
     assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
     assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "three_programs", "one_program"))
@@ -546,8 +547,27 @@ def test_the_page_has_what_its_commands_printed_last():
     for file in readme.RESULTS.glob("*.jsonl"):
         last |= readme.printed(file)
     shown = [readme.command(match["command"]) for match in readme.SHOWN.finditer(text)]
-    assert last.keys() & set(shown) and len(set(shown)) == len(shown) > 10
+    assert len(set(shown)) == len(shown) > 10
+    for match in readme.SHOWN.finditer(text):  # nothing typed by hand, nothing left from another command
+        assert readme.command(match["command"]) in last or match["text"].strip() == "(not measured yet)"
     assert readme.rendered(text, last) == text
+
+
+def test_the_readmes_speeds_are_those_of_the_page():
+    def times_bp(table, side):
+        (found,) = re.findall(rf"^\| `{side}` \|.*\) \| ([0-9.]+) \(", table, re.M)
+        return f"{float(found):.2f}"
+
+    tables = [match["text"] for match in readme.SHOWN.finditer(readme.README.read_text())][:2]  # ResNet-20, WRN-16-4
+    told = (ROOT / "README.md").read_text()
+    told = told[told.index("Speed with CPU cores for devices") :]
+    told = told[: told.index("\n\n")].replace("\n", " ")
+    for side, words in {
+        "fdg:split=balanced": "makes {} (ResNet-20, batch 128) and {} (WRN-16-4, batch 64) times",
+        "bp-on-each-core": "a core each, make {} and {} times together",
+        "bp-two-cores": "BP with both cores {} and {}.",
+    }.items():
+        assert words.format(*(times_bp(table, side) for table in tables)) in told
 
 
 def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ import pytest
 from jax import lax
 from small import mostly_slow, pipeline
 
-from fdg_jax import compat, layers, models, split
+from fdg_jax import compat, convolution, layers, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import How, functions
 from fdg_jax.precision import precision
@@ -201,9 +201,9 @@ def test_a_block_whose_weights_are_zero_is_its_shortcut(name, number, channels):
 def test_a_depthwise_convolution_filters_each_channel_for_itself():
     x = normal(0, 2, 6, 6, 4)
     kernel = normal(1, 3, 3, 1, 4)
-    together = layers.plain_conv(x, kernel, 2, groups=4)
+    together = convolution.plain_conv(x, kernel, 2, groups=4)
     for c in range(4):
-        alone = layers.conv(x[..., c : c + 1], kernel[..., c : c + 1], 2)
+        alone = convolution.conv(x[..., c : c + 1], kernel[..., c : c + 1], 2)
         np.testing.assert_allclose(together[..., c : c + 1], alone, rtol=0, atol=1e-5)  # sums of 9, float32
 
 
@@ -271,7 +271,7 @@ CONVOLUTIONS = [
 def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
     size, features = kernel
     x, weights = normal(0, *shape), normal(1, size, size, shape[-1], features)
-    pairs = both_gradients(lambda *a: layers.conv(*a, stride), lambda *a: plain(*a, stride), x, weights)
+    pairs = both_gradients(lambda *a: convolution.conv(*a, stride), lambda *a: plain(*a, stride), x, weights)
     for cured, reference in zip(*pairs, strict=True):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
 
@@ -284,22 +284,22 @@ def test_an_odd_width_takes_the_plain_convolution():
 @pytest.mark.parametrize("batch", mostly_slow([1, 6, 7], 7))
 @pytest.mark.parametrize(("shape", "size", "stride"), [((8, 8, 8), 3, 1), ((17, 15, 8), 3, 2)])
 def test_weight_gradients_are_sums_over_parts_of_a_batch(batch, shape, size, stride, monkeypatch):
-    monkeypatch.setattr(layers, "PATCH_BYTES", 3 * 8 * 9 * 72 * 4)  # three images of the stride-2 case, the larger one
+    monkeypatch.setattr(convolution, "PATCH_BYTES", 3 * 8 * 9 * 72 * 4)  # three images of the larger case, stride 2
     x, weights = normal(0, batch, *shape), normal(1, size, size, 8, 8)
     dy = normal(2, *plain(x, weights, stride).shape)
     for found in (
-        layers.weight_gradient(x, dy, weights, stride),
-        jax.vmap(lambda x, dy: layers.weight_gradient(x, dy, weights, stride))(x[None], dy[None])[0],
+        convolution.weight_gradient(x, dy, weights, stride),
+        jax.vmap(lambda x, dy: convolution.weight_gradient(x, dy, weights, stride))(x[None], dy[None])[0],
     ):
-        assert relative_error(found, layers.plain_weight_gradient(x, dy, weights, stride)) < 1e-5
+        assert relative_error(found, convolution.plain_weight_gradient(x, dy, weights, stride)) < 1e-5
 
 
 def test_weight_gradients_of_bfloat16_are_summed_in_float32(monkeypatch):
-    monkeypatch.setattr(layers, "PATCH_BYTES", 1)  # an image at a time: 64 summands, which bfloat16 would round
+    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)  # an image at a time: 64 summands, which bfloat16 would round
     x, dy = (normal(seed, 64, 8, 8, 8).astype(jnp.bfloat16) for seed in (0, 1))
     kernel = jnp.zeros((3, 3, 8, 8), jnp.bfloat16)
-    found = layers.weight_gradient(x, dy, kernel)
-    wide = layers.plain_weight_gradient(*(each.astype(jnp.float32) for each in (x, dy, kernel)))
+    found = convolution.weight_gradient(x, dy, kernel)
+    wide = convolution.plain_weight_gradient(*(each.astype(jnp.float32) for each in (x, dy, kernel)))
     assert found.dtype == jnp.bfloat16
     assert bool(jnp.all(jnp.abs(found.astype(jnp.float32) - wide) <= 2**-8 * jnp.abs(wide) + 1e-4))  # one rounding
 
@@ -316,7 +316,7 @@ def test_elsewhere_than_on_a_cpu_convolutions_are_the_plain_ones(channels, featu
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
         return sorted(line.split("dim_numbers")[1] for line in text.splitlines() if "dim_numbers" in line)
 
-    found = convolutions(layers.conv)
+    found = convolutions(convolution.conv)
     assert len(found) == 3 and found == convolutions(plain)
 
 
@@ -360,7 +360,7 @@ def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
 
 @pytest.mark.parametrize(
     ("layer", "shape"),
-    [(layers.batch_norm, (16,)), *((layers.conv, (3, 3, 16, features)) for features in (8, 16, 32))],
+    [(layers.batch_norm, (16,)), *((convolution.conv, (3, 3, 16, features)) for features in (8, 16, 32))],
 )
 def test_a_stashed_closure_takes_other_weights(layer, shape):
     """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""

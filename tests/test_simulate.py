@@ -1,5 +1,6 @@
 """What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
 
+import argparse
 import contextlib
 import json
 import time
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import small
 
-from benchmarks import _gantt, _machines, _operations, _validate, scaling, simulate, timeline
+from benchmarks import _gantt, _machines, _operations, _sides, _validate, scaling, simulate, timeline
 from benchmarks._sides import Side
+from benchmarks._turns import Worker
 from fdg_jax import memory, methods
 from fdg_jax.errors import BadInput
 from fdg_jax.simulator import Event, Link, Machine, predict
@@ -188,6 +190,45 @@ def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
     assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"][:1] == [("F3", 1000.0, 1000.0)]
     _gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_begins_before_a_window_or_ends_after_it_counts_as_far_as_it_is_inside():
+    found = [
+        Event("F", 2, 1, 0, 3), Event("F", 1, 2, 2, 4), Event("B", 2, 1, 3, 7), Event("F", 1, 3, 6, 8),
+    ]  # fmt: skip
+    inside = timeline.window(found, 2, 2)
+    assert [(e.what, e.k, e.begin, e.end) for e in inside] == [("F", 2, 0, 1), ("F", 1, 0, 2), ("B", 2, 1, 4)]
+    assert timeline.shares(inside, 1) == {"F": 50, "waiting": 50}
+    assert timeline.shares(inside, 2) == {"B": 75, "F": 25, "waiting": 0}
+
+
+def worker(side, *speeds):
+    """A side that has had windows of these images/s."""
+    made = object.__new__(Worker)
+    made.side, made.about, made.cores = side, {"side": side.name}, [0]
+    made.windows = [{"images_per_second": speed, "busy_percent": 100, "others_percent": 0} for speed in speeds]
+    return made
+
+
+def test_a_prediction_is_held_against_the_window_of_its_own_turn():
+    side, given = Side("bp", "bp", 1, 1, "small", 10), argparse.Namespace(windows=3, seconds=1)
+    found, told = [], []
+    for slower in (1, 2, 1.2):
+        device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
+        told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None})
+        found.append(_validate.predicted(side, told[-1]))
+    assert [round(each.seconds, 9) for each in found] == [1, 2, 1.2]
+    row = _validate.row(worker(side, 10, 4, 8), found, told, given)
+    assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
+    assert not _validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
+
+
+def test_methods_whose_stages_run_the_same_programs_are_measured_once():
+    def programs(text):
+        return simulate.programs_of(_sides.parse(text, {"K": 2, "model": "resnet8", "batch_size": 4}, "", "2"))
+
+    assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
+    assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6
 
 
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):

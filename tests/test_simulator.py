@@ -56,9 +56,15 @@ def test_the_slowest_stage_sets_the_pace_and_is_named():
     assert found.utilisation == [Fraction(3, 15), 1, Fraction(3, 15)]
 
 
+def test_stages_on_the_same_devices_take_turns_also_with_their_updates():
+    machine = given(F=1, B=2, U=1)._replace(spread=True, cores=2)
+    found = predict(methods.find("data_parallel").schedule(2), machine)
+    assert (found.seconds, found.utilisation, found.bubble) == (8, [1, 1], 0)
+
+
 def test_the_update_takes_its_time_once_every_M_backward_passes():
-    every, third = (predict(methods.find("fdg").schedule(2, accumulate=M), given(F=1, B=2, U=3), window=30)
-                    for M in (1, 3))  # fmt: skip
+    schedules = [methods.find("fdg").schedule(2, accumulate=M) for M in (1, 3)]
+    every, third = (predict(schedule, given(F=1, B=2, U=3)) for schedule in schedules)
     assert (every.seconds, third.seconds) == (6, 4)
 
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks._serve import clocked
 from benchmarks._sides import Side
-from fdg_jax import layers, models, split
+from fdg_jax import convolution, models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.experiments import huge_pages
@@ -46,7 +46,7 @@ class Trainer:
                 logits, changed = net.apply({"params": params, "batch_stats": own}, x, True, mutable=["batch_stats"])
                 return cross_entropy(logits, labels), changed
 
-            with layers.spread_batches():  # in one program on several devices loops over parts of a batch cost more
+            with convolution.spread_batches():  # in one program loops over parts of a batch cost more
                 (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
             gradients, loss = lax.pmean((gradients, loss), "replica")
             updates, momentum = optimizer.update(gradients, momentum, params)

@@ -136,13 +136,17 @@ def version(library: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, "-dirty" if it differs; None without git."""
+    """The commit of the source tree this package runs from, "-dirty" if its code differs; None without git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    no_code = [":(exclude)*.md", ":(exclude)*.jsonl", ":(exclude)*.png"]  # measuring writes its tables there
+    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", ".", *no_code])
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        commit, changes = (
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in asked
+        )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None
+    return commit.stdout.strip() + "-dirty" * bool(changes.stdout.strip())

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fdg_jax import layers
+from fdg_jax import convolution
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, Spec
@@ -78,7 +78,7 @@ class Replicated(Stage):
         assert isinstance(place, Spread)
         if not self.local:
             if place.mesh.size > 1:
-                functions = functions._replace(backward=layers.spread_batches()(functions.backward))
+                functions = functions._replace(backward=convolution.spread_batches()(functions.backward))
             return functions, state
         return by_replica(functions, spec.K, place.mesh), state._replace(extra=copies(state.extra, spec.K, spec.key))
 
