@@ -102,7 +102,8 @@ def of_blocks(
 
 
 def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
-    """As benchmarks._operations measured them. cores: how many the stages share; None: one for each stage.
+    """As benchmarks._operations.measure told, of the method of that name. cores: how many the stages share; None: one
+    for each.
 
     A stage's messages take what sending them took, as the process copies them.
     """
@@ -118,7 +119,7 @@ def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None,
 
     def dispatch(kind: str, k: int) -> float:
         if kind == "send":  # whatever the message: it is one array
-            return statistics.fmean([host[name] for name in host if name.startswith("send")] or [0.0])
+            return statistics.fmean([taken for what, taken in host.items() if what.startswith("send")] or [0.0])
         return host.get(f"{kind}/{k}", 0.0)
 
     method = methods.find(name)

@@ -193,7 +193,8 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
 def measure(
     engine: HostEngine, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, cores: int
 ) -> dict[str, Any]:
-    """Means over the batches, which add up to a run's time: {"alone": ..., "crowded": ..., "run_ahead": losses unread}.
+    """Means over the batches, which add up to a run's time: {"alone": {"host": ..., "device": ...}, "crowded": as
+    alone's "device", "run_ahead": losses unread}, where ... is seconds by "what/k" (F/1, U/2, "send x/2", "enter/1").
 
     crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so. The first
     row of `indices` is not timed: the process has slept while others used the caches, and what is kept here to be

@@ -15,6 +15,7 @@ from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import huge_pages
 from fdg_jax.experiments.options import FIELDS
+from fdg_jax.schedule import Schedule
 
 # What differs from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
@@ -123,6 +124,11 @@ def of_method(side: str, key: str, value: str) -> Any:
 def choose(side: str, key: str, value: str, choices: Sequence[str]) -> None:
     if choices and value not in choices:
         raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(choices)}.")
+
+
+def schedule_of(side: Side) -> Schedule:
+    method = methods.find(side.method)
+    return method.schedule(side.K, **method.accepted(side.options)[0])
 
 
 def check(sides: Sequence[Side], cores: int) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks import _machines, _report, _sides
 from benchmarks._sides import Side
 from benchmarks._turns import Worker, say
-from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.simulator import Prediction, predict
 
@@ -40,10 +39,8 @@ def sides(given: argparse.Namespace) -> list[Side]:
 
 def predicted(side: Side, told: dict[str, Any]) -> Prediction:
     """Of a process whose stages share its cores."""
-    method = methods.find(side.method)
-    schedule = method.schedule(side.K, **method.accepted(side.options)[0])
     machine = _machines.of_operations(told, side.method, side.K, side.cores, **_machines.copies(told))
-    return predict(schedule, machine)
+    return predict(_sides.schedule_of(side), machine)
 
 
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:

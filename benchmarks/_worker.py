@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 
 from benchmarks import _operations
-from benchmarks._serve import page_faults, serve
+from benchmarks._serve import clocked, serve
 from benchmarks._sides import Side
 from fdg_jax import api, host_engine, schedule
 from fdg_jax.data import Dataset
@@ -98,12 +97,13 @@ class Trainer:
         assert isinstance(data, Dataset)  # made-up images, in memory
         size = (batches, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
-        faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
-        pipeline.train(data.train_images, data.train_labels, indices)
-        pipeline.wait()
-        seconds, busy = time.perf_counter() - start, time.process_time() - busy
-        faults, loss = page_faults() - faults, pipeline.losses(wait=True)[-1].loss
-        return {"seconds": seconds, "busy_seconds": busy, "page_faults": faults, "loss": loss}
+
+        def train() -> float:
+            pipeline.train(data.train_images, data.train_labels, indices)
+            pipeline.wait()
+            return pipeline.losses(wait=True)[-1].loss
+
+        return clocked(train)
 
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and says, besides, what is alive afterwards; resident_bytes of the process, None

@@ -32,6 +32,12 @@ DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
 OPERATIONS = 20  # batches over which they are timed
 
 
+def over(row: dict[str, Any], base: dict[str, Any]) -> list[float]:
+    """Of a row's images/s and another's, turn by turn."""
+    name = "images_per_second_windows"
+    return [a / b for a, b in zip(row[name], base[name], strict=True)]
+
+
 def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
     ratios = [a / b for a, b in zip(speeds, first.column("images_per_second"), strict=True)]
@@ -80,7 +86,9 @@ def versions(rows: Sequence[dict[str, Any]]) -> str:
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Sequence[str] = ()) -> str:
     one = rows[0]
-    head = ["side", "K", "cores", "later stages begin at", "images/s", f"over {one['side']}", "ideal", "each core busy"]
+    also = [r for r in rows if r["side"] == given.also_over]
+    head = ["side", "K", "cores", "later stages begin at", "images/s"]
+    head += [*(f"over {r['side']}" for r in (one, *also)), "ideal", "each core busy"]
     body = [
         [
             f"`{r['side']}`",
@@ -88,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
             str(r["cores"]),
             ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
             _report.spread(r["images_per_second_windows"], 1),
-            _report.spread(r["ratio_windows"], 3),
+            *(_report.spread(over(r, base), 3) for base in (one, *also)),
             ideal(r),
             ", ".join(f"{share:.0f}%" for share in r["core_percent"]),
         ]
@@ -133,6 +141,7 @@ def parser() -> argparse.ArgumentParser:
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
+    add("--also-over", metavar="SIDE", help="another side, over which the table has everyone's images/s as well")
     add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: a GPU, if any)")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
@@ -148,6 +157,8 @@ def main(arguments: list[str] | None = None) -> int:
         device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
         wanted = given.sides or DEFAULT[device]
+        if given.also_over not in (None, *wanted):
+            raise BadInput(f"--also-over {given.also_over} is none of the sides {' '.join(wanted)}. Name one of them.")
         sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
         cores = _sides.cores_available()
         _sides.check(sides, len(cores))

@@ -24,16 +24,10 @@ from benchmarks._sides import Side
 from benchmarks._turns import Worker, WorkerDied, say
 from fdg_jax import devices, methods, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Schedule
 from fdg_jax.simulator import Machine, Prediction, predict
 
 CLASSES = {True: 1000, False: 10}  # of a model in ImageNet's form, or not
 IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
-
-
-def schedule_of(side: Side) -> Schedule:
-    method = methods.find(side.method)
-    return method.schedule(side.K, **method.accepted(side.options)[0])
 
 
 def cuts_of(side: Side, blocks: int, times: _machines.BlockTimes) -> tuple[int, ...]:
@@ -72,13 +66,13 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
             host_seconds=lambda kind, k: 0, patient=False
         )
         return made._replace(**shared), cuts, shapes
-    return _machines.of_blocks(times, cuts, schedule_of(side), shapes.weights, **shared), cuts, shapes
+    return _machines.of_blocks(times, cuts, _sides.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
 def programs_of(side: Side) -> Any:
     """What decides which programs a side's stages run: ordinary ones are the same in all methods that have them, and
     are measured once, so that such methods differ by their schedules only."""
-    method, schedule = methods.find(side.method), schedule_of(side)
+    method, schedule = methods.find(side.method), _sides.schedule_of(side)
     ordinary = method.stage is None and schedule.micro_batches == 1
     own = sorted(method.accepted(side.options)[1].items())
     return side.K, side.split, schedule.accumulate, *own, None if ordinary else side.name
@@ -172,13 +166,13 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
         return side, *machine(side, given, known)
 
     alone, bp, _, _ = of("bp", 1)
-    baseline = predict(schedule_of(alone), bp).seconds
+    baseline = predict(_sides.schedule_of(alone), bp).seconds
     rows = []
     for text in given.method:
         for K in given.K:
             side, device, cuts, shapes = of(text, 1 if text.partition(":")[0] == "bp" else K)
             if (text, side.K) not in made:  # BP on one device is the same for every K
-                made[text, side.K] = row(side, predict(schedule_of(side), device), baseline, cuts, shapes, given)
+                made[text, side.K] = row(side, predict(_sides.schedule_of(side), device), baseline, cuts, shapes, given)
                 rows.append(made[text, side.K])
     return rows
 

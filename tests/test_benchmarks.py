@@ -144,7 +144,9 @@ def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
 
 
 @pins_cores
-@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--sides", "bp", "bp"], ["--seconds", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--K", "9999"], ["--sides", "bp", "bp"], ["--seconds", "0"], ["--also-over", "fr"]]
+)
 def test_what_would_be_no_measurement_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
     with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
         assert images_per_second.main(arguments) == 2
@@ -188,6 +190,8 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     assert row["ratio"] == 1.8
     assert row["images_per_second"] == 180.0
     assert row["core_percent"] == [100.0, 85.0]
+    base = images_per_second.row(bp, bp, SimpleNamespace(windows=3, seconds=1.0))  # type: ignore[arg-type]
+    assert images_per_second.over(base, row) == [100 / 180, 0.5, 1.0]
 
 
 ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
@@ -349,14 +353,16 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
 @pytest.mark.slow
 @pins_cores
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
-def test_images_per_second_compares_every_kind_of_side():
+def test_images_per_second_compares_every_kind_of_side(tmp_path):
     sides = ["bp", "fdg", "delay-line", "bp-two-cores", "bp-on-each-core"]
     everything = "split=1:dispatch=down:update=fused:packing=off:hugepages=off:xla=--xla_cpu_multi_thread_eigen=false"
     sides.append(f"fdg:{everything}")
     short = ("--windows", "2", "--seconds", "0.1")
-    done = run("images_per_second", *TINY, *short, "--json", "--sides", *sides)
+    file = tmp_path / "rows.jsonl"
+    done = run("images_per_second", *TINY, *short, "--json", str(file), "--also-over", "fdg", "--sides", *sides)
     assert done.returncode == 0, done.stderr
-    rows = rows_of(done.stdout)
+    assert "| over bp | over fdg |" in done.stdout
+    rows = rows_of(file.read_text())
     assert [row["side"] for row in rows] == sides
     assert rows[0]["ratio"] == 1.0
     assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import batches, cross_entropy, parts, pipeline, recipe
+from small import batches, cross_entropy, mostly_slow, parts, pipeline, recipe
 
 from fdg_jax import engine as engines
 from fdg_jax import functions as pure
@@ -120,8 +120,7 @@ class Slow(nn.Module):
 TICKS = {"fdg": 10, "gpipe": 2, **dict.fromkeys(("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr"), 5)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", TICKS)  # not data_parallel, which waits on a CPU and says why
+@pytest.mark.parametrize("method", mostly_slow(list(TICKS), "fdg"))  # not data_parallel: it waits and says why
 def test_the_loop_never_waits_for_a_device(method):
     """All dispatches of some ticks return in under a tenth of the time the devices need for them.
 
@@ -142,7 +141,9 @@ def test_the_loop_never_waits_for_a_device(method):
         dispatched = time.perf_counter() - start
         ours.wait()
         turns.append((dispatched, time.perf_counter() - start))
-    assert any(dispatched < executed / 10 for dispatched, executed in turns), turns
+        if dispatched < turns[-1][1] / 10:
+            return
+    raise AssertionError(f"seconds of dispatching, of computing: {turns}")
 
 
 @pytest.mark.parametrize("limit", [1, 5])
