@@ -138,7 +138,7 @@ class Small:
             self.pipeline.init(jax.random.key(0), example)
         assert isinstance(self.pipeline.engine, host_engine.HostEngine)
         self.runner = self.pipeline.engine
-        self.send = self.runner.loop.send
+        self.send, self.on_loss = self.runner.loop.send, self.runner.loop.on_loss
         self.set_clock(self.count)
         for _ in range(2 * K):
             self.tick()
@@ -150,9 +150,11 @@ class Small:
         entering = self.runner.loop.schedule.messages.enters
 
         def send(box: Box, message: Any) -> Any:
-            return clock("fill" if box in entering(box.batch) else "send", 0, lambda: self.send(box, message))
+            kind = f"fill {box.what}" if box in entering(box.batch) else "send"
+            return clock(kind, 0, lambda: self.send(box, message))
 
         self.runner.loop.send = send
+        self.runner.loop.on_loss = lambda batch, loss: clock("loss", 0, lambda: self.on_loss(batch, loss))
 
     def count(self, what: str, k: int, call: Callable[[], Any]) -> Any:
         result = call()
@@ -169,7 +171,7 @@ class Small:
 
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
         """Median microseconds of each dispatch, by (what, k): of a stage k; ("send", 0) from any stage to another,
-        ("fill", 0) of a part of a batch to the stage that it enters."""
+        ("fill x", 0), ("fill labels", 0) of a batch to where it enters, ("loss", 0) of a loss to who reads it."""
         clock = Calls(self.wait)
         self.set_clock(clock)
         for _ in range(ticks):

@@ -108,7 +108,7 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
     # user nice system idle iowait irq softirq steal
     ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
              if name.startswith("cpu")}  # fmt: skip
-    return [ticks[f"cpu{core}"] / os.sysconf("SC_CLK_TCK") for core in cores]
+    return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
 
 
 def measure(

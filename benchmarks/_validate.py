@@ -32,9 +32,15 @@ def sides(given: argparse.Namespace) -> list[Side]:
     made = [_sides.parse(text, common, "", given.split) for text in given.method]
     if given.cores:
         made = [on_cores(side, given.cores) for side in made]
-    if any(side.engine != "pipeline" or side.update != "separate" or side.dispatch != "up" for side in made):
-        raise BadInput("--validate knows the training command's own pipelines: leave engine, update and dispatch out.")
+    for side in made:
+        check(side)
     return made
+
+
+def check(side: Side) -> None:
+    if side.engine != "pipeline" or side.update != "separate" or side.dispatch != "up":
+        fact = f"method {side.name}: only the training command's own pipelines can be predicted"
+        raise BadInput(f"{fact}. Leave engine, update and dispatch out.")
 
 
 def predicted(side: Side, told: dict[str, Any]) -> Prediction:

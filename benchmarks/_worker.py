@@ -115,18 +115,18 @@ class Trainer:
         return {**told, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches after a first one, every operation by itself, and says what each took
-        (benchmarks._operations); {} where many are one program."""
-        data, engine = self.job.dataset, self.job.pipeline.engine
+        """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
+        took (benchmarks._operations); {} where many are one program. The first time is slower and does not count."""
+        data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
         assert isinstance(data, Dataset)
         if not isinstance(engine, host_engine.HostEngine):
             return {}
-        size = (1 + batches, self.job.options.batch_size)
-        indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
-        cores = machine.usable_cores() or 1 if self.device == "cpu" else 1
-        if not self.asked_before:  # the first time is slower
+        if not self.asked_before:
             self.asked_before = True
             self.operations(1)
+        batches = -(-batches // options.accumulate) * options.accumulate
+        indices = self.random.integers(0, len(data.train_images), (1 + batches, options.batch_size), dtype=np.int32)
+        cores = machine.usable_cores() or 1 if self.device == "cpu" else 1
         return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
 
     def about(self) -> dict:

@@ -2,13 +2,15 @@
 
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 2
 
-A process trains the training command's own pipeline on made-up images, after a warm-up. After every thousand ticks it
-says how many arrays are alive and how much memory it has (Linux only). A machine gets faster and slower by more than
-a process that ages would, so every thousand a new process takes turns with it, a tenth of a thousand each: were they
-as fast beside each other at first and are no more, it is the ticks.
+A process trains the training command's own pipeline on made-up images, on the CPU, after a warm-up. After every
+thousand ticks it says how many arrays are alive and how much memory it has (Linux only). A machine gets faster and
+slower by more than a process that ages would, so every thousand a new process takes turns with it, a tenth of a
+thousand each: were they as fast beside each other at first and are no more, it is the ticks.
 """
 
 import argparse
+import dataclasses
+import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +39,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = _sides.parse(methods.find(given.method).name, common, "", given.split)
-    _sides.check([side], len(_sides.cores_available()))
+    side = dataclasses.replace(side, cores=min(side.cores, len(_sides.cores_available())))
     rows: list[dict[str, Any]] = []
     with ready(side) as old:
         for ticks in range(given.every, given.ticks + 1, given.every):
@@ -62,10 +64,16 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What both say of so many ticks; they take turns in going first."""
-    if number % 2:
-        fresh = new.ask({"run": ticks})
-        return old.ask({"memory": ticks}), fresh
-    return old.ask({"memory": ticks}), new.ask({"run": ticks})
+    told = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
+    return told[old], told[new]
+
+
+def change(rows: Sequence[dict[str, Any]]) -> float:
+    """How much faster, beside a new process, the last rows are than the first: medians of up to three, as a new
+    process may be a lucky one."""
+    ratios = [row["over_new"] for row in rows]
+    n = min(3, len(rows) // 2)
+    return statistics.median(ratios[-n:]) / statistics.median(ratios[:n])
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -78,10 +86,10 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         ]
         for r in rows
     ]  # fmt: skip
-    one, last = rows[0], rows[-1]
+    one = rows[0]
     about = (
-        f"The last {given.every:,} are {last['over_new'] / one['over_new']:.3f} times as fast as the first, each "
-        f"beside a new process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
+        f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a new "
+        f"process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
         f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
@@ -106,6 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     except WorkerDied as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ The bare calls of a stage's three programs, without what the stage does around t
 of the same, to see what one dispatch a tick would save.
 `--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.packing).
 
-The loop's own part (schedule, mailboxes) is measured with stages that do nothing; `tick` is the sum of the
+The loop's own part (schedule, mailboxes; losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
 is one.
 """
@@ -71,7 +71,8 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
         rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
     send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
-    entry += 2 * calls["fill", 0]  # the images to stage 1, the labels to stage K
+    entry += calls["fill x", 0] + calls["fill labels", 0]
+    loop += calls["loss", 0]
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {
         "stage_calls_microseconds": stages / K,

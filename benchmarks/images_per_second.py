@@ -32,15 +32,14 @@ DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
 OPERATIONS = 20  # batches over which they are timed
 
 
-def over(row: dict[str, Any], base: dict[str, Any]) -> list[float]:
-    """Of a row's images/s and another's, turn by turn."""
-    name = "images_per_second_windows"
-    return [a / b for a, b in zip(row[name], base[name], strict=True)]
+def over(speeds: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Images/s over another side's, turn by turn."""
+    return [a / b for a, b in zip(speeds, base, strict=True)]
 
 
 def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
-    ratios = [a / b for a, b in zip(speeds, first.column("images_per_second"), strict=True)]
+    ratios = over(speeds, first.column("images_per_second"))
     return {
         "benchmark": "images_per_second",
         **worker.about,
@@ -48,7 +47,7 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
         "seconds": given.seconds,
         "batches_per_window": worker.batches,
         "images_per_second": round(statistics.median(speeds), 2),
-        "images_per_second_windows": [round(speed, 2) for speed in speeds],
+        "images_per_second_windows": [round(speed, 6) for speed in speeds],
         "baseline": first.side.name,
         "ratio": round(statistics.median(ratios), 4),
         "ratio_windows": [round(ratio, 4) for ratio in ratios],
@@ -86,6 +85,7 @@ def versions(rows: Sequence[dict[str, Any]]) -> str:
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Sequence[str] = ()) -> str:
     one = rows[0]
+    windows = "images_per_second_windows"
     also = [r for r in rows if r["side"] == given.also_over]
     head = ["side", "K", "cores", "later stages begin at", "images/s"]
     head += [*(f"over {r['side']}" for r in (one, *also)), "ideal", "each core busy"]
@@ -96,9 +96,10 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
             str(r["cores"]),
             ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
             _report.spread(r["images_per_second_windows"], 1),
-            *(_report.spread(over(r, base), 3) for base in (one, *also)),
+            *(_report.spread(over(r[windows], base[windows]), 3) for base in (one, *also)),
             ideal(r),
-            ", ".join(f"{share:.0f}%" for share in r["core_percent"]),
+            # On a GPU the host's cores are not what is compared.
+            ", ".join(f"{s:.0f}%" for s in (r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])),
         ]
         for r in rows
     ]
@@ -157,14 +158,17 @@ def main(arguments: list[str] | None = None) -> int:
         device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
         wanted = given.sides or DEFAULT[device]
-        if given.also_over not in (None, *wanted):
-            raise BadInput(f"--also-over {given.also_over} is none of the sides {' '.join(wanted)}. Name one of them.")
+        if given.also_over not in (None, *wanted[1:]):
+            fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
+            raise BadInput(f"{fact}. Name one of them.")
         sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
         cores = _sides.cores_available()
         _sides.check(sides, len(cores))
         sides, missing = peers.available(sides, given.python)
         for sentence in missing:
             print(sentence, file=sys.stderr)
+        if given.also_over not in (None, *(side.name for side in sides)):
+            raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
         workers = measure(sides, cores, given.windows, given.seconds, OPERATIONS if device == "gpu" else 0)
     except (BadInput, WorkerDied) as error:
         print(f"error: {error}", file=sys.stderr)

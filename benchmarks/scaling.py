@@ -252,7 +252,8 @@ WORDS = """\
 LIMITS = """\
 - Fast links, WRN-28-10: stages of whole blocks are uneven (14 blocks) and from K = 12 on the slowest is one block, so
   that only finer blocks would help. ResNet-101: uneven stages up to K = 26; at 35 one block, too.
-- ResNet-110: a stage of many takes so little that the host's thread, which dispatches all of them, is what limits.
+- ResNet-110: of many stages each takes so little that the host's thread, which dispatches all of them, is what limits
+  (not with `--host-microseconds 0`).
 - The fitted link: what is not hidden of it, and for ResNet-101 from K = 8 on the link itself, as the balanced split
   then cuts early, where maps are large. Cuts that look at messages would do better; this split only looks at FLOPs.
 - `forward-first` does stage K-1's forward pass while the cotangent travels, which hides a transfer as long as that."""

@@ -15,6 +15,7 @@ the model is told how long it takes alone and crowded.
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,13 +70,15 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
     return _machines.of_blocks(times, cuts, _sides.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
-def programs_of(side: Side) -> Any:
-    """What decides which programs a side's stages run: ordinary ones are the same in all methods that have them, and
-    are measured once, so that such methods differ by their schedules only."""
+def programs_of(side: Side) -> str:
+    """What decides which programs a side's stages run, and how. Ordinary stages are the same in all methods that have
+    them and are measured once, so that such methods differ by their schedules only."""
     method, schedule = methods.find(side.method), _sides.schedule_of(side)
-    ordinary = method.stage is None and schedule.micro_batches == 1
-    own = sorted(method.accepted(side.options)[1].items())
-    return side.K, side.split, schedule.accumulate, *own, None if ordinary else side.name
+    if method.stage is not None or schedule.micro_batches > 1:
+        return repr(side)
+    decides = {"accumulate": schedule.accumulate, "accumulation": side.options.get("accumulation")}
+    decides |= method.accepted(side.options)[1]
+    return repr(dataclasses.replace(side, name="", method="", options=decides))
 
 
 def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
@@ -162,6 +165,7 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
 
     def of(text: str, K: int) -> tuple[Side, Machine, tuple[int, ...], Any]:
         side = _sides.parse(text, {**common, "K": K}, "", given.split)
+        _validate.check(side)
         side = _validate.on_cores(side, 1)
         return side, *machine(side, given, known)
 

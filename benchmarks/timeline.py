@@ -211,27 +211,24 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
     return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}
 
 
-def shares(found: Sequence[Event], k: int) -> dict[str, float]:
-    """Percent of the time from 0 to the last end in which stage k did what; the rest is waiting."""
-    end = max(e.end for e in found)
+def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
+    """Percent of a window of that length in which stage k did what; the rest is waiting."""
     taken: dict[str, float] = {}
     for event in found:
         if event.k == k and event.what not in ("send", "host"):
             taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
-    told = {what: round(100 * seconds / end, 1) for what, seconds in sorted(taken.items())}
+    told = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
     return {**told, "waiting": max(0.0, round(100 - sum(told.values()), 1))}
 
 
-def window(found: Sequence[Event], first: int, last: int) -> list[Event]:
-    """What happens while these batches enter, from the first's entry to the one after the last's. What begins before
-    or ends after is cut there."""
-    entry = {event.batch: event.begin for event in reversed(found) if event.what in ("enter", "F") and event.k == 1}
-    start, end = entry[first], entry[last + 1]
-    return [
-        e._replace(begin=max(e.begin, start) - start, end=min(e.end, end) - start)
-        for e in found
-        if e.begin < end and e.end > start
-    ]
+def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], float]:
+    """(what happens while these batches enter, from the first's entry to the one after the last's; how long that is).
+    What begins before or ends after is cut there."""
+    entry = "enter" if any(event.what == "enter" for event in found) else "F"
+    begins = {event.batch: event.begin for event in reversed(found) if (event.what, event.k) == (entry, 1)}
+    start, end = begins[first], begins[last + 1]
+    inside = [e for e in found if e.begin < end and e.end > start]
+    return [e._replace(begin=max(e.begin, start) - start, end=min(e.end, end) - start) for e in inside], end - start
 
 
 def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
@@ -286,9 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     predicted = _validate.predicted(side, told)
     first = min(e.batch for e in found if e.what == "enter") + ahead
-    measured = window(found, first, first + given.batches - 1)
-    steady = max(e.batch for e in predicted.events if e.what == "F") - given.batches - 2
-    simulated = window(predicted.events, steady, steady + given.batches - 1)
+    measured, took = window(found, first, first + given.batches - 1)
+    steady = max(e.batch for e in predicted.events if e.what == "enter") - given.batches - 2
+    simulated, predicted_to_take = window(predicted.events, steady, steady + given.batches - 1)
     # The same numbers in both pictures, so that batches can be compared.
     simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
     rows = [
@@ -300,8 +297,8 @@ def main(arguments: list[str] | None = None) -> int:
             "K": side.K,
             "k": k,
             "cores": cores,
-            "measured_percent": shares(measured, k),
-            "predicted_percent": shares(simulated, k),
+            "measured_percent": shares(measured, took, k),
+            "predicted_percent": shares(simulated, predicted_to_take, k),
             "late_microseconds": round(1e6 * statistics.median(late), 1),
             "late_microseconds_most": round(1e6 * max(late), 1),
             **_report.machine(),

@@ -13,6 +13,7 @@ Not modelled: the memory running full, links that share a bus, the host's thread
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -171,7 +172,7 @@ def send(machine: Machine, task: Task, box: Box, op: Op, made: list[Task], t: in
     seconds = machine.size(box, op) * link.seconds_per_byte
     queue: Any = (op.k, box.k)
     if not link.overlaps:
-        queue, seconds = op.k, seconds + link.latency_seconds
+        queue, seconds = task.queue, seconds + link.latency_seconds
     copy = Task("send", op.k, op.batch, queue, seconds, t, box.k)
     copy.later = link.latency_seconds if link.overlaps else 0
     copy.after(task)
@@ -247,8 +248,8 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
 
 
 def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:
-    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, and K + 8 or a
-    little more).
+    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, and K + 8 rounded
+    up to whole updates).
 
     Seconds per batch are what the finishing times of the slowest stage grow by from tick to tick; BadInput where the
     numbers are negative.
@@ -256,7 +257,9 @@ def predict(schedule: Schedule, machine: Machine, fill: int | None = None, windo
     K = schedule.K
     if fill is None:  # a host that runs ahead fills the pipeline later
         fill = 4 * K + 8 + (machine.run_ahead or 0)
-    window = window or -(-(K + 8) // schedule.accumulate) * schedule.accumulate  # as many updates in every window
+    # Ticks after which there have been as many updates as before.
+    period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
+    window = window or -(-(K + 8) // period) * period
     check(machine, K)
     tasks = tasks_of(schedule, machine, fill + window)
     run(tasks, machine)

@@ -141,7 +141,7 @@ def test_a_scan_over_a_window_is_the_same_training(K, n):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(K=st.integers(1, 4), n=st.integers(1, 9), data=st.data())
 def test_any_split_and_length_gives_the_oracles_weights(K, n, data):
     blocks = 5

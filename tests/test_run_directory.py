@@ -557,3 +557,27 @@ def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
         record.losses([Metrics(1, float("nan"))])
     record.close()
     assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None
+
+
+def test_a_commit_is_dirty_where_code_differs_and_not_where_tables_do(tmp_path, monkeypatch):
+    def git(*words):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", "-C", tmp_path, *identity, *words], check=True, capture_output=True, text=True)
+
+    code, table = tmp_path / "package" / "sub" / "code.py", tmp_path / "benchmarks" / "results" / "rows.jsonl"
+    for file in (code, table, tmp_path / "README.md"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("before")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    monkeypatch.setattr(run_directory, "__file__", str(code))
+    assert run_directory.git_commit() == commit
+    table.write_text("after")
+    (tmp_path / "README.md").write_text("after")
+    assert run_directory.git_commit() == commit
+    code.write_text("after")
+    assert run_directory.git_commit() == f"{commit}-dirty"
+    git("add", "-A")
+    assert run_directory.git_commit() == f"{commit}-dirty"

@@ -182,6 +182,17 @@ def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_
             assert event.begin == event.end or event.begin >= ends["F", 1, event.batch]
 
 
+@pytest.mark.slow
+def test_a_timeline_knows_who_sent_what_to_whom():
+    made = small.pipeline(3, DATA[0], method="dfa", devices=jax.local_devices()[:1] * 3)
+    made.train(IMAGES, LABELS, ROWS[:FILL])
+    recording = timeline.Recording(made.engine)
+    made.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
+    made.wait()
+    sent = {(event.k, event.to) for event in timeline.events(recording.stop()) if event.what == "send"}
+    assert sent == {(1, 2), (2, 3), (3, 1), (3, 2)}
+
+
 def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
     run = [Event("F", 1, 3, 0.001, 0.002), Event("send", 1, 3, 0.002, 0.0025, 2), Event("F", 2, 3, 0.0025, 0.004)]
     events = timeline.trace(run, run, {})["traceEvents"]
@@ -196,10 +207,11 @@ def test_what_begins_before_a_window_or_ends_after_it_counts_as_far_as_it_is_ins
     found = [
         Event("F", 2, 1, 0, 3), Event("F", 1, 2, 2, 4), Event("B", 2, 1, 3, 7), Event("F", 1, 3, 6, 8),
     ]  # fmt: skip
-    inside = timeline.window(found, 2, 2)
+    inside, length = timeline.window(found, 2, 2)
+    assert length == 4
     assert [(e.what, e.k, e.begin, e.end) for e in inside] == [("F", 2, 0, 1), ("F", 1, 0, 2), ("B", 2, 1, 4)]
-    assert timeline.shares(inside, 1) == {"F": 50, "waiting": 50}
-    assert timeline.shares(inside, 2) == {"B": 75, "F": 25, "waiting": 0}
+    assert timeline.shares(inside, length, 1) == {"F": 50, "waiting": 50}
+    assert timeline.shares(inside, length, 2) == {"B": 75, "F": 25, "waiting": 0}
 
 
 def worker(side, *speeds):
@@ -229,6 +241,8 @@ def test_methods_whose_stages_run_the_same_programs_are_measured_once():
 
     assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
     assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6
+    assert len({programs(f"fdg:{word}") for word in ("packing=off", "hugepages=off", "accumulate=2:accumulation=mean",
+                                                     "accumulate=2:accumulation=sum")}) == 4  # fmt: skip
 
 
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):
@@ -250,7 +264,7 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
         (["--times", "missing.json"], "cannot be read"),
         (["--host-microseconds", "-1"], "0 or more"),
         (["--validate", "--K", "2", "4"], "one --K"),
-        (["--validate", "--K", "2", "--method", "fdg:update=fused"], "leave engine"),
+        (["--validate", "--K", "2", "--method", "fdg:update=fused"], "Leave engine"),
     ],
 )
 def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):

@@ -140,7 +140,7 @@ def git_commit() -> str | None:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
-    no_code = [":(exclude)*.md", ":(exclude)*.jsonl", ":(exclude)*.png"]  # measuring writes its tables there
+    no_code = [":(exclude)*.md", ":(exclude)*/results/*"]  # measuring writes its tables there
     asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", ".", *no_code])
     try:
         commit, changes = (
