@@ -24,11 +24,9 @@ WARM_UP = 200  # ticks
 TURNS = 10  # of the old and the new process in each part
 
 
-def ready(side: _sides.Side) -> Worker:
-    worker = Worker(side, _sides.cores_available())
+def warm_up(worker: Worker) -> None:
     worker.about = worker.answer()
     worker.ask({"run": WARM_UP})
-    return worker
 
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -39,11 +37,14 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = _sides.parse(methods.find(given.method).name, common, "", given.split)
-    side = dataclasses.replace(side, cores=min(side.cores, len(_sides.cores_available())))
+    cores = _sides.cores_available()
+    side = dataclasses.replace(side, cores=min(side.cores, len(cores)))
     rows: list[dict[str, Any]] = []
-    with ready(side) as old:
+    with Worker(side, cores) as old:
+        warm_up(old)
         for ticks in range(given.every, given.ticks + 1, given.every):
-            with ready(side) as new:
+            with Worker(side, cores) as new:
+                warm_up(new)
                 told, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
             seconds, fresh_seconds = sum(one["seconds"] for one in told), sum(one["seconds"] for one in fresh)
             rows.append(
