@@ -1,4 +1,4 @@
-"""The one place that knows how a VJP closure is laid out, which is not a promise JAX makes.
+"""The one place that uses what JAX does not promise: how a VJP closure is laid out, and what is behind `device_put`.
 
 `jax.vjp` returns a pytree. The arguments it was called with are among its leaves, and a `jit` that returns the
 closure would copy them: every memo would carry its own copy of the weights. `strip` takes the arguments out
@@ -6,7 +6,22 @@ before the closure leaves the forward program, `bind` puts arguments back inside
 weights are put back is the whole difference between `stashed` and `current`.
 """
 
+from functools import cache
+from typing import Any
+
 import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+try:
+    from jax._src.config import explicit_device_put_scope
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    batched_device_put: Any = xla_client.batched_device_put
+except (ImportError, AttributeError):  # Put does without
+    batched_device_put = None
+
+ARRAYS = (np.ndarray, jax.Array)
 
 
 def strippable() -> bool:
@@ -37,3 +52,36 @@ def is_ready(array: jax.Array) -> bool:
     """Whether reading the array would return at once."""
     ready = getattr(array, "is_ready", None)
     return ready() if ready else True
+
+
+class Put:
+    """`jax.device_put(array, device)` of one array. Where that ends in one copy to the device or in none it is made at
+    once: most of what it costs the host is the way there (`python -m benchmarks.host_cost`)."""
+
+    def __init__(self, device: Any):
+        self.device, self.sharding = device, SingleDeviceSharding(device)
+
+    def __call__(self, array: Any) -> Any:
+        shape = _one_piece(array) if batched_device_put else None
+        if shape is None:
+            return jax.device_put(array, self.device)
+        if isinstance(array, jax.Array) and array.committed and array.sharding == self.sharding:
+            return array
+        with explicit_device_put_scope():  # for who guards against transfers that nobody asked for
+            return batched_device_put(shape, self.sharding, [array], [self.device])
+
+
+def _one_piece(array: Any) -> Any:
+    """The shape and dtype of an array that lies in one place and goes to a device as it is, else None."""
+    if not isinstance(array, ARRAYS) or not isinstance(array.dtype, np.dtype):  # a number, a random key
+        return None
+    if isinstance(array, np.ndarray):
+        shape = _shape_of(array.shape, array.dtype)
+        return shape if shape.dtype == array.dtype else None
+    return jax.typeof(array) if type(array.sharding) is SingleDeviceSharding else None
+
+
+@cache
+def _shape_of(shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """What JAX takes a NumPy array for: it has dtypes of its own."""
+    return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from fdg_jax import compat
 from fdg_jax.errors import BadInput, first_line
 
 
@@ -60,11 +61,12 @@ class Place:
     def __init__(self, device: Any):
         self.device = device  # where the host sends what it computes with
         self.devices = [device]
+        self._put = compat.Put(device)
 
     def weights(self, tree: Any) -> Any:
         """Starts to copy what does not grow with the batch to the stage."""
-        return jax.device_put(tree, self.device)
+        return jax.tree.map(self._put, tree)
 
     def batch(self, tree: Any) -> Any:
         """Starts to copy arrays whose first axis is the batch to the stage."""
-        return jax.device_put(tree, self.device)
+        return jax.tree.map(self._put, tree)

@@ -53,10 +53,9 @@ class LossWindow:
         return compat.is_ready(losses) and all(map(compat.is_ready, bad))
 
     def read(self) -> None:
-        step, *arrays = self.pending.popleft()
-        losses, bad = jax.device_get(arrays)
+        step, losses, bad = self.pending.popleft()
         refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
-        self.finished += [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.atleast_1d(losses))]
+        self.finished += [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
 
     def read_all(self) -> None:
         while self.pending:

@@ -166,7 +166,7 @@ def test_losses_are_read_behind_a_bounded_window():
             return False
 
         def __array__(self, dtype=None, copy=None):
-            return np.float32(1.0)
+            return np.array(1.0, np.float32)
 
     for step in range(1, 11):
         window.add(step, Late())

@@ -1,0 +1,57 @@
+"""What travels to a stage's device arrives as `jax.device_put` would have brought it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fdg_jax import compat
+from fdg_jax.devices import Place
+
+MESSAGES = {
+    "an array elsewhere": lambda there: jax.device_put(jnp.arange(6.0).reshape(2, 3), jax.devices()[0]),
+    "an array that is there": lambda there: jax.device_put(jnp.ones(3), there),
+    "an array that nobody placed": lambda there: jnp.ones(3),
+    "bfloat16": lambda there: jnp.ones(3, jnp.bfloat16),
+    "a random key": lambda there: jax.random.key(7),
+    "images": lambda there: np.arange(12, dtype=np.uint8).reshape(2, 6)[:, ::2],
+    "64 bits": lambda there: np.arange(3),
+    "one number": lambda there: np.int32(5),
+    "a Python number": lambda there: 2.5,
+    "a tree": lambda there: {"x": np.ones(2, np.float32), "rest": [jnp.zeros(1), None]},
+}
+
+
+@pytest.fixture(params=[True, False], ids=["at once", "by device_put"])
+def ways(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(compat, "batched_device_put", None)
+    else:
+        assert compat.batched_device_put is not None, "this JAX has no short way any more: see fdg_jax/compat.py"
+
+
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("what", MESSAGES)
+def test_a_place_brings_what_device_put_brings(what):
+    there = jax.devices()[2]
+    message = MESSAGES[what](there)
+    expected = jax.device_put(message, there)
+    with jax.transfer_guard("disallow"):  # which lets through only what is asked for
+        found = Place(there).batch(message)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (ours.dtype, ours.sharding, ours.committed) == (theirs.dtype, theirs.sharding, True)
+        assert ours.aval == theirs.aval
+        np.testing.assert_array_equal(*(jax.random.key_data(a) if what == "a random key" else a for a in (ours, theirs)))
+
+
+def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_for():
+    here, there = jax.devices()[:2]
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: jnp.tanh(x @ x), x))
+    x = jax.device_put(jnp.full((400, 400), 0.01), here)
+    slow(x).block_until_ready()
+    assert Place(here).batch(x) is x
+    y = slow(x)
+    moved = Place(there).batch(y)
+    assert not y.is_ready()
+    np.testing.assert_array_equal(moved, y)
