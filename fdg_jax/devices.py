@@ -1,5 +1,6 @@
 """Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
 
+import contextlib
 import numbers
 import warnings
 from typing import Any
@@ -31,6 +32,13 @@ def asked_for(K: int) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def emulate_exactly(n: int) -> None:
+    """Starts JAX with n CPU devices, so that nobody gets more. Where it cannot start, `stage_devices` will say so."""
+    asked_for(n)
+    with contextlib.suppress(Exception):
+        jax.local_devices()
 
 
 def stage_devices(K: int) -> tuple[list[Any], str]:

@@ -643,3 +643,40 @@ def test_a_process_that_has_trained_long_is_compared_with_new_ones(tmp_path):
     assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
     for row in rows:
         assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
+
+
+def test_what_the_second_core_does_not_give_adds_up_to_what_is_missing():
+    from benchmarks import lost
+
+    device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
+    one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
+    pipeline = {"crowded": {"F/1": 22.0, "B/1": 44.0, "send x/2": 1.0, "F/2": 16.0, "B/2": 37.0}}
+    found = lost.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
+    assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
+    assert sum(found.values()) == 68.0 - 100.0 / 2
+
+
+@pins_cores
+def test_what_the_second_core_does_not_give_is_refused_for_one(capsys):
+    from benchmarks import lost
+
+    assert lost.main(["--K", "1"]) == 2
+    assert "--K 2 or more" in capsys.readouterr().err
+    assert lost.main(["--seconds", "0"]) == 2
+    assert "a positive number" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want two cores")
+@pins_cores
+def test_what_the_second_core_does_not_give_is_measured_turn_by_turn(capsys, tmp_path):
+    from benchmarks import lost
+
+    file = tmp_path / "rows.jsonl"
+    assert lost.main([*TINY, "--windows", "2", "--seconds", "0.1", "--json", str(file)]) == 0
+    (row,) = rows_of(file.read_text())
+    for turn in row["turns"]:
+        causes = sum(turn[cause] for cause in lost.CAUSES)
+        assert math.isclose(causes, turn["pipeline"] - turn["bp"] / 2, abs_tol=1e-5)
+    table = capsys.readouterr().out
+    assert all(name in table for name in (*lost.CAUSES, "BP/2", "lone BPs"))

@@ -281,6 +281,22 @@ def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(cores,
     assert environment.get("XLA_FLAGS") == then
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
+@pytest.mark.parametrize(("before", "then"), [(None, 1), ({"cpu_devices": 3, "xla_flags": None}, 3)])
+def test_on_one_core_one_device_is_emulated_and_a_resumed_run_has_those_it_had(before, then):
+    code = f"""
+import os
+os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
+from fdg_jax import devices
+from fdg_jax.experiments import setup
+setup.threads({before!r})
+found, remark = devices.stage_devices(4)
+print(len(set(found)), remark)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{then} K=4 stages share {then} CPU device")
+
+
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
     from fdg_jax.experiments import ending
 

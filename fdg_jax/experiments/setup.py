@@ -52,15 +52,17 @@ class Job(NamedTuple):
 def threads(before: Mapping[str, Any] | None = None) -> None:
     """Over how many threads XLA may split an operation, which decides the last bits. Must come before JAX starts.
 
-    Where one core is all there is, over none: the threads of K devices would take turns on it (benchmarks/README.md,
-    "The delay line against BP"). before: config.json of a run that goes on; it keeps what it began with.
+    Where one core is all there is, over none, and one device stands in for all K: threads would take turns on the core
+    (benchmarks/README.md, "The delay line against BP"). before: config.json of a run that goes on; it keeps what it
+    began with.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
-    if before and before.get("cpu_devices"):
-        devices.asked_for(before["cpu_devices"])
     one = f"{flag}=false" in (before.get("xla_flags") or "") if before else machine.usable_cores() == 1
     if one and flag not in given:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
+    emulated = before.get("cpu_devices") if before else 1 if one else None
+    if emulated:
+        devices.emulate_exactly(emulated)
 
 
 def prepare(options: Options, note: str = "") -> Job:
@@ -143,7 +145,7 @@ def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
 
     Both engines have K CPU devices, though the delay line uses one: XLA's pool has as many threads as the larger
     of devices and cores, and over how many a convolution is split decides how its sums are rounded. With equal
-    pools the engines agree to the last bit.
+    pools the engines agree to the last bit. (On one core, see `threads`, both have one device.)
     """
     found, remark = devices.stage_devices(options.K)  # emulates K CPU devices, for either engine
     why = ""
