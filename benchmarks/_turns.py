@@ -111,18 +111,21 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
     return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
 
 
+def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
+    """The side's process, compiled and warm; the stack ends it."""
+    say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
+    worker = stack.enter_context(Worker(side, cores))
+    worker.start(seconds)
+    return worker
+
+
 def measure(
     sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0
 ) -> list[Worker]:
     """The sides' workers, done, with their windows in them. operations: over how many batches each side's operations
     are timed afterwards, one at a time."""
     with ExitStack() as stack:
-        workers = []
-        for side in sides:
-            say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
-            worker = stack.enter_context(Worker(side, cores))
-            worker.start(seconds)
-            workers.append(worker)
+        workers = [started(stack, side, cores, seconds) for side in sides]
         same_network(workers)
         for turn in range(windows):
             # Back and forth, so that a machine that slowly gets faster or slower favours no side.

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import _machines, _report, _sides
 from benchmarks._sides import Side
-from benchmarks._turns import Worker, say
+from benchmarks._turns import Worker, say, started
 from fdg_jax.errors import BadInput
 from fdg_jax.simulator import Prediction, predict
 
@@ -54,12 +54,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     cores = _sides.cores_available()
     _sides.check(wanted, len(cores))
     with ExitStack() as stack:
-        workers: list[Worker] = []
-        for side in wanted:
-            say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
-            worker = stack.enter_context(Worker(side, cores))
-            worker.start(given.seconds)
-            workers.append(worker)
+        workers = [started(stack, side, cores, given.seconds) for side in wanted]
         told: dict[str, list[Any]] = {worker.side.name: [] for worker in workers}
         found: dict[str, list[Prediction]] = {name: [] for name in told}
         for turn in range(given.windows):

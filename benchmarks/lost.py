@@ -1,17 +1,18 @@
-"""What K cores do not give: a pipeline's time for a batch against a K-th of BP's, in microseconds, by cause.
+"""What K cores do not give: a pipeline's time for a batch against a K-th of BP's, by cause, in microseconds.
 
     .venv/bin/python -m benchmarks.lost --model resnet20 --batch-size 128 --K 2
 
 K stages on K cores would train a batch in a K-th of the time that BP takes on one core. What they take longer is told
-apart by measuring, turn by turn, BP, the pipeline, and what each of the pipeline's operations takes by itself: with
-all stages on one core, and on K cores while the other stages compute. From one line to the next one thing changes:
+apart by measuring, turn by turn, BP, the pipeline, and what each of the pipeline's operations (and the host's thread,
+for their dispatch) takes when it is waited for: with all stages on one core, and on K cores. Each cause is what is
+between two of these, so that they add up:
 
-    BP/K            BP on one core
-    cut             the sum of all operations on one core and device: the network cut into stages, messages sent,
-                    each operation waited for
-    cores together  the sum of all operations beside those of the other stages: cores share caches, memory and clock
-    uneven stages   the slowest stage's sum instead of the mean of all
-    the rest        the pipeline as it trains: the host's thread, gaps between operations
+    cut             all operations on one core and device, less BP: the network in stages
+    cores together  all operations on K cores, F and B while the other stages compute all the time, less those on one:
+                    cores share caches, memory and clock; XLA may split an operation over them; copies between devices
+    uneven stages   the slowest stage's operations, less the mean of all
+    the rest        the pipeline as it trains, less the slowest stage's operations: gaps between them (more), a host
+                    hidden behind the devices and neighbours that have nothing to do for a while (less)
 
 For K=2 two BPs that know nothing of each other, a core each, are measured beside them: what "cores together" costs
 whoever uses both.
@@ -26,8 +27,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks import _report, _sides
-from benchmarks._sides import Side
-from benchmarks._turns import Worker, WorkerDied, same_network, say
+from benchmarks._turns import Worker, WorkerDied, same_network, say, started
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -45,9 +45,11 @@ def by_stage(operations: Mapping[str, float], K: int) -> list[float]:
 def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], took: float, K: int) -> dict[str, float]:
     """By cause, seconds a batch; their sum is took - bp / K. bp, took: of a batch. one_core, pipeline: what
     benchmarks._operations tells of all stages on one core, and on K."""
-    # On one core the host's dispatches take their time from the same core as what they dispatch.
-    alone = sum(sum(by_stage(one_core["alone"][what], K)) for what in ("host", "device"))
-    beside = by_stage(pipeline["crowded"], K)
+    def stages(device: Mapping[str, float], host: Mapping[str, float]) -> list[float]:
+        return [sum(both) for both in zip(by_stage(device, K), by_stage(host, K), strict=True)]
+
+    alone = sum(stages(one_core["alone"]["device"], one_core["alone"]["host"]))
+    beside = stages(pipeline["crowded"], pipeline["alone"]["host"])
     together, slowest = sum(beside), max(beside)
     steps = (bp / K, alone / K, together / K, slowest, took)
     return {cause: after - before for cause, before, after in zip(CAUSES, steps, steps[1:], strict=False)}
@@ -58,9 +60,9 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise BadInput("--K 1: a pipeline of one stage is BP. Use --K 2 or more.")
     if not given.seconds > 0:
         raise BadInput(f"--seconds {given.seconds}: use a positive number.")
+    method = check_pipelined(given.method)
     cores = _sides.cores_available()
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-    method = methods.find(given.method).name
     names = ["bp", f"{method}:cores=1", method, *(["bp-on-each-core"] if given.K == 2 else [])]
     sides = [_sides.parse(name, common, "", given.split) for name in names]
     _sides.check(sides, len(cores))
@@ -73,11 +75,13 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**about, "turns": turns, "others_percent": round(others, 1), **_report.machine()}]
 
 
-def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
-    say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
-    worker = stack.enter_context(Worker(side, cores))
-    worker.start(seconds)
-    return worker
+def check_pipelined(name: str) -> str:
+    """The method's whole name. BadInput where stages do not take turns on whole batches, a device each."""
+    method = methods.find(name)
+    if method.name == "bp" or method.places or method.schedule(2).micro_batches > 1:
+        fact = f"--method {method.name} is no pipeline of whole batches, a stage a core"
+        raise BadInput(f"{fact}. Use fdg, ddg, dgl, fr, dni, fa or dfa.")
+    return method.name
 
 
 def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:

@@ -6,6 +6,7 @@ before the closure leaves the forward program, `bind` puts arguments back inside
 weights are put back is the whole difference between `stashed` and `current`.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,14 +15,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 try:
-    from jax._src.config import explicit_device_put_scope
+    from jax._src.config import explicit_device_get_scope, explicit_device_put_scope
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     batched_device_put: Any = xla_client.batched_device_put
-except (ImportError, AttributeError):  # Put does without
+except (ImportError, AttributeError):  # `Put` and `fetch` do without
     batched_device_put = None
-
-ARRAYS = (np.ndarray, jax.Array)
 
 
 def strippable() -> bool:
@@ -62,6 +61,7 @@ class Put:
         self.device, self.sharding = device, SingleDeviceSharding(device)
 
     def __call__(self, array: Any) -> Any:
+        array = np.asarray(array) if isinstance(array, np.generic) else array
         shape = _one_piece(array) if batched_device_put else None
         if shape is None:
             return jax.device_put(array, self.device)
@@ -73,15 +73,25 @@ class Put:
 
 def _one_piece(array: Any) -> Any:
     """The shape and dtype of an array that lies in one place and goes to a device as it is, else None."""
-    if not isinstance(array, ARRAYS) or not isinstance(array.dtype, np.dtype):  # a number, a random key
-        return None
-    if isinstance(array, np.ndarray):
-        shape = _shape_of(array.shape, array.dtype)
-        return shape if shape.dtype == array.dtype else None
-    return jax.typeof(array) if type(array.sharding) is SingleDeviceSharding else None
+    if type(array) is np.ndarray:  # and no masked one
+        as_it_is = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+        return _shape_of(array.shape, array.dtype) if as_it_is else None
+    plain = isinstance(array, jax.Array) and isinstance(array.dtype, np.dtype)  # and no random key
+    return jax.typeof(array) if plain and type(array.sharding) is SingleDeviceSharding else None
 
 
 @cache
 def _shape_of(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """What JAX takes a NumPy array for: it has dtypes of its own."""
+    """What JAX takes a NumPy array for."""
     return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
+
+
+def fetch(arrays: Sequence[Any]) -> list[Any]:
+    """`jax.device_get(arrays)` without most of what it costs the host."""
+    if not batched_device_put:
+        return jax.device_get(list(arrays))
+    for array in arrays[1:]:  # all are on their way before the first is waited for
+        if isinstance(array, jax.Array):
+            array.copy_to_host_async()
+    with explicit_device_get_scope():
+        return [np.asarray(array) for array in arrays]

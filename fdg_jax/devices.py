@@ -1,6 +1,5 @@
 """Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
 
-import contextlib
 import numbers
 import warnings
 from typing import Any
@@ -34,13 +33,6 @@ def asked_for(K: int) -> bool:
     return True
 
 
-def emulate_exactly(n: int) -> None:
-    """Starts JAX with n CPU devices, so that nobody gets more. Where it cannot start, `stage_devices` will say so."""
-    asked_for(n)
-    with contextlib.suppress(Exception):
-        jax.local_devices()
-
-
 def stage_devices(K: int) -> tuple[list[Any], str]:
     """Devices of the stages k = 1..K, and a sentence where they are fewer than K (else "").
 
@@ -57,10 +49,12 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         return list(found[:K]), ""
     n, kind = len(found), found[0].platform.upper()
     shared = [found[k * n // K] for k in range(K)]
-    return shared, (
+    remark = (
         f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
-        f"is not (stages on one device run one after the other). Engine delay-line, if the method has it, is faster."
+        f"is not (stages on one device run one after the other)."
     )
+    faster = " Engine delay-line, if the method has it, is faster."
+    return shared, remark + faster * (found[0].platform != "cpu")
 
 
 class Place:

@@ -54,6 +54,7 @@ class LossWindow:
 
     def read(self) -> None:
         step, losses, bad = self.pending.popleft()
+        losses, *bad = compat.fetch([losses, *bad])
         refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
         self.finished += [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
 

@@ -81,7 +81,7 @@ class HostEngine:
         self._micro_batches.check(labels)
         x = self.first.batch(inputs)
         if self._preprocess:
-            x = self._preprocess(x, self.first.weights(np.asarray(self.entered, np.int32)))
+            x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
         self.entered += 1
         self.loop.step(self._micro_batches.enter(x, labels))
 

@@ -293,7 +293,8 @@ setup.threads({before!r})
 found, remark = devices.stage_devices(4)
 print(len(set(found)), remark)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.startswith(f"{then} K=4 stages share {then} CPU device")
 
 

@@ -1,5 +1,7 @@
 """What travels to a stage's device arrives as `jax.device_put` would have brought it."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,29 +15,32 @@ MESSAGES = {
     "an array that is there": lambda there: jax.device_put(jnp.ones(3), there),
     "an array that nobody placed": lambda there: jnp.ones(3),
     "bfloat16": lambda there: jnp.ones(3, jnp.bfloat16),
+    "a masked array": lambda there: np.ma.masked_less(np.arange(3.0, dtype=np.float32), 1),
     "a random key": lambda there: jax.random.key(7),
     "images": lambda there: np.arange(12, dtype=np.uint8).reshape(2, 6)[:, ::2],
     "64 bits": lambda there: np.arange(3),
     "one number": lambda there: np.int32(5),
+    "a number of 64 bits": lambda there: np.float64(5),
     "a Python number": lambda there: 2.5,
     "a tree": lambda there: {"x": np.ones(2, np.float32), "rest": [jnp.zeros(1), None]},
 }
 
 
-@pytest.fixture(params=[True, False], ids=["at once", "by device_put"])
-def ways(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setattr(compat, "batched_device_put", None)
-    else:
-        assert compat.batched_device_put is not None, "this JAX has no short way any more: see fdg_jax/compat.py"
+def test_this_jax_has_the_short_way():
+    assert compat.batched_device_put is not None, "see fdg_jax/compat.py; without it all goes by jax.device_put"
 
 
-@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("device", [0, 2])
 @pytest.mark.parametrize("what", MESSAGES)
-def test_a_place_brings_what_device_put_brings(what):
-    there = jax.devices()[2]
+def test_a_place_brings_what_device_put_brings(what, device):
+    there = jax.devices()[device]
     message = MESSAGES[what](there)
-    expected = jax.device_put(message, there)
+    try:
+        expected = jax.device_put(message, there)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            Place(there).batch(message)
+        return
     with jax.transfer_guard("disallow"):  # which lets through only what is asked for
         found = Place(there).batch(message)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
@@ -57,3 +62,17 @@ def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_
     moved = Place(there).batch(y)
     assert not y.is_ready()
     np.testing.assert_array_equal(moved, y)
+
+
+def test_where_there_is_no_short_way_all_goes_by_device_put(monkeypatch):
+    monkeypatch.setattr(compat, "batched_device_put", None)
+    there = jax.devices()[2]
+    assert Place(there).batch(np.ones(3, np.float32)).devices() == {there}
+    assert compat.fetch([jnp.float32(2)]) == [2]
+
+
+def test_what_is_read_is_what_device_get_reads():
+    arrays = [jax.device_put(np.float32(3), jax.devices()[1]), jnp.arange(3), np.int32(7)]
+    for ours, theirs in zip(compat.fetch(arrays), jax.device_get(arrays), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)

@@ -96,7 +96,7 @@ def converted(
     from fdg_jax.experiments.session import about_job, versions
 
     setup.threads()
-    devices.asked_for(max(before.K, options.K))  # for both pipelines; reading a checkpoint starts JAX
+    devices.asked_for(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
     state, loop, about = newest(old)
     step = int(loop["step"])
     check_left(old, step, options)

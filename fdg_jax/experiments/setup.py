@@ -50,11 +50,11 @@ class Job(NamedTuple):
 
 
 def threads(before: Mapping[str, Any] | None = None) -> None:
-    """Over how many threads XLA may split an operation, which decides the last bits. Must come before JAX starts.
+    """How many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and starts
+    it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 
-    Where one core is all there is, over none, and one device stands in for all K: threads would take turns on the core
-    (benchmarks/README.md, "The delay line against BP"). before: config.json of a run that goes on; it keeps what it
-    began with.
+    On one core there is one device for all stages, and no operation is split: threads would take turns on the core
+    (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
     one = f"{flag}=false" in (before.get("xla_flags") or "") if before else machine.usable_cores() == 1
@@ -62,7 +62,7 @@ def threads(before: Mapping[str, Any] | None = None) -> None:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
     emulated = before.get("cpu_devices") if before else 1 if one else None
     if emulated:
-        devices.emulate_exactly(emulated)
+        devices.stage_devices(emulated)
 
 
 def prepare(options: Options, note: str = "") -> Job:
@@ -143,11 +143,11 @@ def check_last_batch(options: Options, N: int) -> None:
 def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
-    Both engines have K CPU devices, though the delay line uses one: XLA's pool has as many threads as the larger
-    of devices and cores, and over how many a convolution is split decides how its sums are rounded. With equal
-    pools the engines agree to the last bit. (On one core, see `threads`, both have one device.)
+    Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
+    many threads as the larger of devices and cores, and over how many a convolution is split decides how its sums are
+    rounded. With equal pools the engines agree to the last bit.
     """
-    found, remark = devices.stage_devices(options.K)  # emulates K CPU devices, for either engine
+    found, remark = devices.stage_devices(options.K)
     why = ""
     if options.engine == "auto":
         why = reason_for_delay_line(options, found, shared=bool(remark))
@@ -165,7 +165,7 @@ def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> s
     if not methods.find(options.method).delay_line or options.weights != "stashed":
         return ""
     one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
-    if shared:
+    if shared and found[0].platform != "cpu":  # on one core (`threads`) it would be no faster
         return f"{one}there are {len(set(found))} for K={options.K} stages; {same}"
     if options.K == 1 and found[0].platform != "cpu":
         return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
