@@ -24,7 +24,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.ideal import COMPARED, tick_time
 from fdg_jax.simulator import Link, Prediction, predict
 
-HOST_MICROSECONDS = 70.0  # a dispatch: a third of F+B+U of a stage of ResNet-20, K=2, in the README's "host's share"
+HOST_MICROSECONDS = 86.0  # a dispatch: a third of F+B+U of a stage of ResNet-20, K=2, in the README's "host's share"
 COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
 MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
 
