@@ -76,8 +76,9 @@ def _one_piece(array: Any) -> Any:
     if type(array) is np.ndarray:  # and no masked one
         as_it_is = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         return _shape_of(array.shape, array.dtype) if as_it_is else None
-    plain = isinstance(array, jax.Array) and isinstance(array.dtype, np.dtype)  # and no random key
-    return jax.typeof(array) if plain and type(array.sharding) is SingleDeviceSharding else None
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not isinstance(array.dtype, np.dtype):
+        return None  # a Python number, something that is only traced, a random key
+    return jax.typeof(array) if type(array.sharding) is SingleDeviceSharding else None
 
 
 @cache

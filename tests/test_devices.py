@@ -64,6 +64,12 @@ def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_
     np.testing.assert_array_equal(moved, y)
 
 
+def test_what_is_only_traced_travels_too():
+    there = jax.devices()[2]
+    found = jax.eval_shape(lambda x: Place(there).batch(x), jax.ShapeDtypeStruct((2, 3), np.float32))
+    assert (found.shape, found.dtype) == ((2, 3), np.float32)
+
+
 def test_where_there_is_no_short_way_all_goes_by_device_put(monkeypatch):
     monkeypatch.setattr(compat, "batched_device_put", None)
     there = jax.devices()[2]
