@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
 try:
@@ -76,7 +77,7 @@ def _one_piece(array: Any) -> Any:
     if type(array) is np.ndarray:  # and no masked one
         as_it_is = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         return _shape_of(array.shape, array.dtype) if as_it_is else None
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or not isinstance(array.dtype, np.dtype):
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
         return None  # a Python number, something that is only traced, a random key
     return jax.typeof(array) if type(array.sharding) is SingleDeviceSharding else None
 
