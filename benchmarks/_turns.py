@@ -1,5 +1,6 @@
 """Processes that take turns: each side trains for a window while the others sleep."""
 
+import argparse
 import dataclasses
 import json
 import math
@@ -7,12 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmarks import _sides
+from benchmarks import _report, _sides
 from benchmarks._sides import Side
 from fdg_jax.errors import BadInput
 
@@ -145,6 +146,19 @@ def same_network(workers: Sequence[Worker]) -> None:
         if other.about["parameters"] != first.about["parameters"]:
             counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
             raise WorkerDied(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
+
+
+def command(
+    made: argparse.ArgumentParser, measure: Callable[..., Any], table: Callable[..., str], arguments: list[str] | None
+) -> int:
+    """`_report.run` of a benchmark that compares processes: one that died is a message, Ctrl-C ends them all."""
+    try:
+        return _report.run(made, measure, table, arguments)
+    except WorkerDied as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
 
 
 def say(text: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import _report, _sides
-from benchmarks._turns import Worker, WorkerDied, say
+from benchmarks._turns import Worker, command, say
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -110,13 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    try:
-        return _report.run(parser(), results, table, arguments)
-    except WorkerDied as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return command(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks import _report, _sides
-from benchmarks._turns import Worker, WorkerDied, same_network, say, started
+from benchmarks._turns import Worker, command, same_network, say, started
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -45,6 +45,7 @@ def by_stage(operations: Mapping[str, float], K: int) -> list[float]:
 def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], took: float, K: int) -> dict[str, float]:
     """By cause, seconds a batch; their sum is took - bp / K. bp, took: of a batch. one_core, pipeline: what
     benchmarks._operations tells of all stages on one core, and on K."""
+
     def stages(device: Mapping[str, float], host: Mapping[str, float]) -> list[float]:
         return [sum(both) for both in zip(by_stage(device, K), by_stage(host, K), strict=True)]
 
@@ -77,40 +78,40 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def check_pipelined(name: str) -> str:
     """The method's whole name. BadInput where stages do not take turns on whole batches, a device each."""
+
+    def pipelined(method: methods.Method) -> bool:
+        return method.name != "bp" and not method.places and method.schedule(2).micro_batches == 1
+
     method = methods.find(name)
-    if method.name == "bp" or method.places or method.schedule(2).micro_batches > 1:
-        fact = f"--method {method.name} is no pipeline of whole batches, a stage a core"
-        raise BadInput(f"{fact}. Use fdg, ddg, dgl, fr, dni, fa or dfa.")
+    if not pipelined(method):
+        others = ", ".join(other for other in methods.names() if pipelined(methods.find(other)))
+        raise BadInput(f"--method {method.name} is no pipeline of whole batches, a stage a core. Use {others}.")
     return method.name
 
 
 def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:
     """Seconds a batch: of BP, of the pipeline, of lone BPs, and of each cause."""
     bp, one_core, pipeline, *lone = workers
-    told = {}
+    took, told = dict[Worker, float](), dict[Worker, dict[str, Any]]()
 
     def window(worker: Worker) -> None:
         worker.window()
-        told[worker] = worker.side.batch_size / worker.windows[-1]["images_per_second"]
+        took[worker] = worker.side.batch_size / worker.windows[-1]["images_per_second"]
 
     def operations(worker: Worker) -> None:
-        told[worker, "operations"] = worker.ask({"operations": max(3, math.ceil(worker.batches / 2))})
+        told[worker] = worker.ask({"operations": max(3, math.ceil(worker.batches / 2))})
 
     steps = [(window, bp), (operations, one_core), (operations, pipeline), (window, pipeline)]
     steps += [(window, worker) for worker in lone]
     for step, worker in steps if number % 2 == 0 else reversed(steps):
         step(worker)
-    causes = terms(told[bp], told[one_core, "operations"], told[pipeline, "operations"], told[pipeline], given.K)
-    found = {"bp": told[bp], "pipeline": told[pipeline], **causes}
+    causes = terms(took[bp], told[one_core], told[pipeline], took[pipeline], given.K)
+    found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
     if lone:
-        found["lone"] = told[lone[0]]  # a batch in that time: every core has one in twice as much
-    over = told[bp] / told[pipeline]
-    say(f"turn {number + 1} of {given.windows}: {over:.3f} times BP; " + microseconds(causes))
+        found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
+    over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]
+    say(f"turn {number + 1} of {given.windows}: {over:.3f} times BP; {', '.join(words)}")
     return {name: round(value, 6) for name, value in found.items()}
-
-
-def microseconds(causes: Mapping[str, float]) -> str:
-    return ", ".join(f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items())
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -152,13 +153,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    try:
-        return _report.run(parser(), results, table, arguments)
-    except WorkerDied as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return command(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

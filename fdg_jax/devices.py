@@ -49,12 +49,11 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         return list(found[:K]), ""
     n, kind = len(found), found[0].platform.upper()
     shared = [found[k * n // K] for k in range(K)]
-    remark = (
+    faster = "" if kind == "CPU" else " Engine delay-line, if the method has it, is faster."
+    return shared, (
         f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
-        f"is not (stages on one device run one after the other)."
+        f"is not (stages on one device run one after the other).{faster}"
     )
-    faster = " Engine delay-line, if the method has it, is faster."
-    return shared, remark + faster * (found[0].platform != "cpu")
 
 
 class Place:

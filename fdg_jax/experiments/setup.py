@@ -162,12 +162,14 @@ def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> s
 
     K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
     """
+    if found[0].platform == "cpu":  # there it is no faster
+        return ""
     if not methods.find(options.method).delay_line or options.weights != "stashed":
         return ""
     one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
-    if shared and found[0].platform != "cpu":  # on one core (`threads`) it would be no faster
+    if shared:
         return f"{one}there are {len(set(found))} for K={options.K} stages; {same}"
-    if options.K == 1 and found[0].platform != "cpu":
+    if options.K == 1:
         return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
     return ""
 
