@@ -12,11 +12,11 @@ ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its na
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import _machines, _report
+from benchmarks import _machines, _report, _scaling_page
 from benchmarks._machines import LINKS, BlockTimes
 from experiments.table7 import SPEEDS
 from fdg_jax import methods, models, split
@@ -24,9 +24,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.ideal import COMPARED, tick_time
 from fdg_jax.simulator import Link, Prediction, predict
 
-HOST_MICROSECONDS = 86.0  # a dispatch: a third of F+B+U of a stage of ResNet-20, K=2, in the README's "host's share"
-COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
-MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
+HOST_MICROSECONDS = 100.0  # assumed for a dispatch; benchmarks.host_cost measures it
 
 
 class Network(NamedTuple):
@@ -180,125 +178,6 @@ def scaling_rows(
     return rows
 
 
-def document(rows: Sequence[dict[str, Any]], facts: Sequence[str], host: float) -> str:
-    table7 = [r for r in rows if r["row"] == "table 7"]
-    names = list(table7[0]["over_bp"])
-    head = ["network", "K", "method", "paper: over BP", "even stages, a barrier a tick"]
-    head += [f"predicted: {name}" for name in names]
-    body = [
-        [r["network"], str(r["K"]), r["method"], f"{r['paper_over_bp']:.2f}", f"{r['barrier_over_bp']:.2f}"]
-        + [f"{r['over_bp'][name]:.2f} ({r['limiting'][name]})" for name in names]
-        for r in table7
-    ]
-    scaling = [r for r in rows if r["row"] == "K"]
-    keys = list(dict.fromkeys((r["network"], r["order"], r["K"]) for r in scaling))
-    by_key = {(r["network"], r["order"], r["K"], r["link"]): r for r in scaling}
-    links = list(dict.fromkeys(r["link"] for r in scaling))
-    cells = [[by_key[(*key, name)] for name in links] for key in keys]
-    more = [
-        [network, order, str(K), *(f"{r['over_bp']:.2f} ({r['reason']})" for r in line)]
-        for (network, order, K), line in zip(keys, cells, strict=True)
-    ]
-    return "\n\n".join(
-        [
-            "# Where FDG stops scaling, as the simulator predicts it",
-            f"Made by `.venv/bin/python -m {__package__}.scaling`. Nothing here is measured but the paper's column.",
-            *facts,
-            "## The paper's Table 7 (authors' splits)",
-            _report.markdown(head, body),
-            WORDS,
-            "## Beyond it (FDG, balanced split)",
-            "![Speed-up over K](scaling.png)",
-            f"A dispatch costs the host {host:g} us. Speed-up over BP on one device, and what limits it.",
-            _report.markdown(["network", "order", "K", *links], more),
-            LIMITS,
-        ]
-    )
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Where it stops: the least K that comes within a hundredth of the fastest."""
-    lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for r in rows:
-        if r["row"] == "K" and r["order"] == ORDERS[0]:
-            lines.setdefault((r["network"], r["link"]), []).append(r)
-    body = []
-    for (network, link), line in lines.items():
-        fastest = max(r["over_bp"] for r in line)
-        stop = next(r for r in line if r["over_bp"] >= 0.99 * fastest)
-        most = line[-1]
-        body.append([network, link, str(stop["K"]), f"{stop['over_bp']:.2f}", stop["reason"]])
-        body[-1] += [str(most["K"]), f"{most['over_bp']:.2f}", most["reason"]]
-    head = ["network", "link", "fastest from K", "over BP", "limited by", "largest K", "over BP", "limited by"]
-    return _report.markdown(head, body)
-
-
-WORDS = """\
-- What limits: `stage` the slowest stage alone explains the time (copies that occupy it included), `link` and `host`
-  likewise; `waiting`: none of them does, stages wait for each other's messages.
-- DDG and FR have no barrier at the end of a tick here, as in this package's host loop, and the paper's are slower than
-  any predicted column says. With the barrier that its Table 2 assumes they come near to what it measured.
-- A PCIe link at its own speed would have cost next to nothing. For ResNet-101 FDG was as slow in the paper as over a
-  link of the fitted speed, some fourteen times slower: by this model it was how messages were copied, not the wire.
-- Overlapping copies do not hide a slow link. Backward first, stage K sends its cotangent at the very end of a tick and
-  stage K-1 wants it at the beginning of the next; its activations come just as late to stage K. So the loop through the
-  two is longer than two ticks by two transfers: one transfer a batch is not hidden. DGL sends nothing down and hides
-  all of it. So it is ahead of FDG by 0.29, 0.32 and 0.57 for ResNet-101 (K = 2, 3, 4), in the paper by 0.19, 0.54 and
-  0.94.
-- What the model does not explain: ResNet-101 is slower in the paper than over the fitted link with K = 3 (2.39
-  predicted, 2.08) and, where copies block as well, with K = 4 (2.93 and 2.52; 2.25): copies that share a bus would be.
-  WRN-28-10 is faster in the paper with K = 2 and 3 (1.75 and 2.46 predicted; 1.88 and 2.72) and slower with 4 (3.51;
-  3.20), and faster throughout than where copies block, and so is DGL."""
-LIMITS = """\
-- Fast links, WRN-28-10: stages of whole blocks are uneven (14 blocks) and from K = 12 on the slowest is one block, so
-  that only finer blocks would help. ResNet-101: uneven stages up to K = 26; at 35 one block, too.
-- ResNet-110: of many stages each takes so little that the host's thread, which dispatches all of them, is what limits
-  (not with `--host-microseconds 0`).
-- The fitted link: what is not hidden of it, and for ResNet-101 from K = 8 on the link itself, as the balanced split
-  then cuts early, where maps are large. Cuts that look at messages would do better; this split only looks at FLOPs.
-- `forward-first` does stage K-1's forward pass while the cotangent travels, which hides a transfer as long as that."""
-
-
-def picture(rows: Sequence[dict[str, Any]], path: Path, host: float) -> None:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-
-    scaling = [r for r in rows if r["row"] == "K"]
-    networks = list(dict.fromkeys(r["network"] for r in scaling))
-    with rc_context({"font.family": "sans-serif", "font.size": 10}):
-        figure = Figure(figsize=(12, 5.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(
-            f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch. "
-            "none, nvlink and pcie all but coincide.",
-            x=0.01, ha="left",
-        )  # fmt: skip
-        for axes, network in zip(figure.subplots(1, len(networks)), networks, strict=True):
-            of = [r for r in scaling if r["network"] == network]
-            Ks = sorted({r["K"] for r in of})
-            axes.plot(Ks, Ks, color="#dfe4ea", lw=1)
-            for (link, colour), order in product(COLOURS.items(), ORDERS):
-                line = [r for r in of if (r["link"], r["order"]) == (link, order)]
-                first = order == ORDERS[0]
-                places = [r["K"] for r in line], [r["over_bp"] for r in line]
-                axes.plot(*places, color=colour, ls="-" if first else ":")
-                for r in line if first else ():
-                    axes.plot(r["K"], r["over_bp"], MARKERS[r["reason"]], color=colour, ms=6)
-            axes.set(title=network, xlabel="K (devices)", ylabel="speed-up over BP", xlim=(0.5, max(Ks) + 0.5))
-            axes.set_ylim(0, 1.15 * max(r["over_bp"] for r in of))
-            axes.grid(color="#dfe4ea", lw=0.6)
-        handles = [Line2D([], [], color=colour, label=f"link: {name}") for name, colour in COLOURS.items()]
-        handles += [Line2D([], [], color="#52606d", marker=m, ls="", label=f"limit: {r}") for r, m in MARKERS.items()]
-        handles += [Line2D([], [], color="#52606d", ls=ls, label=o) for o, ls in zip(ORDERS, "-:", strict=True)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
-        figure.savefig(path, dpi=120, metadata={"Software": None})
-
-
-ORDERS = ("backward-first", "forward-first")
-
-
 def parser() -> argparse.ArgumentParser:
     made = _report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
@@ -326,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
         for network in NETWORKS:
             times, measured = of[network.label], known[network.label]
             rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
-            for order in ORDERS:
+            for order in _scaling_page.ORDERS:
                 rows += scaling_rows(network, times, measured, links, host, order)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -343,10 +222,10 @@ def main(arguments: list[str] | None = None) -> int:
         f"fitted to FDG's images/s for {last.label} and K = 2; {1e-9 / blocking[1]:.2f} GB/s where a copy occupies the "
         "stage that sends (blocking)."
     )  # fmt: skip
-    (out / "scaling.md").write_text(document(rows, facts, host) + "\n")
-    picture(rows, out / "scaling.png", host)
+    (out / "scaling.md").write_text(_scaling_page.document(rows, facts, host) + "\n")
+    _scaling_page.picture(rows, out / "scaling.png", host)
     told = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
-    _report.emit(rows, f"{summary(rows)}\n\n{told}", given.json)
+    _report.emit(rows, f"{_scaling_page.summary(rows)}\n\n{told}", given.json)
     return 0
 
 

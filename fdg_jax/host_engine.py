@@ -83,7 +83,9 @@ class HostEngine:
         if self._preprocess:
             x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
         self.entered += 1
-        self.loop.step(self._micro_batches.enter(x, labels))
+        parts = self._micro_batches.enter(x, labels)
+        del x  # else a batch that has been cut would live on through the tick
+        self.loop.step(parts)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:

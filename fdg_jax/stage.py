@@ -100,7 +100,8 @@ class Stage:
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
-        """The stage's pure functions and its first state. A method's stage may have others."""
+        """The stage's pure functions and its first state. A method's stage may have others; functions that refer to
+        the spec itself, and not to what they want of it, keep the first weights in memory as long as they live."""
         return made(spec)
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:

@@ -49,7 +49,7 @@ class Job(NamedTuple):
         return len(self.costs)
 
 
-def threads(before: Mapping[str, Any] | None = None) -> None:
+def use_cpu(before: Mapping[str, Any] | None = None) -> None:
     """How many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and starts
     it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 

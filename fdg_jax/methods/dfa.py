@@ -69,12 +69,12 @@ class Direct(Stage):
 
 def with_error(spec: Spec):
     """Stage K's functions: beside the loss its gradient at the outputs, which the forward pass already knows."""
-    apply = applied(spec.module, spec.how)
+    apply, loss = applied(spec.module, spec.how), spec.loss
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
-        error = jax.grad(lambda y: jnp.sum(spec.loss(y, labels)))(jax.lax.stop_gradient(y))
-        value = spec.loss(y, labels)
+        error = jax.grad(lambda y: jnp.sum(loss(y, labels)))(jax.lax.stop_gradient(y))
+        value = loss(y, labels)
         return value, ({"loss": value, "dy": error}, changed)
 
     return differentiated(objective, ended(apply, spec.how), spec.optimizer, spec.value.dtype, spec.how)

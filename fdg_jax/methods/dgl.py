@@ -54,13 +54,13 @@ class Local(Stage):
         if spec.last:
             return super().make(spec)
         aux, apply, weights = head(spec), applied(spec.module, spec.how), spec.how.precision.weights
-        of_network = ended(apply, spec.how)
+        of_network, loss, dtype = ended(apply, spec.how), spec.loss, spec.value.dtype
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
             variables = {"params": params[1], **extra["auxiliary"]}
             outputs, moved = aux.apply(variables, y, True, mutable=list(extra["auxiliary"]))
-            value = local_loss(spec.loss, outputs, labels).astype(spec.value.dtype)
+            value = local_loss(loss, outputs, labels).astype(dtype)
             return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
 
         def outputs(params, extra, x):
@@ -72,7 +72,7 @@ class Local(Stage):
         state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
         # The auxiliary network computes in float32, whatever the network does.
         pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
-        return differentiated(objective, outputs, spec.optimizer, spec.value.dtype, spec.how, pair_weights), state
+        return differentiated(objective, outputs, spec.optimizer, dtype, spec.how, pair_weights), state
 
     def variables(self):
         if self.spec.last:
