@@ -19,6 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does
+
 from benchmarks import _report
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput

@@ -32,6 +32,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does
+
 from benchmarks import _gantt, _report, _sides, _validate
 from benchmarks._turns import say
 from benchmarks._worker import Trainer
