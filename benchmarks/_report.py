@@ -97,15 +97,18 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def versions(row: Mapping[str, Any]) -> str:
     """With what a row of `here` was measured."""
-    return f"Python {row['python']}, JAX {row['jax']}, commit {row['commit']}"
+    pages = "on" if row["huge_pages"] else "off"
+    return f"Python {row['python']}, JAX {row['jax']}, huge pages {pages}, commit {row['commit']}"
 
 
 def here() -> dict[str, Any]:
-    """`machine`, and the device and the versions of this process, which has JAX."""
+    """`machine`, and the device, the versions and the pages of this process, which has JAX."""
     import jax
 
+    from fdg_jax.experiments import huge_pages
+
     versions = {"python": sys.version.split()[0], "jax": jax.__version__}
-    return {"device": jax.devices()[0].device_kind, **versions, **machine()}
+    return {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), **versions, **machine()}
 
 
 def machine() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What `benchmarks.scaling` found, as a page (scaling.md), a short table and a picture."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -83,23 +84,30 @@ def words(rows: Sequence[dict[str, Any]]) -> str:
         return " and ".join(f"{of(network, 'FDG', K):.2f}" for K in Ks)
 
     blocking = predicted("ResNet-101", "FDG", 4, "fitted link, blocking")
-    return f"""\
-- What limits: `stage` the slowest stage alone explains the time (copies that occupy it included), `link` and `host`
+    text = f"""
+What limits: `stage` the slowest stage alone explains the time (copies that occupy it included), `link` and `host`
   likewise; `waiting`: none of them does, stages wait for each other's messages.
-- DDG and FR have no barrier at the end of a tick here, as in this package's host loop, and the paper's are slower than
+
+DDG and FR have no barrier at the end of a tick here, as in this package's host loop, and the paper's are slower than
   any predicted column says. With the barrier that its Table 2 assumes they come near to what it measured.
-- A PCIe link at its own speed would have cost next to nothing. For ResNet-101 FDG was as slow in the paper as over a
+
+A PCIe link at its own speed would have cost next to nothing. For ResNet-101 FDG was as slow in the paper as over a
   link of the fitted speed, many times slower: by this model it was how messages were copied, not the wire.
-- Overlapping copies do not hide a slow link. Backward first, stage K sends its cotangent at the very end of a tick and
+
+Overlapping copies do not hide a slow link. Backward first, stage K sends its cotangent at the very end of a tick and
   stage K-1 wants it at the beginning of the next; its activations come just as late to stage K. So the loop through the
   two is longer than two ticks by two transfers: one transfer a batch is not hidden. DGL sends nothing down and hides
   all of it. So it is ahead of FDG by {ahead(predicted)} for ResNet-101 (K = 2, 3, 4), in the paper by {ahead(paper)}.
-- What the model does not explain: ResNet-101 is slower in the paper than over the fitted link with K = 3
+
+What the model does not explain: ResNet-101 is slower in the paper than over the fitted link with K = 3
   ({each(predicted, "ResNet-101", 3)} predicted, {each(paper, "ResNet-101", 3)}) and, where copies block as well, with
   K = 4 ({each(predicted, "ResNet-101", 4)} and {blocking:.2f}; {each(paper, "ResNet-101", 4)}): copies that share a
   bus would be. WRN-28-10 is faster in the paper with K = 2 and 3 ({each(predicted, "WRN-28-10", 2, 3)} predicted;
   {each(paper, "WRN-28-10", 2, 3)}) and slower with 4 ({each(predicted, "WRN-28-10", 4)};
   {each(paper, "WRN-28-10", 4)}), and faster throughout than where copies block, and so is DGL."""
+    # Wrapped here, as figures have lengths of their own.
+    points = (" ".join(point.split()) for point in text.strip().split("\n\n"))
+    return "\n".join(textwrap.fill(f"- {point}", 120, subsequent_indent="  ") for point in points)
 
 
 LIMITS = """\

@@ -78,7 +78,7 @@ class Trainer:
         checks.check_method(options, frozenset())
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
-        setup.use_cpu()
+        setup.prepare_cpu()
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))

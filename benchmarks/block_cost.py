@@ -39,7 +39,7 @@ if __name__ == "__main__":
 
 from benchmarks import _report
 from fdg_jax import convolution, layers, models, split
-from fdg_jax.experiments import huge_pages, machine
+from fdg_jax.experiments import machine
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.functions import Functions, functions
 
@@ -141,7 +141,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = {**_report.here(), "huge_pages": huge_pages.on()}
+    where = _report.here()
     where["cores"] = machine.usable_cores()
     made = []
     for row, (forward, backward) in seconds.items():
@@ -176,8 +176,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     ]
     about = (
         f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
-        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, Python {one['python']}, JAX {one['jax']}, "
-        f"huge pages {'on' if one['huge_pages'] else 'off'}, commit {one['commit']}."
+        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {_report.versions(one)}."
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 

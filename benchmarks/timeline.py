@@ -306,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
             "predicted_percent": shares(simulated, predicted_to_take, k),
             "late_microseconds": round(1e6 * statistics.median(late), 1),
             "late_microseconds_most": round(1e6 * max(late), 1),
-            **_report.machine(),
+            **_report.here(),
         }
         for k in range(1, side.K + 1)
     ]
@@ -327,7 +327,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     body = [[str(r["k"]), words(r["measured_percent"]), words(r["predicted_percent"])] for r in rows]
     return (
         f"{_report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "
-        f"{one['batch_size']}, {given.batches} batches, {cores}, commit {one['commit']}. "
+        f"{one['batch_size']}, {given.batches} batches, {cores}, {_report.versions(one)}. "
         f"An end is seen {one['late_microseconds']:.0f} us late (median; most {one['late_microseconds_most']:.0f}). "
         f"In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
     )

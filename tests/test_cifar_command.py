@@ -277,7 +277,7 @@ def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(cores,
     monkeypatch.setattr(setup.machine, "usable_cores", lambda: cores)
     environment = {"XLA_FLAGS": given} if isinstance(given, str) else {}
     monkeypatch.setattr(setup.os, "environ", environment)
-    setup.use_cpu(given if isinstance(given, dict) else None)
+    setup.prepare_cpu(given if isinstance(given, dict) else None)
     assert environment.get("XLA_FLAGS") == then
 
 
@@ -289,7 +289,7 @@ import os
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
 from fdg_jax import devices
 from fdg_jax.experiments import setup
-setup.use_cpu({before!r})
+setup.prepare_cpu({before!r})
 found, remark = devices.stage_devices(4)
 print(len(set(found)), remark)
 """

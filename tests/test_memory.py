@@ -47,13 +47,13 @@ def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
         {"method": "fr"},
         pytest.param({"method": "bp"}, marks=pytest.mark.slow),
         pytest.param({"method": "fa"}, marks=pytest.mark.slow),
-        {"method": "dgl"},
-        {"method": "dfa"},
+        {"method": "dgl", "K": 3},
+        {"method": "dfa", "K": 3},
     ],
     ids=str,
 )
 def test_other_orders_and_methods_hold_to_the_byte_what_was_predicted(options):
-    predicted, live, _ = predicted_and_live(2, data=small.batches(14), **options)
+    predicted, live, _ = predicted_and_live(data=small.batches(14), **{"K": 2, **options})
     for stage, here in zip(predicted, live, strict=True):
         assert 0 <= here - stage.total <= SCALARS, stage
 
@@ -64,7 +64,7 @@ def test_gpipe_holds_what_was_predicted_and_its_micro_batches_labels():
     predicted, live, _ = predicted_and_live(3, data, method="gpipe", micro_batches=4)
     of_parts = data[0][1].nbytes + 4 * 4  # the labels until the tick's end, and of each part its share of the batch
     for stage, here in zip(predicted, live, strict=True):
-        assert 0 <= here - stage.total <= SCALARS + of_parts, stage
+        assert 0 <= here - stage.total <= SCALARS + (of_parts if stage.k == 3 else 0), stage
 
 
 @pytest.mark.slow

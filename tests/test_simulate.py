@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import time
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import small
 
-from benchmarks import _gantt, _machines, _operations, _sides, _validate, scaling, simulate, timeline
+from benchmarks import _gantt, _machines, _operations, _scaling_page, _sides, _validate, scaling, simulate, timeline
 from benchmarks._sides import Side
 from benchmarks._turns import Worker
 from fdg_jax import memory, methods
@@ -270,6 +271,23 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
 def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):
     assert simulate.main(arguments) == 2
     assert word in capsys.readouterr().err
+
+
+def test_what_the_page_about_scaling_says_has_the_figures_of_its_rows():
+    networks, methods, Ks = ("WRN-28-10", "ResNet-101"), ("FDG", "DGL"), (2, 3, 4)
+    rows = [
+        {
+            "row": "table 7", "network": network, "method": method, "K": K, "paper_over_bp": number + 0.25,
+            "over_bp": {"fitted link": number * 2.0, "fitted link, blocking": number + 0.5},
+        }
+        for number, (network, method, K) in enumerate(product(networks, methods, Ks), 1)
+    ]  # fmt: skip
+    said = " ".join(_scaling_page.words(rows).split())
+    # ResNet-101: FDG has the numbers 7, 8, 9 and DGL 10, 11, 12; WRN-28-10's FDG 1, 2, 3.
+    assert "ahead of FDG by 6.00, 6.00 and 6.00 for ResNet-101 (K = 2, 3, 4), in the paper by 3.00, 3.00 and" in said
+    assert "K = 3 (16.00 predicted, 8.25)" in said
+    assert "K = 4 (18.00 and 9.50; 9.25)" in said
+    assert "(2.00 and 4.00 predicted; 1.25 and 2.25) and slower with 4 (6.00; 3.25)" in said
 
 
 def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -28,7 +29,7 @@ import numpy as np
 from fdg_jax import convolution, functions, layers, optimizer
 from fdg_jax.data.directories import temporary_beside
 from fdg_jax.data.progress import Progress, say
-from fdg_jax.experiments import compile_cache, machine, run_directory
+from fdg_jax.experiments import compile_cache, huge_pages, machine, run_directory
 
 ROUNDS = 5
 
@@ -107,6 +108,7 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
+    where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
     modules = [convolution, layers, functions, optimizer, *(sys.modules[type(block).__module__] for block in blocks)]
     files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))

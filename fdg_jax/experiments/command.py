@@ -86,7 +86,7 @@ def prepare_and_run(
     from fdg_jax.experiments import compile_cache, session, setup, stages
 
     compile_cache.enable()
-    setup.use_cpu(before)
+    setup.prepare_cpu(before)
     job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)

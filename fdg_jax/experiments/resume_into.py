@@ -95,7 +95,7 @@ def converted(
     from fdg_jax.experiments import compile_cache, setup, stages
     from fdg_jax.experiments.session import about_job, versions
 
-    setup.use_cpu()
+    setup.prepare_cpu()
     devices.asked_for(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
     state, loop, about = newest(old)
     step = int(loop["step"])

@@ -49,9 +49,9 @@ class Job(NamedTuple):
         return len(self.costs)
 
 
-def use_cpu(before: Mapping[str, Any] | None = None) -> None:
-    """How many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and starts
-    it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
+def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
+    """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
+    starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 
     On one core there is one device for all stages, and no operation is split: threads would take turns on the core
     (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with.
