@@ -42,6 +42,16 @@ def positive(text: str) -> int:
     return value
 
 
+def folder(path: str) -> Path:
+    """The folder of `--out`, made where it is missing."""
+    found = Path(path)
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {path} cannot be made ({error.strerror}). Name another folder.") from error
+    return found
+
+
 def check_json(path: str | None) -> None:
     """Finds out before a long measurement that its result could not be written."""
     if path not in (None, "-"):

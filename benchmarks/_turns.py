@@ -31,17 +31,20 @@ class Worker:
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
         self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
-        self.process = subprocess.Popen(
-            [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
-            cwd=ROOT,
-            env=_sides.environment(side),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
-            # Before the interpreter starts, so that every thread pool is made for that many cores.
-            preexec_fn=lambda: os.sched_setaffinity(0, self.cores),
-        )
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)  # inherited, so that every thread pool is made for that many cores
+        try:
+            self.process = subprocess.Popen(
+                [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
+                cwd=ROOT,
+                env=_sides.environment(side),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
+            )
+        finally:
+            os.sched_setaffinity(0, ours)
 
     def __enter__(self) -> "Worker":
         return self
@@ -96,6 +99,14 @@ class Worker:
         told["core_percent"] = [100 * seconds / window for seconds in by_core]
         self.windows.append(told)
 
+    def time_operations(self, batches: int) -> dict[str, Any]:
+        """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
+        before, own, start = sum(core_seconds(self.cores)), process_seconds(self.process.pid), time.perf_counter()
+        told = self.ask({"operations": batches})
+        own, took = process_seconds(self.process.pid) - own, time.perf_counter() - start
+        others = sum(core_seconds(self.cores)) - before - own
+        return {**told, "others_percent": max(0.0, 100 * others / (len(self.cores) * took))}
+
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
 
@@ -110,6 +121,15 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
     ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
              if name.startswith("cpu")}  # fmt: skip
     return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
+
+
+def process_seconds(pid: int) -> float:
+    """Processor time of a process so far; 0 where unknown."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # of the user and of the system
 
 
 def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
@@ -135,7 +155,7 @@ def measure(
             speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
             say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
         for worker in workers if operations else []:
-            worker.operations = worker.ask({"operations": operations})
+            worker.operations = worker.time_operations(operations)
         return workers
 
 

@@ -135,8 +135,8 @@ def parser() -> argparse.ArgumentParser:
     told, told_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     made = _report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
-    add("--model", default="resnet20")
-    add("--batch-size", type=_report.positive, default=128)
+    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
+    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
     add("--K", type=_report.positive, default=2, help="stages, one worker each (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")

@@ -61,6 +61,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise BadInput("--K 1: a pipeline of one stage is BP. Use --K 2 or more.")
     if not given.seconds > 0:
         raise BadInput(f"--seconds {given.seconds}: use a positive number.")
+    if given.windows < 2:
+        raise BadInput("--windows 1: one turn has no standard error. Use 2 or more.")
     method = check_pipelined(given.method)
     cores = _sides.cores_available()
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
@@ -72,7 +74,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         same_network(workers)
         turns = [turn(workers, given, number) for number in range(given.windows)]
     about = {"benchmark": "lost", **workers[2].about, "windows": given.windows, "seconds": given.seconds}
-    others = max(statistics.median(worker.column("others_percent")) for worker in workers if worker.windows)
+    windows = [worker.column("others_percent") for worker in workers if worker.windows]
+    others = max(map(statistics.median, [*windows, [turn["others_percent"] for turn in turns]]))
     return [{**about, "turns": turns, "others_percent": round(others, 1), **_report.machine()}]
 
 
@@ -99,7 +102,7 @@ def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> d
         took[worker] = worker.side.batch_size / worker.windows[-1]["images_per_second"]
 
     def operations(worker: Worker) -> None:
-        told[worker] = worker.ask({"operations": max(3, math.ceil(worker.batches / 2))})
+        told[worker] = worker.time_operations(max(3, math.ceil(worker.batches / 2)))
 
     steps = [(window, bp), (operations, one_core), (operations, pipeline), (window, pipeline)]
     steps += [(window, worker) for worker in lone]
@@ -107,6 +110,7 @@ def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> d
         step(worker)
     causes = terms(took[bp], told[one_core], told[pipeline], took[pipeline], given.K)
     found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
+    found["others_percent"] = max(each["others_percent"] for each in told.values())  # while operations were timed
     if lone:
         found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
     over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]
@@ -120,8 +124,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     share = statistics.fmean(turn["bp"] for turn in turns) / K
 
     def line(name: str, values: Sequence[float]) -> list[str]:
-        mean = statistics.fmean(values)
-        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+        mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
         return [name, f"{1e6 * mean:,.0f}", f"± {1e6 * error:,.0f}", f"{100 * mean / share:+.1f}%"]
 
     body = [line(f"BP/{K}", [turn["bp"] / K for turn in turns])]
@@ -142,11 +145,11 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     made = _report.parser("lost", __doc__)
     add = made.add_argument
-    add("--model", default="resnet20")
+    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
     add("--method", default="fdg", help="a pipelined method (default fdg)")
     add("--K", type=_report.positive, default=2, help="stages, each a core (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--batch-size", type=_report.positive, default=128)
+    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
     add("--windows", type=_report.positive, default=20, help="turns (default 20)")
     add("--seconds", type=float, default=2.0, help="of a window, about (default 2)")
     return made

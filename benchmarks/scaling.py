@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import _machines, _report, _scaling_page
@@ -188,13 +187,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
-    out, host = Path(given.out), given.host_microseconds
+    host = given.host_microseconds
     try:
         if not host >= 0:
             raise BadInput(f"--host-microseconds {host}: give 0 or more.")
-        if not out.is_dir():
-            raise BadInput(f"--out {out} is no folder. Make it first.")
         _report.check_json(given.json)
+        out = _report.folder(given.out)
         known = {network.label: measures(network) for network in NETWORKS}
         speeds = {n.label: flops_per_second(n, known[n.label]) for n in NETWORKS if n.fitted_to == n.label}
         of = {n.label: times_of(known[n.label], speeds[n.fitted_to]) for n in NETWORKS}

@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from benchmarks import _machines, _report, _sides, _validate
@@ -88,7 +89,7 @@ def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tup
     say(f"{side.name}, K={side.K}: measuring its operations on one core")
     with Worker(side, _sides.cores_available()) as worker:
         worker.about = worker.answer()
-        return worker.ask({"operations": given.batches}), tuple(worker.about["cuts"])
+        return worker.time_operations(given.batches), tuple(worker.about["cuts"])
 
 
 def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         f"{given.host_microseconds:g} us of the host a dispatch, at most {given.run_ahead} losses unread. Limited by: "
         f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
         f"other. Memory without XLA's temporary buffers (fdg_jax.memory)."
+        + (f" {_report.disturbed(rows)}" if given.times == "measured" else "")
     )
     return f"{_report.markdown(head, body)}\n\n{about}"
 
@@ -142,10 +144,11 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     made = _report.parser("simulate", __doc__, f"A method may have options: NAME:option=value, {_sides.METHODS_OWN}.")
     add = made.add_argument
-    add("--model", default="wrn16_4")
-    add("--batch-size", type=_report.positive, default=64)
+    add("--model", default="wrn16_4", help="any of the training command's (default wrn16_4)")
+    add("--batch-size", type=_report.positive, default=64, help="(default 64)")
     add("--K", type=_report.positive, nargs="+", default=[2, 4], help="stages (default 2 4)")
-    add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]")
+    names = "methods, compared with BP on one device (default bp ddg fdg)"
+    add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]", help=names)
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
     add("--times", default="measured", help="measured (default) or a file of block times")
@@ -160,32 +163,38 @@ def parser() -> argparse.ArgumentParser:
 
 
 def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
-    made, known = dict[tuple[str, int], Any](), dict[Any, Any]()
+    known = dict[Any, Any]()
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
-    def of(text: str, K: int) -> tuple[Side, Machine, tuple[int, ...], Any]:
+    def of(text: str, K: int) -> Side:
         side = _sides.parse(text, {**common, "K": K}, "", given.split)
         _validate.check(side)
-        side = _validate.on_cores(side, 1)
-        return side, *machine(side, given, known)
+        return _validate.on_cores(side, 1)
 
-    alone, bp, _, _ = of("bp", 1)
-    baseline = predict(_sides.schedule_of(alone), bp).seconds
+    # BP on one device is the same for every K.
+    pairs = product(given.method, given.K)
+    sides = [of(text, 1 if text.partition(":")[0] == "bp" else K) for text, K in pairs]
+    sides = list({(side.name, side.K): side for side in sides}.values())
+    n_blocks = len(models.blocks(given.model, 10))
+    for side in (side for side in sides if side.K > 1):  # before anything is measured
+        split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
+    alone = of("bp", 1)
+    baseline = predict(_sides.schedule_of(alone), machine(alone, given, known)[0]).seconds
     rows = []
-    for text in given.method:
-        for K in given.K:
-            side, device, cuts, shapes = of(text, 1 if text.partition(":")[0] == "bp" else K)
-            if (text, side.K) not in made:  # BP on one device is the same for every K
-                made[text, side.K] = row(side, predict(_sides.schedule_of(side), device), baseline, cuts, shapes, given)
-                rows.append(made[text, side.K])
-    return rows
+    for side in sides:
+        device, cuts, shapes = machine(side, given, known)
+        rows.append(row(side, predict(_sides.schedule_of(side), device), baseline, cuts, shapes, given))
+    others = max((told["others_percent"] for told, _ in known.values()), default=0.0)
+    return [{**each, "others_percent": round(others, 1)} for each in rows]
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
-        if not given.seconds > 0 or not given.host_microseconds >= 0:
-            raise BadInput("--seconds has to be positive and --host-microseconds 0 or more.")
+        if not given.seconds > 0:
+            raise BadInput(f"--seconds {given.seconds}: use a positive number.")
+        if not given.host_microseconds >= 0:
+            raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
         _report.check_json(given.json)
         _machines.link(given.link)
         if given.validate:

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -254,10 +253,10 @@ def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]
 def parser() -> argparse.ArgumentParser:
     made = _report.parser("timeline", __doc__)
     add = made.add_argument
-    add("--model", default="resnet20")
-    add("--batch-size", type=_report.positive, default=128)
+    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
+    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
     add("--K", type=_report.positive, default=2)
-    add("--method", default="fdg", metavar="NAME[:option=value]")
+    add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
     add("--batches", type=_report.positive, default=6, help="that are drawn (default 6)")
     add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
@@ -267,17 +266,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
-        out = Path(given.out)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"--out {out} cannot be made ({error.strerror}). Name another folder.") from error
         _report.check_json(given.json)
         cores = len(_sides.cores_available())
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
         side = _validate.on_cores(_sides.parse(given.method, common, "", given.split), cores)
         if methods.find(side.method).places:
             raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Take another method.")
+        out = _report.folder(given.out)
         devices.emulate_cpu(given.K)
         ahead = 2 * given.K + 2  # after the first batches the host has run ahead
         with quick_threads():
@@ -324,6 +319,8 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 
     one = rows[0]
     cores = f"{one['cores']} core{'s' * (one['cores'] > 1)} of {one['cpu']}"
+    if one["cores"] < one["K"]:
+        cores += f" for {one['K']} stages, which wait for cores, too"
     body = [[str(r["k"]), words(r["measured_percent"]), words(r["predicted_percent"])] for r in rows]
     return (
         f"{_report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "

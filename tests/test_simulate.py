@@ -273,6 +273,21 @@ def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):
     assert word in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--method", "bp", "nosuch"], "nosuch"),
+        (["--method", "fdg:foo=1"], "foo"),
+        (["--split", "abc"], "abc"),
+        (["--K", "9"], "8 blocks"),
+    ],
+)
+def test_simulate_refuses_what_is_wrong_before_it_measures_anything(arguments, word, capsys, monkeypatch):
+    monkeypatch.setattr(simulate, "Worker", lambda side, cores: pytest.fail(f"{side.name} was started"))
+    assert simulate.main(["--model", "wrn16_4", *arguments]) == 2
+    assert word in capsys.readouterr().err
+
+
 def test_what_the_page_about_scaling_says_has_the_figures_of_its_rows():
     networks, methods, Ks = ("WRN-28-10", "ResNet-101"), ("FDG", "DGL"), (2, 3, 4)
     rows = [

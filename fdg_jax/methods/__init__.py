@@ -82,6 +82,6 @@ def names() -> list[str]:
 def find(name: str) -> Method:
     """The method of that name. BadInput names the nearest ones."""
     if name not in names():
-        asked = meant(name, names(), cutoff=0.3) or f" Did you mean {' or '.join(names())}?"
+        asked = meant(name, names(), cutoff=0.3)
         raise BadInput(f"method {name!r} is not known.{asked} There are {', '.join(names())}.")
     return import_module(f"{__name__}.{name}").METHOD
