@@ -92,20 +92,19 @@ class Worker:
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
         if not math.isfinite(told["loss"]):
             raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
-        others, window = sum(by_core) - told["busy_seconds"], time.perf_counter() - start
+        window = time.perf_counter() - start
         told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
         told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
-        told["others_percent"] = max(0.0, 100 * others / (len(self.cores) * window))
+        told["others_percent"] = others_percent(by_core, told["busy_seconds"], window)
         told["core_percent"] = [100 * seconds / window for seconds in by_core]
         self.windows.append(told)
 
     def time_operations(self, batches: int) -> dict[str, Any]:
         """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
-        before, own, start = sum(core_seconds(self.cores)), process_seconds(self.process.pid), time.perf_counter()
+        before, start = core_seconds(self.cores), time.perf_counter()
         told = self.ask({"operations": batches})
-        own, took = process_seconds(self.process.pid) - own, time.perf_counter() - start
-        others = sum(core_seconds(self.cores)) - before - own
-        return {**told, "others_percent": max(0.0, 100 * others / (len(self.cores) * took))}
+        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
+        return {**told, "others_percent": others_percent(by_core, told["busy_seconds"], time.perf_counter() - start)}
 
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
@@ -123,13 +122,9 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
     return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
 
 
-def process_seconds(pid: int) -> float:
-    """Processor time of a process so far; 0 where unknown."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # of the user and of the system
+def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
+    """Of the time of cores that were not idle for so many seconds each, what a process busy that long did not take."""
+    return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
 
 
 def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
@@ -155,7 +150,7 @@ def measure(
             speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
             say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
         for worker in workers if operations else []:
-            worker.operations = worker.time_operations(operations)
+            worker.operations = worker.ask({"operations": operations})
         return workers
 
 

@@ -61,7 +61,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             for worker in workers if turn % 2 == 0 else reversed(workers):
                 name = worker.side.name
                 # A third of a window, so that a slow moment is in both; each of them is waited for, some of them twice.
-                told[name].append(worker.ask({"operations": max(4, math.ceil(worker.batches / 3))}))
+                told[name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
                 found[name].append(predicted(worker.side, told[name][-1]))
                 worker.window()
             pairs = "  ".join(f"{w.side.name} {ratio(w, found[w.side.name], turn):.3f}" for w in workers)
@@ -75,6 +75,7 @@ def ratio(worker: Worker, found: Sequence[Prediction], turn: int) -> float:
 
 def row(worker: Worker, found: Sequence[Prediction], told: Sequence[Any], given: argparse.Namespace) -> dict[str, Any]:
     ratios = [ratio(worker, found, turn) for turn in range(len(found))]
+    others = worker.column("others_percent"), [each["others_percent"] for each in told]
     last = found[-1]
     return {
         "benchmark": "simulate --validate",
@@ -89,7 +90,7 @@ def row(worker: Worker, found: Sequence[Prediction], told: Sequence[Any], given:
         "utilisation_percent": [round(100 * share, 1) for share in last.utilisation],
         "limiting": last.limiting,
         "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
-        "others_percent": round(statistics.median(worker.column("others_percent")), 1),
+        "others_percent": round(max(map(statistics.median, others)), 1),
         "operations": told[-1],
         "core_numbers": worker.cores,
         **_report.machine(),

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,9 @@ class Trainer:
 
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
-        took (benchmarks._operations); {} where many are one program. The first time is slower and does not count."""
+        took (benchmarks._operations) and for how long the process was busy; {} where many are one program. The first
+        time is slower and does not count."""
+        busy = time.process_time()
         data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
         assert isinstance(data, Dataset)
         if not isinstance(engine, host_engine.HostEngine):
@@ -127,7 +130,8 @@ class Trainer:
         batches = -(-batches // options.accumulate) * options.accumulate
         indices = self.random.integers(0, len(data.train_images), (1 + batches, options.batch_size), dtype=np.int32)
         cores = machine.usable_cores() or 1 if self.device == "cpu" else 1
-        return _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
+        told = _operations.measure(engine, data.train_images, data.train_labels, indices, cores)
+        return {**told, "busy_seconds": time.process_time() - busy}
 
     def about(self) -> dict:
         pipeline = self.job.pipeline

@@ -26,16 +26,16 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
 
+if __name__ == "__main__":
+    from fdg_jax.experiments.huge_pages import restart_once
+
+    restart_once()  # as the training command does, before imports that would be done twice
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-
-if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
-
-    restart_once()  # as the training command does
 
 from benchmarks import _report
 from fdg_jax import convolution, layers, models, split

@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-import jax
-import numpy as np
-
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
 
-    restart_once()  # as the training command does
+    restart_once()  # as the training command does, before imports that would be done twice
+
+import flax.linen as nn
+import jax
+import numpy as np
 
 from benchmarks import _report
 from fdg_jax import layers, models, split

@@ -14,14 +14,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
 
-    restart_once()  # as the training command does
+    restart_once()  # as the training command does, before imports that would be done twice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import fdg_jax
 from benchmarks import _report

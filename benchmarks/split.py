@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-import jax
-import numpy as np
-
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
 
-    restart_once()  # as the training command does
+    restart_once()  # as the training command does, before imports that would be done twice
+
+import jax
+import numpy as np
 
 from benchmarks import _report
 from fdg_jax import models, split

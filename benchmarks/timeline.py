@@ -28,13 +28,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
-
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
 
-    restart_once()  # as the training command does
+    restart_once()  # as the training command does, before imports that would be done twice
+
+import jax
+import numpy as np
 
 from benchmarks import _gantt, _report, _sides, _validate
 from benchmarks._turns import say

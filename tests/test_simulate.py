@@ -228,11 +228,12 @@ def test_a_prediction_is_held_against_the_window_of_its_own_turn():
     found, told = [], []
     for slower in (1, 2, 1.2):
         device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
-        told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None})
+        told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None, "others_percent": 7})
         found.append(_validate.predicted(side, told[-1]))
     assert [round(each.seconds, 9) for each in found] == [1, 2, 1.2]
     row = _validate.row(worker(side, 10, 4, 8), found, told, given)
     assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
+    assert row["others_percent"] == 7  # of the windows 0, while operations were timed 7
     assert not _validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
 
 
