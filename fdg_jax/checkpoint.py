@@ -6,7 +6,7 @@ made again by replaying the forward pass (see fdg_jax.host_engine).
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fdg_jax import manifest
+from fdg_jax import durable, manifest
 from fdg_jax.errors import BadInput, first_line
 
 Flat = dict[str, np.ndarray]
@@ -64,13 +64,14 @@ def sha256(flat: Mapping[str, Any]) -> str:
 
 
 def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
-    """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end.
+    """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end. When this
+    returns, the checkpoint survives a power cut.
 
     about: what the manifest says of it besides, as JSON. Raises OSError where there is no room, and the like.
     """
     path = Path(path).absolute()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
@@ -79,25 +80,42 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
         checkpointer.wait_until_finished()
     listed = [[name, str(value.dtype), list(value.shape)] for name, value in arrays]
     manifest.write(temporary, {"arrays": listed, "about": dict(about or {})})
-    shutil.rmtree(path, ignore_errors=True)
-    temporary.rename(path)
+    durable.flush_tree(temporary)
+    if path.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        path.rename(before)
+    durable.rename(temporary, path)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def load(path: Path) -> tuple[Flat, dict[str, Any]]:
-    """(state, about) as `save` was given them. BadInput where there is none, or where a byte of it has changed."""
+    """(state, about) as `save` was given them. BadInput where there is none; Damaged where a byte of it has changed,
+    OtherFormat, and Unreadable, all of fdg_jax.manifest and kinds of BadInput."""
     path = Path(path).absolute()
     if not path.is_dir():
         raise BadInput(f"there is no checkpoint at {path}.")
-    content = manifest.check(path)
     try:
+        content = manifest.check(path)
         with ocp.PyTreeCheckpointer() as checkpointer:
             tree = checkpointer.restore(path / ARRAYS)
-        flat = {}
-        for i, (name, dtype, shape) in enumerate(content["arrays"]):
-            value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
-            if str(value.dtype) != dtype or list(value.shape) != shape:
-                raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
-            flat[name] = value
-    except Exception as error:  # Orbax raises many kinds
-        raise BadInput(f"the checkpoint at {path} cannot be read: {first_line(error)}") from error
-    return flat, content["about"]
+    except BadInput:
+        raise
+    # Whatever Orbax raises, of its many kinds, is no damage: every byte has just been compared.
+    except Exception as error:
+        raise manifest.Unreadable(path, error) from error
+    try:
+        return named(tree, content["arrays"]), content["about"]
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        fact = f"the checkpoint at {path} is damaged: {manifest.NAME} does not describe its arrays"
+        raise manifest.Damaged(f"{fact} ({first_line(error)}).") from error
+
+
+def named(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
+    """The arrays by their names. listed: (name, dtype, shape) of each; an empty one is not in the tree."""
+    flat = {}
+    for i, (name, dtype, shape) in enumerate(listed):
+        value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
+        if str(value.dtype) != dtype or list(value.shape) != shape:
+            raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
+        flat[name] = value
+    return flat

@@ -21,3 +21,10 @@ def meant(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def first_line(error: BaseException) -> str:
     """What an exception of someone else's says, in one line fit for a sentence of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: what the system says, or else the kind of error and its own words."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]

@@ -2,15 +2,21 @@
 
 `manifest.json` lists every file with its size and sha256, carries further content, and ends in a hash of itself. It is
 written last, so a folder without one is not whole.
+
+Only what is proven is damage: content that was read and is not what was sealed, a file too few or too many. A file that
+cannot be read at the moment (a network that is away, no file handles or memory left) proves nothing.
 """
 
+import errno
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 
 NAME, FORMAT = "manifest.json", 1
 
@@ -19,45 +25,87 @@ class OtherFormat(BadInput):
     """The folder is as it was sealed, by another version of this."""
 
 
+class Damaged(BadInput):
+    """It is proven that the folder is not as it was sealed."""
+
+
+class Unreadable(BadInput):
+    """The folder cannot be read at the moment. Whether it is as it was sealed is not known."""
+
+    def __init__(self, folder: Path, error: BaseException):
+        fact = f"the checkpoint at {folder} cannot be read: {reason(error)}"
+        super().__init__(f"{fact}. Nothing was changed. Try again once it can be read.")
+
+
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Seals a folder as it is now."""
-    files = {name: [path.stat().st_size, digest(path)] for name, path in inside(folder).items()}
+    names = sorted(name for name, mode in inside(folder).items() if name != NAME and stat.S_ISREG(mode))
+    files = {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
     body = {"format": FORMAT, "files": files, **content}
     (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}))
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The content, if the folder is as it was sealed; else BadInput naming what is not."""
-    fact = f"the checkpoint at {folder} is damaged"
-    try:
-        sealed = json.loads((folder / NAME).read_bytes())
-        found, body = sealed["sha256"], sealed["content"]
-    except OSError as error:
-        raise BadInput(f"{fact}: {NAME} cannot be read ({error.strerror}).") from None
-    except (ValueError, TypeError, KeyError):
-        raise BadInput(f"{fact}: {NAME} is no manifest.") from None
-    if found != signed(body):
-        raise BadInput(f"{fact}: {NAME} does not match its own hash.")
-    if body["format"] != FORMAT:
-        fact = f"the checkpoint at {folder} has format {body['format']}; this version reads {FORMAT}"
-        raise OtherFormat(f"{fact}. Resume it where it was made.")
-    files = inside(folder)
+    """The content, if the folder is as it was sealed. Damaged, naming what is not; OtherFormat. OSError and MemoryError
+    where it cannot be told."""
+    fact, there = f"the checkpoint at {folder} is damaged", inside(folder)
+    body = sealed_content(folder, there, fact)
     for name, (size, sha256) in body["files"].items():
-        if name not in files:
-            raise BadInput(f"{fact}: {name} is missing.")
-        try:
-            there = files[name].stat().st_size
-            if there != size or digest(files[name]) != sha256:
-                raise BadInput(f"{fact}: {name} ({there} of {size} bytes) does not match its hash.")
-        except OSError as error:
-            raise BadInput(f"{fact}: {name} cannot be read ({error.strerror}).") from None
+        if name not in there:
+            raise Damaged(f"{fact}: {name} is missing.")
+        refuse_odd(name, there[name], fact)
+        found = (folder / name).stat().st_size
+        if found != size or digest(folder / name) != sha256:
+            raise Damaged(f"{fact}: {name} ({found} of {size} bytes) does not match its hash.")
+    for name in sorted(there.keys() - body["files"].keys() - {NAME}):
+        raise Damaged(f"{fact}: {name} is there, and {NAME} does not list it.")
     return body
 
 
-def inside(folder: Path) -> dict[str, Path]:
-    """All files of a folder but the manifest, by their names in it."""
-    found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    found.pop(NAME, None)
+def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[str, Any]:
+    """What the manifest says, if it is one and matches its own hash. there: `inside(folder)`."""
+    if NAME not in there:
+        raise Damaged(f"{fact}: {NAME} cannot be read ({os.strerror(errno.ENOENT)}).")
+    refuse_odd(NAME, there[NAME], fact)
+    text = (folder / NAME).read_bytes()
+    try:
+        sealed = json.loads(text)
+        found, body = sealed["sha256"], sealed["content"]
+        expected = signed(body)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged(f"{fact}: {NAME} is no manifest.") from None
+    if found != expected:
+        raise Damaged(f"{fact}: {NAME} does not match its own hash.")
+    if not isinstance(body, dict) or "format" not in body:
+        raise Damaged(f"{fact}: {NAME} is no manifest.")
+    if body["format"] != FORMAT:
+        fact = f"the checkpoint at {folder} has format {body['format']}; this version reads {FORMAT}"
+        raise OtherFormat(f"{fact}. Resume it where it was made.")
+    files = body.get("files")
+    if not isinstance(files, dict) or not all(isinstance(each, list) and len(each) == 2 for each in files.values()):
+        raise Damaged(f"{fact}: {NAME} is no manifest.")
+    return body
+
+
+def refuse_odd(name: str, mode: int, fact: str) -> None:
+    """Raises Damaged for a link, a pipe and the like: none was ever sealed, and a pipe keeps its reader waiting."""
+    if not stat.S_ISREG(mode):
+        raise Damaged(f"{fact}: {name} is no ordinary file.")
+
+
+def inside(folder: Path) -> dict[str, int]:
+    """{name in the folder, with /: mode} of everything below it that is no folder. Links are not followed. Raises
+    OSError where a folder cannot be listed, which Path.rglob passes over."""
+    found, left = {}, [""]
+    while left:
+        place = left.pop()
+        with os.scandir(folder / place) as entries:
+            for entry in entries:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if stat.S_ISDIR(mode):
+                    left.append(f"{place}{entry.name}/")
+                else:
+                    found[f"{place}{entry.name}"] = mode
     return found
 
 

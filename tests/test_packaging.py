@@ -197,7 +197,7 @@ def test_the_guards_see_what_they_forbid(source, guard):
 LAYERS = [
     {"errors", "compat", "convolution", "layers", "precision"},
     {"schedule", "ideal"},
-    {"stage", "functions", "shapes", "checkpoint", "manifest", "optimizer", "guard", "devices", "packing"},
+    {"stage", "functions", "shapes", "checkpoint", "durable", "manifest", "optimizer", "guard", "devices", "packing"},
     {"methods", "models", "data", "transport", "mitigations"},
     {"engines"},
     {"api"},

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.run_directory import CHECKPOINTS, CONFIG, METRICS, SUMMARY
@@ -46,7 +47,7 @@ def claim(path: Path, resume: bool, flag: str = "--run-dir") -> Iterator[Path]:
         raise BadInput(f"{path} already holds a run. {going_on} another {flag}, or delete it.")
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(path)
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:

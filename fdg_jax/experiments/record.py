@@ -76,6 +76,11 @@ class Record:
         self.log.close()
         self.scalars.close()
 
+    def flush(self) -> None:
+        """What was written down so far, to the disk. The thread that writes checkpoints calls it."""
+        self.log.flush()
+        self.scalars.flush()
+
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of it; `restore` is the inverse."""
         return {

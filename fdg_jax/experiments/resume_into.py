@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.experiments import checks, claim, run_directory, saving, stored
 from fdg_jax.experiments.command_line import Program
 from fdg_jax.experiments.options import FIELDS, Options, spelled
 from fdg_jax.experiments.progress import count
 from fdg_jax.experiments.signals import Signals
+from fdg_jax.manifest import Damaged
 
 if TYPE_CHECKING:
     from fdg_jax.experiments.setup import Job
@@ -127,12 +128,17 @@ def converted(
 
 
 def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """(state, loop, about) of the newest whole checkpoint. Nothing is put aside: the run is not ours."""
+    """(state, loop, about) of the newest whole checkpoint. Nothing is put aside: the run is not ours. BadInput where all
+    are damaged, or where one cannot be read."""
     first: BadInput | None = None
-    for path in reversed(saving.stored(run / run_directory.CHECKPOINTS)):
+    try:
+        found = saving.listed(run / run_directory.CHECKPOINTS)
+    except OSError as error:
+        raise BadInput(f"--resume-into: the checkpoints of {run} cannot be listed: {reason(error)}.") from None
+    for path in reversed(found):
         try:
             return saving.load(path)
-        except BadInput as error:
+        except Damaged as error:
             first = first or error
             print(f"warning: {error} Trying the one before.", flush=True)
     raise first or BadInput(f"--resume-into: {run} has no checkpoint yet. Resume it there, or start a new run.")

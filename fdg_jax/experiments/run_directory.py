@@ -1,8 +1,9 @@
 """The files of a run directory: what was asked, what happened step by step, and what came out.
 
-`metrics.jsonl` is flushed line by line; `config.json` and `summary.json` appear whole or not at all. Resuming
-cuts `metrics.jsonl` back to what it was when the checkpoint was written, so that an interrupted run's lines
-are those of an uninterrupted one.
+`config.json` and `summary.json` appear whole or not at all. `metrics.jsonl` is handed to the system line by line, so that
+a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name. Resuming
+cuts it back to what it was when the checkpoint was written, so that an interrupted run's lines are those of an
+uninterrupted one.
 """
 
 import json
@@ -16,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import machine
 from fdg_jax.experiments.options import FIELDS, Options
@@ -25,14 +27,9 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all: written beside, then renamed."""
+    """Whole or not at all, and once it is there it survives a power cut."""
     text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    durable.write(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,16 +50,21 @@ def finite(value: Any) -> Any:
 
 
 class MetricsLog:
-    """`metrics.jsonl`, a flushed line an event. `lines`: how many there are, which a checkpoint remembers."""
+    """`metrics.jsonl`, a line an event. `lines`: how many there are, which a checkpoint remembers."""
 
     def __init__(self, path: Path, keep_lines: int = 0):
         self.lines = cut_back(path, keep_lines)
         self.file = path.open("a")
+        durable.flush_folder(path.parent)
 
     def append(self, event: Mapping[str, Any]) -> None:
         self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
         self.file.flush()
         self.lines += 1
+
+    def flush(self) -> None:
+        """The lines so far, to the disk. Another thread may call it."""
+        os.fsync(self.file.fileno())
 
     def close(self) -> None:
         self.file.close()
@@ -73,9 +75,7 @@ def cut_back(path: Path, lines: int) -> int:
     if not path.exists():
         return 0
     kept = [line for line in path.read_bytes().splitlines(keepends=True)[:lines] if line.endswith(b"\n")]
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(b"".join(kept))
-    beside.replace(path)
+    durable.write(path, b"".join(kept))
     return len(kept)
 
 

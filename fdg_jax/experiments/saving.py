@@ -1,7 +1,8 @@
 """Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a step.
 
-They are written by a thread while training goes on. The newest are kept, and the best where that is wanted. One that
-is damaged (fdg_jax.manifest) is put aside, aloud, and the one before it used.
+They are written by a thread while training goes on, and flushed to the disk by it. The newest are kept, and the best
+where that is wanted. One that is damaged (fdg_jax.manifest) is put aside, aloud, and the one before it used. One that
+cannot be read at the moment is left as it is.
 """
 
 import contextlib
@@ -12,15 +13,16 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
 
-from fdg_jax.errors import BadInput
-from fdg_jax.manifest import OtherFormat
+from fdg_jax import durable
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.manifest import Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
 MOST_LOOKS, LOOK_SECONDS = 100, 0.1
@@ -49,10 +51,11 @@ class Saver:
     """Writes one checkpoint at a time in the background.
 
     about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays, once it is there.
+    flush: called in the thread before a checkpoint gets its name, for what it refers to and must be on the disk by then.
     """
 
-    def __init__(self, root: Path, about: Mapping[str, Any], keep: int):
-        self.root, self.about, self.keep = root, about, keep
+    def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
+        self.root, self.about, self.keep, self.flush = root, about, keep, flush
         self.best: int | None = None
         self.thread: Thread | None = None
         self.step = -1  # of the newest asked for
@@ -73,12 +76,17 @@ class Saver:
         """
         self.wait()
         self.step = step
-        self.thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
-        self.thread.start()
+        thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads for us
+            self.failure = not_written(step, error)
+        else:
+            self.thread = thread
 
     def check(self) -> None:
         """Raises SaveFailed or NotFinite if the last checkpoint has failed since one asked last. Does not wait."""
-        if self.thread is not None and not self.thread.is_alive():
+        if self.thread is None or not self.thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
@@ -108,7 +116,8 @@ class Saver:
             now = guard.refused(content)
             if refused is not None and any(now) and now != tuple(refused):
                 raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
-            self.root.mkdir(exist_ok=True)
+            durable.make_folder(self.root)
+            self.flush()
             check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
             checkpoint.save(folder(self.root, step), content, self.about)
             self.best = step if best else self.best
@@ -116,18 +125,22 @@ class Saver:
         except NotFinite as error:
             self.failure = error
         except Exception as error:  # of Orbax, too, which wraps what the system says
-            self.failure = SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
+            self.failure = not_written(step, error)
             sweep(self.root, looks=10)
 
     def prune(self) -> None:
-        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows."""
+        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is flushed,
+        so that no half of a checkpoint is taken for one after a power cut."""
         best = None if self.best is None else folder(self.root, self.best)
-        for old in stored(self.root)[: -self.keep]:
-            if old != best:
-                aside = old.with_name(f".{old.name}.old")
-                with contextlib.suppress(OSError):
-                    old.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
+        spare = [old for old in stored(self.root)[: -self.keep] if old != best]
+        aside = [old.with_name(f".{old.name}.old") for old in spare]
+        with contextlib.suppress(OSError):
+            for old, new in zip(spare, aside, strict=True):
+                old.rename(new)
+            if spare:
+                durable.flush_folder(self.root)
+        for old in aside:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
@@ -162,10 +175,8 @@ def check_room(root: Path, needed: int) -> None:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fact})")
 
 
-def reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+def not_written(step: int, error: BaseException) -> SaveFailed:
+    return SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
 
 
 def sweep(root: Path, looks: int = 1) -> None:
@@ -185,32 +196,53 @@ def sweep(root: Path, looks: int = 1) -> None:
         time.sleep(LOOK_SECONDS)
 
 
+def listed(root: Path, beginning: str = "") -> list[Path]:
+    """Checkpoints with a name that begins so, oldest first. Raises OSError where the folder is there and cannot be
+    listed: that must not be taken for a folder without checkpoints, which Path.glob does in newer Pythons."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [root / name for name in sorted(names) if re.fullmatch(f"{beginning}step-[0-9]{{9}}", name)]
+
+
 def stored(root: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted(path for path in root.glob("step-" + 9 * "[0-9]") if path.is_dir())
+    """Whole checkpoints, oldest first; none where they cannot be listed."""
+    try:
+        return listed(root)
+    except OSError:
+        return []
 
 
 def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
-    """(state, loop, about) of the newest checkpoint that is whole; None without any. BadInput if all are damaged."""
-    for path in reversed(stored(root)):
+    """(state, loop, about) of the newest checkpoint that is whole; None without any. BadInput if all are damaged, or if
+    one cannot be read: what is not known to be damaged is never passed over."""
+    try:
+        found, damaged = listed(root), listed(root, DAMAGED)
+    except OSError as error:
+        raise BadInput(f"the checkpoints in {root} cannot be listed: {reason(error)}. Nothing was changed.") from None
+    put_aside = set(damaged)
+    for path in reversed(found):
         try:
             return load(path)
-        except OtherFormat:  # not damaged
-            raise
-        except BadInput as error:
+        except Damaged as error:
             aside = path.with_name(DAMAGED + path.name)
             done = f"Put aside as {aside.name}"
             try:
                 shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
+                durable.rename(path, aside)
+                put_aside.add(aside)
             except OSError as failed:
                 done = f"It cannot be put aside ({failed.strerror})"
+                damaged.append(path)
             print(f"warning: {error} {done}; trying the one before.", file=sys.stderr, flush=True)
-    damaged = sorted(root.glob(DAMAGED + "*"))
-    if damaged:
+    if found or damaged:
+        count = len(put_aside | set(damaged))
+        where = "were put aside" if count == len(put_aside) else "are there"
         raise BadInput(
-            f"no checkpoint in {root} is whole; {len(damaged)} damaged ones were put aside. Delete these to start the "
-            f"run from the beginning, or start a new one in another --run-dir."
+            f"no checkpoint in {root} is whole; {count} damaged ones {where}. Delete these to start the run from the "
+            f"beginning, or start a new one in another --run-dir."
         )
     return None
 

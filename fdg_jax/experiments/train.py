@@ -39,7 +39,7 @@ class Loop:
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
-        self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep)
+        self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep, record.flush)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.saver.prune()  # which a process that was killed may not have come to
