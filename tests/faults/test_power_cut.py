@@ -15,14 +15,18 @@ import time
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
-from fault_runs import STEPS, Config, Process, assert_same, moment, newest
+from fault_runs import Config, Process, assert_same, moment, newest
 
-from fdg_jax.experiments import saving
+from fdg_jax import durable
+from fdg_jax.engine import Metrics
+from fdg_jax.experiments import run_directory, saving
+from fdg_jax.experiments.record import Record
 
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # of linux/fs.h: FS_IOC_SHUTDOWN, FS_SHUTDOWN_FLAGS_NOLOGFLUSH
 MEGABYTES = 64
-PHASES = ("save", "step", "save", "evaluate", "compile")
+PHASES = ("save", "step", "evaluate")
 
 
 class Disk:
@@ -69,20 +73,80 @@ def disk(tmp_path):
         made.unmount()
 
 
-def test_what_is_not_flushed_is_lost_and_what_is_flushed_is_not(disk):
+@pytest.fixture
+def after_a_cut(disk):
+    """after_a_cut(): cuts the power, and turns it on again."""
+
+    def cut():
+        disk.cut()
+        disk.unmount()
+        disk.mount()
+
+    return cut
+
+
+def test_what_is_not_flushed_is_lost_and_what_is_flushed_is_not(disk, after_a_cut):
     """Else the cuts below would prove nothing."""
     os.sync()
-    for name in ("flushed", "written"):
-        (disk.path / name).write_text(name)
-    handle = os.open(disk.path / "flushed", os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-    (disk.path / "later").write_text("later")
-    disk.cut()
+    durable.write(disk.path / "flushed", b"flushed")
+    (disk.path / "written").write_text("written")
+    after_a_cut()
+    assert (disk.path / "flushed").read_text() == "flushed"
+    assert not (disk.path / "written").exists() or (disk.path / "written").read_text() == ""
+
+
+def record(run: Path) -> Record:
+    made = Record(images=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
+    made.open(run, tensorboard=True)
+    return made
+
+
+def test_a_checkpoint_and_the_lines_that_it_counts_survive_from_when_it_is_written(disk, after_a_cut):
+    run = disk.path / "new" / "run"
+    durable.make_folder(run)
+    run_directory.write_json(run / "config.json", {"K": 2})
+    ours = record(run)
+    saver = saving.Saver(run / "checkpoints", {}, keep=1, flush=ours.flush)
+    for step in (1, 2):
+        ours.losses([Metrics(step, 0.5)])
+        saver.save(step, {"a": np.full(1000, step)}, ours.state())
+        saver.wait()
+    ours.close()
+    (curves,) = (run / "tensorboard").iterdir()
+    points = curves.read_bytes()
+    after_a_cut()
+    found = saving.load_newest(run / "checkpoints")
+    assert found is not None and found[0]["a"][0] == found[1]["lines"] == 2
+    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1, 2]
+    assert run_directory.read_json(run / "config.json") == {"K": 2}
+    assert curves.read_bytes() == points and len(points) > 100
+
+
+@pytest.mark.parametrize("moment", ["before the rename", "while older ones are removed"])
+def test_at_every_moment_of_a_save_one_checkpoint_is_durable(moment, disk, after_a_cut, monkeypatch):
+    class Cut(BaseException):
+        """Nothing of ours may handle it."""
+
+    def cut(*_, **__):
+        disk.cut()
+        raise Cut
+
+    root, arrays = disk.path / "checkpoints", {"a": np.arange(1000)}
+    saver = saving.Saver(root, {}, keep=1)
+    saver.write(1, arrays, {"step": 1}, None, False)
+    os.sync()
+    with monkeypatch.context() as patch, pytest.raises(Cut):
+        if moment == "before the rename":
+            patch.setattr(durable, "rename", cut)
+        else:
+            remove = shutil.rmtree
+            patch.setattr(saving.shutil, "rmtree", lambda path, **kw: cut() if ".old" in str(path) and
+                          "000001" in str(path) else remove(path, **kw))
+        saver.write(2, arrays, {"step": 2}, None, False)
     disk.unmount()
     disk.mount()
-    assert (disk.path / "flushed").read_text() == "flushed"
-    assert not (disk.path / "later").exists() or (disk.path / "later").read_text() == ""
+    found = saving.load_newest(root)
+    assert found is not None and found[1]["step"] == (1 if moment == "before the rename" else 2)
 
 
 def seen(path: Path) -> tuple[int, int]:
