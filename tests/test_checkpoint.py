@@ -1,5 +1,7 @@
 """What is written is what is read, or it is refused."""
 
+import json
+import os
 import shutil
 
 import jax
@@ -98,6 +100,57 @@ def test_no_damage_of_any_file_is_read_over(written, damage, tmp_path):
         with pytest.raises(BadInput, match="damaged"):
             checkpoint.load(copy)
         shutil.rmtree(copy)
+
+
+def replaced(file, kind):
+    """Something else in the place of a file, with the same content where it has one."""
+    if kind == "link":
+        elsewhere = next(folder for folder in file.parents if folder.name == "c").with_name("elsewhere")
+        if file.exists():
+            file.rename(elsewhere)
+        file.symlink_to(elsewhere)
+        return
+    file.unlink(missing_ok=True)
+    file.mkdir() if kind == "folder" else os.mkfifo(file)
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+@pytest.mark.parametrize("name", ["arrays/_METADATA", "manifest.json", "arrays/checkpoint"])
+def test_what_is_no_ordinary_file_is_refused_and_nobody_waits_for_it(written, name, kind, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(written[0], copy)
+    replaced(copy / name, kind)
+    if (name, kind) == ("arrays/checkpoint", "folder"):
+        (copy / name / "inside").write_bytes(b"")
+    with pytest.raises(manifest.Damaged, match=name):
+        checkpoint.load(copy)
+
+
+@pytest.mark.parametrize("name", ["arrays/checkpoint", "arrays/d/more", "more"])
+def test_a_file_that_the_manifest_does_not_list_is_refused_by_its_name(written, name, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(written[0], copy)
+    (copy / name).write_bytes(b"\x81\xa500000\xcb?\xf0\x00\x00\x00\x00\x00\x00")  # what Orbax would rather read
+    with pytest.raises(manifest.Damaged, match=f"{name} is there, and manifest.json does not list it"):
+        checkpoint.load(copy)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"{}", b"null", b'{"sha256": 1, "content": 2}', b"\xff"])
+def test_a_manifest_that_is_none_is_damage(written, content, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(written[0], copy)
+    (copy / "manifest.json").write_bytes(content)
+    with pytest.raises(manifest.Damaged):
+        checkpoint.load(copy)
+
+
+@pytest.mark.parametrize("body", [[], {}, {"format": 1}, {"format": 1, "files": []}, {"format": 1, "files": {"a": 1}}])
+def test_a_manifest_with_the_right_hash_and_nothing_in_it_is_damage(written, body, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(written[0], copy)
+    (copy / "manifest.json").write_text(json.dumps({"sha256": manifest.signed(body), "content": body}))
+    with pytest.raises(manifest.Damaged, match="is no manifest"):
+        checkpoint.load(copy)
 
 
 def test_a_manifest_tells_what_it_was_given_and_of_which_format_it_is(written, monkeypatch):

@@ -2,16 +2,18 @@
 
 import errno
 import os
+import resource
 import shutil
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 from small import batches, pipeline
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, durable, manifest
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import saving
+from fdg_jax.experiments import resume_into, saving
 
 DATA = batches(6)
 
@@ -118,6 +120,132 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
     for _ in range(2):  # nor the second time
         with pytest.raises(BadInput, match=r"no checkpoint in .* is whole; 2 damaged ones were put aside"):
             saving.load_newest(tmp_path)
+
+
+def no_handles(patch):
+    """The process may not open another file."""
+    free = os.dup(0)
+    os.close(free)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def failing(name, error):
+    """Opening a file of that name fails."""
+
+    def arrange(patch):
+        opened = Path.open
+        patch.setattr(Path, "open", lambda path, *a, **k: raised(error) if path.name == name else opened(path, *a, **k))
+
+    return arrange
+
+
+def raised(error):
+    raise error
+
+
+def failing_in_orbax(error):
+    def arrange(patch):
+        patch.setattr(checkpoint.ocp.PyTreeCheckpointer, "restore", mock.Mock(side_effect=error))
+
+    return arrange
+
+
+PASSING = {
+    "no handles": (no_handles, "Too many open files"),
+    "stale": (failing("manifest.json", OSError(errno.ESTALE, "Stale file handle")), "Stale file handle"),
+    "input": (failing("_METADATA", OSError(errno.EIO, "Input/output error")), "Input/output error"),
+    "memory": (failing("manifest.json", MemoryError()), "MemoryError"),
+    "denied": (failing("manifest.json", PermissionError(errno.EACCES, "Permission denied")), "Permission denied"),
+    "within Orbax": (failing_in_orbax(ValueError("[OS error 24: EMFILE]")), "OS error 24"),
+    "memory within Orbax": (failing_in_orbax(MemoryError("so many bytes")), "so many bytes"),
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A run with two checkpoints."""
+    run = tmp_path_factory.mktemp("two")
+    saved(run / "checkpoints", 1, 2)
+    return run
+
+
+@pytest.mark.parametrize("kind", PASSING)
+def test_what_cannot_be_read_at_the_moment_is_left_as_it_is_and_nothing_older_is_used(kind, two, capsys):
+    root, (arrange, said) = two / "checkpoints", PASSING[kind]
+    for load in (lambda: saving.load_newest(root), lambda: resume_into.newest(two)):
+        with pytest.MonkeyPatch.context() as patch:
+            undo = arrange(patch) or (lambda: None)
+            try:
+                with pytest.raises(BadInput) as refused:
+                    load()
+            finally:
+                undo()
+        assert said in str(refused.value) and "\n" not in str(refused.value)
+        assert not isinstance(refused.value, manifest.Damaged)
+        assert names(root) == ["step-000000001", "step-000000002"] and "".join(capsys.readouterr()) == ""
+    state, loop, _ = saving.load_newest(root)  # type: ignore[misc]
+    assert (loop["step"], state["a"].sum()) == (2, 100)
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_one_without_checkpoints(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+    monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(BadInput, match=r"cannot be listed: Input/output error"):
+        saving.load_newest(tmp_path)
+
+
+def test_what_is_damaged_and_cannot_be_put_aside_does_not_begin_anew_either(tmp_path, monkeypatch, capsys):
+    saved(tmp_path, 1)
+    damage(tmp_path, 1)
+    monkeypatch.setattr(durable, "rename", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(BadInput, match=r"1 damaged ones are there"):
+        saving.load_newest(tmp_path)
+    assert "It cannot be put aside (Permission denied)" in capsys.readouterr().err
+
+
+def test_a_checkpoint_for_which_there_is_no_thread_fails_as_others_do(tmp_path, monkeypatch):
+    saver = saved(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(saving.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+        saver.save(2, {"a": np.zeros(3)}, {"step": 2})
+        with pytest.raises(saving.SaveFailed, match="after batch 2 could not be written: .*can't start new thread"):
+            saver.check()
+        saver.save(2, {"a": np.zeros(3)}, {"step": 2})
+        with pytest.raises(saving.SaveFailed):
+            saver.save(3, {"a": np.zeros(3)}, {"step": 3})
+        saver.close()
+    assert written(saver, 4) == ["1", "4"]
+
+
+def test_everything_is_flushed_before_the_name_and_nothing_is_removed_before_that(tmp_path, monkeypatch):
+    """On a system that cannot be cut off (tests/faults/test_power_cut.py), the order of what is done."""
+    done, sync, rename, remove = [], os.fsync, durable.rename, shutil.rmtree
+    root = tmp_path / "checkpoints"
+    saver = saving.Saver(root, {}, keep=1, flush=lambda: done.append("lines"))
+    written(saver, 1)
+    done.clear()
+
+    def note_removal(path, **options):
+        if os.path.exists(path):
+            done.append(f"remove {Path(path).name}")
+        remove(path, **options)
+
+    def note_rename(old, new):
+        done.append(f"name {new.name}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle)))
+    monkeypatch.setattr(durable, "rename", note_rename)
+    monkeypatch.setattr(shutil, "rmtree", note_removal)
+    written(saver, 2)
+    named = done.index("name step-000000002")
+    new = root / "step-000000002"
+    content = {str(new), *(str(each) for each in new.rglob("*"))}
+    flushed = [name.replace("/.step-000000002.tmp", "/step-000000002") for name in done[1:named]]
+    assert done[0] == "lines" and set(flushed) >= content
+    assert done[named + 1 :] == [str(root), str(root), "remove .step-000000001.old"]
 
 
 def written(saver, step, **options):
