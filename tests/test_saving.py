@@ -210,7 +210,7 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_as_others_do(tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(saving.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(saving.SaveFailed, match="after batch 2 could not be written: .*can't start new thread"):
+        with pytest.raises(saving.SaveFailed, match=r"after batch 2 could not be written: .*can't start new thread"):
             saver.check()
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
         with pytest.raises(saving.SaveFailed):

@@ -137,6 +137,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.jpeg import Damaged
     from fdg_jax.experiments import ending, report
     from fdg_jax.experiments import train as training
+    from fdg_jax.experiments.home import Gone
     from fdg_jax.experiments.record import Diverged
     from fdg_jax.experiments.replay import NotReproduced
     from fdg_jax.experiments.saving import SaveFailed
@@ -144,6 +145,9 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
     try:
         record, parameters, state = training.run(job, path, signals, begun)
+    except Gone as gone:
+        print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
+        return 1
     except SaveFailed as failed:
         return ending.tell_not_saved(path, str(failed))
     except NotReproduced as fact:

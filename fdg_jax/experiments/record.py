@@ -76,6 +76,12 @@ class Record:
         self.log.close()
         self.scalars.close()
 
+    def move(self, run: Path, tensorboard: bool) -> None:
+        """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""
+        self.log.move(run / METRICS)
+        self.scalars.close()
+        self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
+
     def flush(self) -> None:
         """What was written down so far, to the disk. The thread that writes checkpoints calls it."""
         self.log.flush()

@@ -128,8 +128,8 @@ def converted(
 
 
 def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """(state, loop, about) of the newest whole checkpoint. Nothing is put aside: the run is not ours. BadInput where all
-    are damaged, or where one cannot be read."""
+    """(state, loop, about) of the newest whole checkpoint. Nothing is put aside: the run is not ours. BadInput where
+    all are damaged, or where one cannot be read."""
     first: BadInput | None = None
     try:
         found = saving.listed(run / run_directory.CHECKPOINTS)

@@ -1,9 +1,9 @@
 """The files of a run directory: what was asked, what happened step by step, and what came out.
 
-`config.json` and `summary.json` appear whole or not at all. `metrics.jsonl` is handed to the system line by line, so that
-a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name. Resuming
-cuts it back to what it was when the checkpoint was written, so that an interrupted run's lines are those of an
-uninterrupted one.
+`config.json` and `summary.json` appear whole or not at all. `metrics.jsonl` is handed to the system line by line, so
+that a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name.
+Resuming cuts it back to what it was when the checkpoint was written, so that an interrupted run's lines are those of
+an uninterrupted one.
 """
 
 import json
@@ -54,7 +54,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, keep_lines: int = 0):
         self.lines = cut_back(path, keep_lines)
-        self.file = path.open("a")
+        self.file = path.open("a+")
         durable.flush_folder(path.parent)
 
     def append(self, event: Mapping[str, Any]) -> None:
@@ -65,6 +65,13 @@ class MetricsLog:
     def flush(self) -> None:
         """The lines so far, to the disk. Another thread may call it."""
         os.fsync(self.file.fileno())
+
+    def move(self, path: Path) -> None:
+        """Goes on in another file, with all lines so far. The one until now may have been deleted: it is still open."""
+        handle = self.file.fileno()
+        durable.write(path, os.pread(handle, os.fstat(handle).st_size, 0))
+        self.file.close()
+        self.file = path.open("a+")
 
     def close(self) -> None:
         self.file.close()

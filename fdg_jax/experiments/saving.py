@@ -51,7 +51,7 @@ class Saver:
     """Writes one checkpoint at a time in the background.
 
     about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays, once it is there.
-    flush: called in the thread before a checkpoint gets its name, for what it refers to and must be on the disk by then.
+    flush: called in the thread before a checkpoint gets its name; what it refers to must be on the disk by then.
     """
 
     def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
@@ -116,7 +116,9 @@ class Saver:
             now = guard.refused(content)
             if refused is not None and any(now) and now != tuple(refused):
                 raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
-            durable.make_folder(self.root)
+            if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
+                self.root.mkdir()
+                durable.flush_folder(self.root.parent)
             self.flush()
             check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
             checkpoint.save(folder(self.root, step), content, self.about)
@@ -129,8 +131,8 @@ class Saver:
             sweep(self.root, looks=10)
 
     def prune(self) -> None:
-        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is flushed,
-        so that no half of a checkpoint is taken for one after a power cut."""
+        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is
+        flushed, so that no half of a checkpoint is taken for one after a power cut."""
         best = None if self.best is None else folder(self.root, self.best)
         spare = [old for old in stored(self.root)[: -self.keep] if old != best]
         aside = [old.with_name(f".{old.name}.old") for old in spare]

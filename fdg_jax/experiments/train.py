@@ -20,6 +20,7 @@ from fdg_jax.data.augment import test_transform
 from fdg_jax.data.jpeg import Damaged
 from fdg_jax.engine import Metrics
 from fdg_jax.experiments import feeding, saving
+from fdg_jax.experiments.home import Home
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
 from fdg_jax.experiments.replay import Replay
@@ -40,6 +41,7 @@ class Loop:
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps)
         self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep, record.flush)
+        self.home = Home(run, job.options.tensorboard)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.saver.prune()  # which a process that was killed may not have come to
@@ -236,6 +238,14 @@ class Loop:
         as they are. best: it is kept until there is a better one."""
         self.tried = self.record.step
         self.check_saver(wait=True)  # one at a time
+        try:
+            mended = self.home.keep(self.record, anew=self.options.on_failed_save == "go-on")
+        except saving.SaveFailed as failed:
+            self.saver.failure = failed  # which is told, and obeyed, when one asks how the writing went
+            return
+        if mended:
+            self.progress.say(f"WARNING: {mended}.")
+            self.saver.step = -1  # what was saved may be gone as well
         if self.saver.step == self.record.step:
             self.saver.best = self.record.step if best else self.saver.best
             return
@@ -256,9 +266,10 @@ class Loop:
             else:
                 with self.noted("C", self.saver.step):
                     self.saver.wait()
-        except saving.SaveFailed as failed:
+        except saving.SaveFailed as found:
+            failed = self.home.lost() or found
             if needed or last or self.options.on_failed_save == "stop":
-                raise
+                raise failed from None
             earlier = "The earlier ones stay, and the" if saving.stored(self.run / CHECKPOINTS) else "The"
             self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
         except saving.NotFinite as state:
@@ -305,7 +316,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
             if session.resumed:
                 progress.say(where(session, job.steps))
             loop = Loop(job, path, signals, progress, record, session.fresh)
-            with closing(loop.feed), closing(loop.saver), loop.watchdog or nullcontext():
+            with closing(loop.feed), closing(loop.home), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
                     return record, *to_the_end(loop)
                 except (Stopped, Damaged):
