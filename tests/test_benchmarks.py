@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,7 @@ from benchmarks import (
 )
 from benchmarks import split as benchmark_split
 from benchmarks._peers import sides as peers
-from fdg_jax import api, host_engine, schedule
+from fdg_jax import api, durable, host_engine, schedule
 from fdg_jax.data.jpeg import opened
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -542,11 +543,20 @@ def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(capsys):
     assert checkpoint_cost.main([*TINY, "--batches", "100", "--windows", "2", "--json"]) == 0
     rows = rows_of(capsys.readouterr().out)
     told = [(row["checkpoints"], row["checkpoints_per_window"], row["goal"]) for row in rows]
-    assert told == [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9)]
+    assert told == [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9), ("every 50, not flushed", 2, None)]
     for row in rows:
         speeds, base = row["images_per_second_windows"], rows[0]["images_per_second_windows"]
         for speed, first, ratio in zip(speeds, base, row["ratio_windows"], strict=True):
             assert math.isclose(ratio, speed / first, rel_tol=0.02)  # both are rounded
+
+
+def test_the_side_that_is_not_flushed_is_not(tmp_path):
+    synced, sync = [], os.fsync
+    with mock.patch.object(os, "fsync", lambda handle: (synced.append(handle), sync(handle))):
+        for flushed in (False, True):
+            with nullcontext() if flushed else checkpoint_cost.not_flushed():
+                durable.write(tmp_path / "file", b"content")
+            assert bool(synced) is flushed
 
 
 def test_the_page_has_what_its_commands_printed_last():

@@ -17,6 +17,7 @@ import pytest
 from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import (
+    cifar,
     claim,
     command,
     compile_cache,
@@ -103,6 +104,24 @@ def test_a_file_or_an_impossible_place_is_refused_in_one_sentence(tmp_path):
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere/run")):
         with pytest.raises(BadInput, match="Choose another --run-dir"), claim.claim(place, resume=False):
             pass
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("n" * 256, "has 256 bytes, and names have at most 255"),
+    ("ä" * 128, "has 256 bytes, and names have at most 255"),
+    ("/".join(20 * ["n" * 200]), "the path of the run directory has"),
+    ("a\udcffb", "a\\udcffb' is not valid UTF-8"),
+])  # fmt: skip
+@pytest.mark.parametrize("into", [False, True])
+def test_a_name_under_which_nothing_can_be_written_is_refused_before_anything_is_made(
+    tmp_path, name, said, into, capsys
+):
+    place = str(tmp_path / "a" / name)
+    words = ["--run-dir", str(tmp_path / "old"), "--resume-into", place] if into else ["--run-dir", place]
+    assert cifar.main(["--dataset", "digits", "--model", "resnet8", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_second_process_cannot_write_the_same_run(tmp_path):

@@ -4,6 +4,8 @@ import errno
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -217,6 +219,26 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_as_others_do(tmp_path, 
             saver.save(3, {"a": np.zeros(3)}, {"step": 3})
         saver.close()
     assert written(saver, 4) == ["1", "4"]
+
+
+def test_a_limit_on_the_size_of_files_is_told_in_one_sentence(tmp_path):
+    """In a process of its own: what is left of failed tasks is told whenever memory is cleared up."""
+    code = """if True:
+        import gc, resource, sys, pathlib
+        import numpy as np
+        from fdg_jax.experiments import saving
+        saver = saving.Saver(pathlib.Path(sys.argv[1]), {}, 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        saver.save(1, {str(i): np.random.default_rng(i).normal(size=20_000) for i in range(8)}, {})
+        try:
+            saver.wait()
+        except saving.SaveFailed as failed:
+            print(failed)
+        gc.collect()"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert "the checkpoint after batch 1 could not be written" in done.stdout and done.stdout.count("\n") == 1
+    assert "File too large" in done.stdout
+    assert done.stderr == "" and names(tmp_path) == []
 
 
 def test_everything_is_flushed_before_the_name_and_nothing_is_removed_before_that(tmp_path, monkeypatch):

@@ -13,6 +13,9 @@ from fdg_jax.errors import BadInput
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.run_directory import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 
+# Bytes: what file systems and Linux allow, and what the longest path of a checkpoint's file adds (some of it by Orbax).
+LONGEST_PART, LONGEST_PATH, LONGEST_BELOW = 255, 4095, 200
+
 
 def default_path(options: Options) -> Path:
     """runs/<time>-<method>-<model>-K<K>, with a number behind it where two runs start in the same second."""
@@ -35,6 +38,7 @@ def claim(path: Path, resume: bool, flag: str = "--run-dir") -> Iterator[Path]:
     A directory made here that is still empty at the end (the data set could not be read, say) is taken away
     again, so that the corrected command can use the same name.
     """
+    check_name(path, flag)
     if path.exists() and not path.is_dir():
         raise BadInput(f"{flag} {path} is a file, not a directory. Choose another {flag}.")
     if resume and not (path / CONFIG).is_file():
@@ -58,6 +62,22 @@ def claim(path: Path, resume: bool, flag: str = "--run-dir") -> Iterator[Path]:
             yield path
     finally:
         forget(missing)
+
+
+def check_name(path: Path, flag: str) -> None:
+    """Raises BadInput for a name under which no file can be made, or no checkpoint written."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{flag} {str(path)!a} is not valid UTF-8. Choose another name.") from None
+    too_long = [part for part in path.parts if len(part.encode()) > LONGEST_PART]
+    if too_long:
+        fact = f"{too_long[0][:40]}... has {len(too_long[0].encode())} bytes, and names have at most {LONGEST_PART}"
+        raise BadInput(f"{flag}: {fact}. Choose a shorter one.")
+    room, length = LONGEST_PATH - LONGEST_BELOW, len(str(path.absolute()).encode())
+    if length > room:
+        fact = f"the path of the run directory has {length} bytes, and its files' need at most {room}"
+        raise BadInput(f"{flag}: {fact}. Choose a shorter one.")
 
 
 def forget(folders: list[Path]) -> None:

@@ -40,6 +40,8 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     if asked.run_dir is None or asked.resume:
         raise BadInput("--resume-into NEW goes on with the run in --run-dir OLD; add that, and leave --resume out.")
     old, new = Path(asked.run_dir), Path(asked.resume_into or "")
+    claim.check_name(old, "--run-dir")
+    claim.check_name(new, "--resume-into")
     if asked.resume_into == "" or old.resolve() == new.resolve():
         raise BadInput(f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}.")
     if not (old / run_directory.CONFIG).is_file():

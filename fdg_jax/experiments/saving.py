@@ -22,6 +22,7 @@ import numpy as np
 
 from fdg_jax import durable
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.experiments import quiet
 from fdg_jax.manifest import Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
@@ -106,29 +107,38 @@ class Saver:
     def write(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
+        with quiet.orbax():
+            try:
+                self.write_now(step, state, loop, refused, best)
+            except NotFinite as error:
+                self.failure = error
+            except Exception as error:  # of Orbax, too, which wraps what the system says
+                self.failure = not_written(step, error)
+            if isinstance(self.failure, SaveFailed):
+                sweep(self.root, looks=10)
+                quiet.forget_tasks()
+
+    def write_now(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
+    ) -> None:
+        """Raises NotFinite, and whatever Orbax and the system raise."""
         import jax
 
         from fdg_jax import checkpoint, guard
 
-        try:
-            content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
-            check_finite(content, step, losses=refused is not None)
-            now = guard.refused(content)
-            if refused is not None and any(now) and now != tuple(refused):
-                raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
-            if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
-                self.root.mkdir()
-                durable.flush_folder(self.root.parent)
-            self.flush()
-            check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
-            checkpoint.save(folder(self.root, step), content, self.about)
-            self.best = step if best else self.best
-            self.prune()
-        except NotFinite as error:
-            self.failure = error
-        except Exception as error:  # of Orbax, too, which wraps what the system says
-            self.failure = not_written(step, error)
-            sweep(self.root, looks=10)
+        content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
+        check_finite(content, step, losses=refused is not None)
+        now = guard.refused(content)
+        if refused is not None and any(now) and now != tuple(refused):
+            raise NotFinite(f"{guard.told(now)}, so there is no checkpoint after batch {step:,}", step)
+        if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
+            self.root.mkdir()
+            durable.flush_folder(self.root.parent)
+        self.flush()
+        check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
+        checkpoint.save(folder(self.root, step), content, self.about)
+        self.best = step if best else self.best
+        self.prune()
 
     def prune(self) -> None:
         """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is

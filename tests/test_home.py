@@ -1,0 +1,98 @@
+"""A run directory that is deleted, renamed or replaced while its run is under way."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from fdg_jax.engine import Metrics
+from fdg_jax.experiments import claim, run_directory
+from fdg_jax.experiments.home import Gone, Home
+from fdg_jax.experiments.record import Record
+
+CONFIG = {"K": 2, "note": "as it was"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A claimed run directory with config.json."""
+    with claim.claim(tmp_path / "run", resume=False) as path:
+        run_directory.write_json(path / "config.json", CONFIG)
+        yield path
+
+
+@pytest.fixture
+def record(run):
+    made = Record(images=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
+    made.open(run, tensorboard=True)
+    made.losses([Metrics(1, 0.5)])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def home(run, record):
+    made = Home(run, tensorboard=True)
+    yield made
+    made.close()
+
+
+def take_away(run, how):
+    shutil.rmtree(run) if how == "delete" else run.rename(run.with_name("elsewhere"))
+
+
+def test_where_everything_is_there_nothing_is_said_or_done(home, record):
+    assert home.lost() is None and home.keep(record, anew=True) is None
+
+
+@pytest.mark.parametrize("how", ["delete", "rename"])
+def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how, run, home, record):
+    take_away(run, how)
+    said = home.keep(record, anew=True)
+    assert said is not None and "is gone: it was deleted or renamed. It is made anew" in said
+    record.losses([Metrics(2, 0.25)])
+    record.flush()
+    assert run_directory.read_json(run / "config.json") == CONFIG
+    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1, 2]
+    assert list((run / "tensorboard").iterdir())
+    assert record.log.lines == 2 and home.keep(record, anew=True) is None
+    with pytest.raises(Exception, match="another process"), claim.claim(run, resume=True):
+        pass
+
+
+def test_the_policy_to_stop_makes_nothing(run, home, record):
+    take_away(run, "delete")
+    with pytest.raises(Gone, match="is gone: it was deleted or renamed"):
+        home.keep(record, anew=False)
+    assert not run.exists()
+
+
+def test_nothing_is_written_where_another_run_is_by_now(run, home, record):
+    take_away(run, "rename")
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    with pytest.raises(Gone, match="another one is in its place. It holds another run, so nothing is written there"):
+        home.keep(record, anew=True)
+    assert (run / "config.json").read_text() == "{}" and len(list(run.iterdir())) == 1
+
+
+def test_nothing_is_written_where_another_process_is_about_to_begin(run, home, record):
+    take_away(run, "rename")
+    with claim.claim(run, resume=False):
+        with pytest.raises(Gone, match="another process is writing the run"):
+            home.keep(record, anew=True)
+        assert list(run.iterdir()) == []
+
+
+def test_a_config_that_was_deleted_is_written_again(run, home, record):
+    (run / "config.json").unlink()
+    said = home.keep(record, anew=False)
+    assert said is not None and "config.json was gone. It was written again" in said
+    assert run_directory.read_json(run / "config.json") == CONFIG
+
+
+def test_a_directory_that_comes_back_is_used_again(run, home, record):
+    take_away(run, "rename")
+    assert home.lost() is not None
+    run.with_name("elsewhere").rename(run)
+    assert home.lost() is None and home.keep(record, anew=False) is None
