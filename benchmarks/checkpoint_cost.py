@@ -74,7 +74,7 @@ def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str,
 
 
 def not_flushed() -> contextlib.AbstractContextManager:
-    return mock.patch.object(os, "fsync", lambda handle: None)
+    return mock.patch.object(os, "fsync", return_value=None)
 
 
 def rows(found: dict[str, list[tuple[float, int]]], images: int, given: argparse.Namespace) -> list[dict[str, Any]]:

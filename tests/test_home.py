@@ -71,7 +71,7 @@ def test_nothing_is_written_where_another_run_is_by_now(run, home, record):
     take_away(run, "rename")
     run.mkdir()
     (run / "config.json").write_text("{}")
-    with pytest.raises(Gone, match="another one is in its place. It holds another run, so nothing is written there"):
+    with pytest.raises(Gone, match=r"another one is in its place\. It holds another run, so nothing is written there"):
         home.keep(record, anew=True)
     assert (run / "config.json").read_text() == "{}" and len(list(run.iterdir())) == 1
 
