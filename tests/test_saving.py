@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -219,6 +220,26 @@ def test_a_checkpoint_for_which_there_is_no_thread_fails_as_others_do(tmp_path, 
             saver.save(3, {"a": np.zeros(3)}, {"step": 3})
         saver.close()
     assert written(saver, 4) == ["1", "4"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowed", [1, 2, 6])
+def test_threads_that_orbax_does_not_get_cost_one_checkpoint(allowed, tmp_path, monkeypatch, capfd):
+    saver, start, begun = saved(tmp_path, 1), threading.Thread.start, []
+
+    def limited(thread):
+        begun.append(thread)
+        if len(begun) > allowed:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        saver.save(2, {"a": np.zeros(3)}, {"step": 2})
+        with pytest.raises(saving.SaveFailed, match="after batch 2 could not be written"):
+            saver.wait()
+    assert len(begun) > allowed and "".join(capfd.readouterr()) == ""
+    assert written(saver, 3) == ["1", "3"]
 
 
 def test_a_limit_on_the_size_of_files_is_told_in_one_sentence(tmp_path):

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -34,8 +35,11 @@ def orbax() -> Iterator[None]:
 
 
 def forget_tasks() -> None:
-    """asyncio tells of a failed task when its memory is given back: now, and not at some later time."""
-    gc.collect()
+    """asyncio tells of a failed task, and Python of one that never began, when its memory is given back: that is now,
+    and not at some later time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        gc.collect()
 
 
 def keep(record: logging.LogRecord) -> bool:
