@@ -95,6 +95,7 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
+        self.record.flush()  # what is written after this says that the run is finished, so nobody would add a lost line
         return self.pipeline.parameters_sha256(), self.state_sha256
 
     def trouble(self, metrics: Metrics) -> None:
