@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import _operations
 from benchmarks._serve import clocked, serve
 from benchmarks._sides import Side
-from fdg_jax import api, host_engine, schedule
+from fdg_jax import api, host_engine, programs, schedule
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import checks, compile_cache, huge_pages, machine, setup
@@ -34,7 +34,13 @@ class FusedStage(Stage):
             grads, dx = functions.backward(closure, old, x, dy)
             return *functions.update(params, opt_state, grads), None if k == 1 else dx
 
-        self._fused = jax.jit(backward_update, donate_argnames="opt_state")
+        self._fused = programs.jit(
+            backward_update,
+            place.device.platform,
+            convolutions=False,
+            reductions=self.fast_reductions,
+            donate_argnames="opt_state",
+        )
 
     def backward(self, batch, dy=None):
         memo, params = self.oldest(batch), self.state.params

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.engine import (
     HOST_LOOP,
     Compiled,
@@ -52,8 +52,10 @@ class HostEngine:
         self.entered = 0
         self.trail: Trail | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
-        self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
-        self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
+        platform = self.first.device.platform
+        compiled = partial(programs.jit, platform=platform, reductions=False)
+        self._preprocess = compiled(parts.preprocess) if parts.preprocess else None
+        self._tally = compiled(partial(tally, parts.specs[-1].loss))
         self._transform = Compiled(lambda transform: transform)
         dtype = parts.specs[-1].value.dtype
         self._micro_batches = MicroBatches(schedule.micro_batches, self.first, self.last, dtype)

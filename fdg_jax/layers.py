@@ -74,6 +74,11 @@ class BatchNorm(nn.Module):
         return y
 
 
+def summed_in(x: jax.Array) -> jnp.dtype:
+    """The dtype in which numbers of x are summed: float32, or float64 where x is (to compare with)."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
 @jax.custom_vjp
 def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(y, mean, biased variance) of x [b, h, w, c] normalised by its own statistics; the rest is [c].
@@ -90,16 +95,16 @@ def _normalise(x, mean, inverse_std, scale, bias):
 
 
 def _batch_norm_forward(x, scale, bias):
-    x32 = x.astype(jnp.float32)
-    mean = jnp.mean(x32, PER_CHANNEL)
-    var = jnp.maximum(jnp.mean(jnp.square(x32), PER_CHANNEL) - jnp.square(mean), 0.0)
+    accurate = x.astype(summed_in(x))
+    mean = jnp.mean(accurate, PER_CHANNEL)
+    var = jnp.maximum(jnp.mean(jnp.square(accurate), PER_CHANNEL) - jnp.square(mean), 0.0)
     inverse_std = lax.rsqrt(var + EPSILON)
     return (_normalise(x, mean, inverse_std, scale, bias), mean, var), (x, mean, inverse_std, scale)
 
 
 def _batch_norm_backward(residuals, cotangents):
     x, mean, inverse_std, scale = residuals
-    dy = cotangents[0].astype(jnp.float32)
+    dy = cotangents[0].astype(summed_in(x))
     n = x.size // x.shape[-1]
     dbias = jnp.sum(dy, PER_CHANNEL)
     dscale = jnp.sum(dy * (x - mean), PER_CHANNEL) * inverse_std
@@ -157,7 +162,7 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         del train
-        pooled = jnp.mean(x, axis=(1, 2), dtype=jnp.float32).astype(x.dtype)
+        pooled = jnp.mean(x, axis=(1, 2), dtype=summed_in(x)).astype(x.dtype)
         return nn.Dense(self.classes, kernel_init=torch_linear, dtype=x.dtype, name="dense")(pooled)
 
 

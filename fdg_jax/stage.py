@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
@@ -91,10 +91,13 @@ class Stage:
         # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
         # way wherever it is used, so that both engines agree bit for bit (inside a larger program XLA contracts
         # beta*g + decay*p into one or the other fused multiply-add).
-        self._forward = jax.jit(functions.forward)
-        self._backward = jax.jit(backward)
+        platform = place.device.platform
+        first = self.state.params, self.state.extra, spec.x, spec.labels
+        self.fast_reductions = programs.reductions_are_right(platform, functions.forward, *first)
+        self._forward = programs.jit(functions.forward, platform, reductions=self.fast_reductions)
+        self._backward = programs.jit(backward, platform, convolutions=False, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
-        self._outputs = jax.jit(functions.outputs)
+        self._outputs = programs.jit(functions.outputs, platform, reductions=False)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))

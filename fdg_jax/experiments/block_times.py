@@ -26,7 +26,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fdg_jax import convolution, functions, layers, optimizer
+from fdg_jax import convolution, functions, layers, optimizer, programs
 from fdg_jax.data.directories import temporary_beside
 from fdg_jax.data.progress import Progress, say
 from fdg_jax.experiments import compile_cache, huge_pages, machine, run_directory
@@ -85,12 +85,13 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
     params, extra = functions.split(variables)
     momentum = jax.eval_shape(optimizer.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
-    forward, update = jax.jit(made.forward), jax.jit(made.update, donate_argnums=1)
 
-    @jax.jit
-    def backward(closure, params, x, dy):
+    def gradients(closure, params, x, dy):
         grads, dx = made.backward(closure, params, x, dy)
         return grads, None if first else dx
+
+    forward, update = programs.jit(made.forward, device.platform), jax.jit(made.update, donate_argnums=1)
+    backward = programs.jit(gradients, device.platform, convolutions=False)
 
     def step() -> float:
         jax.block_until_ready((batch, params, state))
@@ -109,7 +110,7 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
-    modules = [convolution, layers, functions, optimizer, *(sys.modules[type(block).__module__] for block in blocks)]
+    modules = [convolution, layers, functions, optimizer, programs, *(sys.modules[type(block).__module__] for block in blocks)]
     files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {

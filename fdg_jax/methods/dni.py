@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Spec, split
 from fdg_jax.methods import Method
@@ -105,7 +105,8 @@ class Synthetic(Stage):
 
         # Guessing looks at the batch's own statistics and leaves the running ones alone.
         self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
-        self._learn = jax.jit(learn, donate_argnums=0)
+        # `learn` goes back through convolutions.
+        self._learn = programs.jit(learn, self.place.device.platform, convolutions=False, donate_argnums=0)
         return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
 
     def __init__(self, spec: Spec, place, **options):

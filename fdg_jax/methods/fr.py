@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.functions import Spec
 from fdg_jax.methods import Method
 from fdg_jax.methods.ddg import forward_locked
@@ -35,7 +34,9 @@ class Replay(Stage):
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
         forward = self.functions.forward
-        self._play = jax.jit(lambda *arguments: forward(*arguments)[:2])  # nothing is kept for a backward pass
+        self._play = programs.jit(  # nothing is kept for a backward pass
+            lambda *arguments: forward(*arguments)[:2], place.device.platform, reductions=self.fast_reductions
+        )
 
     def forward(self, batch: int, x, labels=None):
         messages, changed = self._play(self.state.params, self.state.extra, x, labels)
