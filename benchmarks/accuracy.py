@@ -39,7 +39,8 @@ from fdg_jax.functions import split as parts_of
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
 MODELS = (
     "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
-    "resnet18:40:64", "resnet101:40:64", "mobilenet_v2:40:64", "resnet101_imagenet:4:224", "mobilenet_v2_imagenet:4:224",
+    "resnet18:40:64", "resnet101:40:64", "mobilenet_v2:40:64", "resnet101_imagenet:4:224",
+    "mobilenet_v2_imagenet:4:224",
 )  # fmt: skip
 CLASSES = 10
 
@@ -150,7 +151,8 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 
 
 class Fusions(NamedTuple):
-    """What YNNPACK reduces in a program: reductions; those fused with a product; the most numbers one of these gives."""
+    """What YNNPACK reduces in a program: how many reductions, how many of them together with a product, and the most
+    numbers that one of these gives."""
 
     reductions: int
     with_product: int
@@ -162,11 +164,8 @@ def fusions(text: str) -> Fusions:
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
     reducing = [bodies[name] for name in called if re.search(r" reduce\(", bodies.get(name, ""))]
-    sizes = [
-        max(math.prod(map(int, filter(None, shape.split(",")))) for shape in re.findall(r"\[([\d,]*)\]\S* reduce\(", body))
-        for body in reducing
-        if " dot(" in body
-    ]
+    shapes = [re.findall(r"\[([\d,]*)\]\S* reduce\(", body) for body in reducing if " dot(" in body]
+    sizes = [max(math.prod(int(n) for n in shape.split(",") if n) for shape in each) for each in shapes]
     return Fusions(len(reducing), len(sizes), max(sizes, default=0))
 
 
@@ -201,11 +200,11 @@ def measured(of: Wanted) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["model", "batch", "compiled", "loss", "gradients", "statistics", "evaluation"]
-    body = [
-        [f"`{row['model']}`", f"{row['batch']} of {row['size']}x{row['size']}", how, *(f"{d:.1e}" for d in parts.values())]
-        for row in rows
-        for how, parts in row["differences"].items()
-    ]
+    body = []
+    for row in rows:
+        batch = f"{row['batch']} of {row['size']}x{row['size']}"
+        for how, parts in row["differences"].items():
+            body.append([f"`{row['model']}`", batch, how, *(f"{difference:.1e}" for difference in parts.values())])
     counted = [
         [f"`{row['model']}`", name, *(f"{number:,}" for number in each.values())]
         for row in rows

@@ -1,14 +1,14 @@
 """`jax.jit` for the programs of a stage: on a CPU it chooses what XLA may hand to its library YNNPACK.
 
-XLA's CPU backend has YNNPACK compute reductions, convolutions and products of matrices. That is faster for most of them,
-and here are the two exceptions, chosen for each program by itself (`jax.jit(compiler_options=)`):
+XLA's CPU backend has YNNPACK compute reductions, convolutions and products of matrices. That is faster for most of
+them. These are the two exceptions, chosen for each program by itself (`jax.jit(compiler_options=)`):
 
 - Convolutions of backward passes. YNNPACK takes up to ten times as long as XLA for the gradient by the kernel
   (`python -m benchmarks.images_per_second` with the sides that LOG.md names, 2026-11-23).
 - Reductions in jaxlib 0.10.2, which can be wrong (jax issue 39103): where a product of matrices that contracts three
   numbers is fused with the sum over its rows, every column from number 32,768 on is another one's (float64: 16,384).
-  0.10.1 and 0.11.0 compute it correctly. YNNPACK is several times faster for the statistics of a batch norm, so it keeps
-  the reductions of programs in which no product has a dimension that small.
+  0.10.1 and 0.11.0 compute it correctly. YNNPACK is several times faster for the statistics of a batch norm, so it
+  keeps the reductions of programs in which no product has a dimension that small.
 
 Whoever sets the flag in XLA_FLAGS decides for all programs; then nothing is chosen here.
 """
@@ -35,8 +35,8 @@ SMALL = 4  # products are wrong that contract 3; in the backward pass another di
 def jit(function: Callable, platform: str, convolutions: bool = True, reductions: bool = True, **options: Any) -> Any:
     """`jax.jit(function, **options)` for devices of a platform ("cpu", "gpu", ...).
 
-    convolutions, reductions: whether YNNPACK may compute these on a CPU. Reductions stay allowed all the same where this
-    jaxlib computes them correctly. Such a program cannot be called while another one is traced.
+    convolutions, reductions: whether YNNPACK may compute these on a CPU. Reductions stay allowed all the same where
+    this jaxlib computes them correctly. Such a program cannot be called while another one is traced.
     """
     return jax.jit(function, compiler_options=compiler_options(platform, convolutions, reductions), **options)
 
@@ -76,8 +76,8 @@ def known() -> bool:
 
 
 def has_small_products(function: Callable, *arguments: Any) -> bool:
-    """Whether a function multiplies matrices of which one dimension is smaller than 4, or sums as few numbers, which XLA
-    may turn into such a product. It is traced, not run.
+    """Whether a function multiplies matrices of which one dimension is smaller than 4, or sums as few numbers, which
+    XLA may turn into such a product. It is traced, not run.
 
     arguments: arrays or their shapes (jax.ShapeDtypeStruct).
     """

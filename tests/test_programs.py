@@ -1,4 +1,4 @@
-"""Programs on a CPU: what YNNPACK may compute, and that sums which it computes wrongly in jaxlib 0.10.2 are right here."""
+"""Programs on a CPU: what YNNPACK may compute, and that sums are right here which jaxlib 0.10.2 computes wrongly."""
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ def numbers(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def lengths(x):
-    """The squared length of each row of x [n, 3], by way of a product that contracts three numbers (jax issue 39103)."""
+    """The squared length of each row of x [n, 3], through a product that contracts three numbers (jax issue 39103)."""
     return jnp.sum((jnp.eye(3) @ x.T) ** 2, axis=0)
 
 
@@ -50,7 +50,7 @@ class Lengths(nn.Module):
 
 @pytest.mark.parametrize("K", [1, 2])
 def test_a_pipeline_computes_such_sums_correctly(K):
-    """Loss, update and evaluation of sum_i w_i^2 x_i^2, whose mean over the batch has the gradient 2 w_i mean(x_i^2)."""
+    """Loss, update and evaluation of sum_i w_i^2 x_i^2; its mean over the batch has the gradient 2 w_i mean(x_i^2)."""
     x, y = numbers(ROWS), np.zeros(ROWS, np.int32)
     stages = [Lengths(), nn.Sequential([lambda x: 1.0 * x])][:K]
     pipeline = fdg_jax.Pipeline(stages, lambda outputs, labels: outputs.mean(), optax.sgd(0.1))

@@ -110,7 +110,8 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
-    modules = [convolution, layers, functions, optimizer, programs, *(sys.modules[type(block).__module__] for block in blocks)]
+    modules = [convolution, layers, functions, optimizer, programs]
+    modules += [sys.modules[type(block).__module__] for block in blocks]
     files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
