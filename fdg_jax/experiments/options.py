@@ -211,10 +211,10 @@ class Options:
     resume_into: str | None = flag(
         None,
         "run",
-        "Go on with the run in --run-dir as another one in this directory, with other --K, --method, --split, --epochs, "
-        "--learning-rate, other options of the recipe or other versions; only --model, --dataset, --train-size, "
-        "--batch-size and --seed stay as they were. Batches in flight are used first, blocks keep parameters and "
-        "momentum, and what had to be given up is said. The old run is left alone.",
+        "Go on with the run in --run-dir as another one in this directory, with another --K, --method, --split, "
+        "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
+        "--train-size, --batch-size and --seed stay as they were. Batches in flight are used first, blocks keep "
+        "parameters and momentum, and what had to be given up is said. The old run is left alone.",
         metavar="DIR",
         shown="off",
         free=True,
