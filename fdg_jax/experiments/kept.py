@@ -31,7 +31,7 @@ def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
     """
     try:
         path = path_of(what, of)
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
         whole = found["of"] == of and found["checksum"] == digest([found["of"], found["seconds"]])
         if whole and len(found["seconds"]) == n and all(0 < s < math.inf for s in found["seconds"]):
             return found["seconds"]
@@ -50,7 +50,8 @@ def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
         path = path_of(what, of)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(path)
-        temporary.write_text(json.dumps({"of": of, "seconds": seconds, "checksum": digest([of, seconds])}, indent=1))
+        content = {"of": of, "seconds": seconds, "checksum": digest([of, seconds])}
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
         say(f"the {what} can't be kept ({error}): the next start will measure again.")
