@@ -36,7 +36,7 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
     code: 0 all went well, 128 + the signal's number if stopped, else that of the first that failed."""
     cores = cores_for(jobs)
     runs_dir = runs_dir.resolve()
-    data_dir = str(Path(data_dir).resolve()) if data_dir else None  # the runs start in another directory
+    data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else None  # the runs start in another directory
     queue = deque(sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind]))
     going: list[Going] = []
     codes: list[int] = []

@@ -160,19 +160,23 @@ def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree
         return
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
     _, kept = forward_shapes(module, how, seen.variables, larger, seen.drew)
-    for small, large in zip(seen.kept, kept, strict=True):
-        if small.shape == large.shape and small.ndim > 1 and small.size in kernels:
-            fact = f"{who} keeps {text(small)}, made of its weights, for the backward pass"
-            if other:
-                way_out = "Cast weights outside the module, or leave that out."
-                raise BadInput(f"{fact}, so {other} would go back through these. {way_out}")
-            warnings.warn(
-                f"{fact}: a copy for every batch in flight. With dtype=bfloat16 a module gets its kernels in bfloat16, "
-                "and a layer that joins them with float32 (a bias, say) casts them back. Let it compute in bfloat16, "
-                "as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
-                stacklevel=4,
-            )
-            return
+    pairs = zip(seen.kept, kept, strict=True)
+    copies = [s for s, large in pairs if s.shape == large.shape and s.ndim > 1 and s.size in kernels]
+    if copies and other:
+        fact = f"{who} keeps {text(copies[0])}, made of its weights, for the backward pass"
+        way_out = "Cast weights outside the module, or leave that out."
+        raise BadInput(f"{fact}, so {other} would go back through these. {way_out}")
+    if copies:
+        more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
+        size = sum(copy.size * copy.dtype.itemsize for copy in copies)
+        warnings.warn(
+            f"{who} keeps copies of its weights for the backward pass ({text(copies[:3])}{more}): {size:,} bytes for "
+            "every batch in flight. Training is right all the same: copies cost memory only, and layers that compute "
+            "in float32 gain no speed from bfloat16. The reason: dtype='bfloat16' gives a module its kernels in "
+            "bfloat16, and a layer without a dtype of its own casts them to float32 when it meets a float32 bias. Give "
+            "the layer that dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
+            stacklevel=4,
+        )
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:

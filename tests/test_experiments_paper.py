@@ -5,7 +5,11 @@ No training happens here, but for the slow test of what `--dry-run` measures.
 
 import importlib.util
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,14 @@ ERRORS = ["table3", "table4", "table5", "table6", "appendix_a", "figure3c"]  # w
 NAMES = [*ERRORS, "figure3ab"]
 RUNS = {run.name: run for name in NAMES for run in experiments.find(name).runs}
 PAPER, OURS, N, COMMAND = 4, 5, 6, 7  # columns
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch) -> Path:
+    """Where measured step times are kept."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache / "fdg_jax"
 
 
 def run_of(name: str) -> Run:
@@ -50,6 +62,23 @@ def row_of(page: str, name: str) -> list[str]:
 def test_every_table_lists_its_runs_although_none_was_made(name, tmp_path, capsys):
     assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(": missing\n") == len(experiments.find(name).runs) > 0
+
+
+def test_the_listed_commands_name_the_data_directory_as_seen_from_where_they_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    one = ["list", "--runs-dir", "runs", "--only", "resnet20-cifar10-bp-K1-seed0"]
+    assert _command.main(table3.TABLE, [*one, "--data-dir", "my data"]) == 0
+    out = capsys.readouterr().out
+    assert f" --data-dir '{tmp_path}/my data' --run-dir {tmp_path}/runs/" in out
+    assert out.endswith(f"\nThe commands run in {_runs.ROOT}.\n")
+
+
+def test_without_a_data_directory_the_list_says_where_the_data_are_looked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDS_DATA_DIR", "/the/data")
+    for name, fetched in (("table3", ", what is missing is downloaded there"), ("table5", "")):
+        assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
+        said = f"look for the data in /the/data{fetched}: `list --data-dir DIR` makes them look in DIR."
+        assert capsys.readouterr().out.splitlines()[-1].endswith(said)
 
 
 def test_every_setting_is_run_with_three_seeds():
@@ -316,6 +345,93 @@ def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "resnet20-cifar10-bp-K1-seed1", "resnet20-cifar10-bp-K1-seed2"
     ]  # fmt: skip
+
+
+DRY_RUN = ["run", "--dry-run", "--only", "resnet20-*"]  # two kinds of run
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Measuring takes no time and gives two seconds a step; the runs that were measured."""
+    asked = []
+
+    def measured(run, core):
+        asked.append(run.name)
+        return _estimate.Step(2.0, "2 s a step, made up")
+
+    monkeypatch.setattr(_estimate, "measured", measured)
+    return asked
+
+
+def test_a_dry_run_says_first_how_many_kinds_of_run_it_measures_and_then_how_far_it_is(tmp_path, counted, capsys):
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 kinds of run are measured now, one after another, which takes 60 s to 6 minutes"
+    assert [line for line in lines if "left" in line] == [
+        "  1 of 2, about 60 s left: resnet20, bp, K=1, batches of 128",
+        "  2 of 2, about 0 s left: resnet20, fdg, K=2, batches of 128",
+    ]
+
+
+def test_what_a_dry_run_measured_is_kept_for_the_next_one_until_asked_again(tmp_path, counted, capsys):
+    here = ["--runs-dir", str(tmp_path)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    second = capsys.readouterr().out.splitlines()
+    assert len(counted) == 2
+    assert second[0] == "2 kinds of run were measured before; --measure-again measures anew"
+    assert second[-1] == first[-1] and "measured now" not in "".join(second)
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here, "--measure-again"]) == 0
+    assert len(counted) == 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"machine": "another"}, {"code": "other"}, {"versions": {}}, {"cores": 1000}, {"environment": {"XLA_FLAGS": "x"}}],
+)
+def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(changed, tmp_path, counted, monkeypatch):
+    here = ["--runs-dir", str(tmp_path)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    conditions = _estimate.conditions
+    monkeypatch.setattr(_estimate, "conditions", lambda *of: {**conditions(*of), **changed})
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    assert len(counted) == 4
+
+
+def test_what_could_not_be_measured_is_tried_again(tmp_path, monkeypatch, own_cache):
+    monkeypatch.setattr(_estimate, "measured", lambda *_: _estimate.Step(None, "not measured"))
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_dry_run_that_is_stopped_keeps_what_it_measured_and_leaves_no_process(number, tmp_path, monkeypatch, capsys):
+    started = []
+
+    class Process(subprocess.Popen):
+        """Stands for a training that takes long; the second one is stopped."""
+
+        def __init__(self, words, **options):
+            super().__init__([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+            started.append(self)
+
+        def communicate(self, *arguments, **options):
+            os.kill(os.getpid(), number)
+            return super().communicate(*arguments, **options)
+
+    monkeypatch.setattr(_estimate.subprocess, "Popen", Process)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 128 + number
+    assert "what has been measured is kept" in capsys.readouterr().err
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_measuring_again_goes_with_a_dry_run_that_measures(capsys):
+    assert _command.main(table3.TABLE, ["run", "--measure-again"]) == 2
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--measure-again", "--seconds-per-step", "1"]) == 2
+    assert capsys.readouterr().err.count("--measure-again goes with --dry-run") == 2
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):

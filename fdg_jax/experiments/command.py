@@ -119,9 +119,12 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
     """What a person sees first. known: what is known of the stages."""
+    from fdg_jax.experiments import terminal
     from fdg_jax.experiments.story import tell
 
-    print("\n".join([*tell(job, known), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    width = terminal.columns()
+    lines = [terminal.wrapped(line, width) for line in tell(job, known)]
+    print("\n".join([*lines, f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
     if resumed:  # a new run's has been said while the data were loaded
         loudly(job.dataset.note)
     print("compiling...", flush=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
+from fdg_jax import data, methods, names
 from fdg_jax.errors import BadInput, meant
 from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
 
@@ -126,7 +127,7 @@ def grouped(program: Program) -> Any:
                 extra = {"metavar": told["metavar"]} if told["metavar"] else {}
                 if told["shown"]:
                     extra["help_behavior_hint"] = f"(default: {told['shown']})"
-                text = program.help.get(name, told["help"])
+                text = listed(program.help.get(name, told["help"]), program)
                 annotated = Annotated[field.type, arg(help=text, **extra)]  # type: ignore[valid-type]
                 default = program.defaults.get(name, field.default)
                 fields.append((name, annotated, dataclasses.field(default=default)))
@@ -134,6 +135,18 @@ def grouped(program: Program) -> Any:
         made.__doc__ = about
         groups.append((group, made, dataclasses.field(default_factory=made)))
     return dataclasses.make_dataclass("Groups", groups, frozen=True)
+
+
+def listed(text: str, program: Program) -> str:
+    """A help text with the names of all methods, models or data sets where it has a place for them."""
+    for place, found in {
+        "{methods}": methods.names,
+        "{models}": names.of_models,
+        "{datasets}": lambda: program.datasets or data.names(),
+    }.items():
+        if place in text:
+            text = text.replace(place, ", ".join(found()))
+    return text
 
 
 def one_line(box: str) -> str:

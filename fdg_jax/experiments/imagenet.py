@@ -24,7 +24,7 @@ PROGRAM = command.Program(
         "dataset": "imagenet, the only one of this command.",
         "data_dir": "The directory that holds train/<class>/*.JPEG and val/, or a TensorFlow Datasets directory with "
         "a prepared imagenet2012. FDG_JAX_LOADER_WORKERS sets how many processes decode it.",
-        "model": "The network: resnet101_imagenet is the paper's here; an unknown name lists them all.",
+        "model": "The network: {models}. resnet101_imagenet is the paper's here.",
     },
 )
 

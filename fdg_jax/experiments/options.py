@@ -34,8 +34,8 @@ class Options:
     method: str = flag(
         "fdg",
         "method",
-        "Training method: the name of a file in fdg_jax/methods. fdg is the paper's (Algorithm I), "
-        "bp is back-propagation, the baseline; python -m fdg_jax.methods tells them all apart.",
+        "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline; "
+        "python -m fdg_jax.methods compares them all.",
         metavar="NAME",
     )
     K: int = flag(
@@ -126,8 +126,8 @@ class Options:
     model: str = flag(
         "resnet20",
         "model",
-        "The network: resnet8 resnet20 resnet56 resnet110 resnet1202 (6n+2, shortcut A) and "
-        "others; an unknown name lists them all. resnet20 is the paper's smallest (0.27M parameters).",
+        "The network: {models}. resnet8 to resnet1202 are those for small images (6n+2 layers, shortcut A) that the "
+        "paper uses most; resnet20 is its smallest (0.27M parameters).",
         metavar="NAME",
     )
     dtype: Literal["float32", "bfloat16"] = flag(
@@ -147,9 +147,8 @@ class Options:
     dataset: str = flag(
         "auto",
         "data",
-        "cifar10, cifar100, digits, synthetic... auto is CIFAR-10 if it is prepared or can be "
-        "downloaded, otherwise scikit-learn's digits (said loudly). A set asked for by name is never "
-        "replaced.",
+        "The images: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise scikit-learn's "
+        "digits (said loudly). A set asked for by name is never replaced.",
         metavar="NAME",
     )
     data_dir: str | None = flag(
@@ -212,9 +211,10 @@ class Options:
     resume_into: str | None = flag(
         None,
         "run",
-        "Go on with the run in --run-dir as another one in this directory, with other --K, --method, --split, --epochs "
-        "or versions. Batches in flight are used first, blocks keep parameters and momentum, and what had to be "
-        "given up is said. The old run is left alone.",
+        "Go on with the run in --run-dir as another one in this directory, with another --K, --method, --split, "
+        "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
+        "--train-size, --batch-size and --seed stay as they were. Batches in flight are used first, blocks keep "
+        "parameters and momentum, and what had to be given up is said. The old run is left alone.",
         metavar="DIR",
         shown="off",
         free=True,

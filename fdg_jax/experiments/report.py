@@ -122,9 +122,17 @@ def table(rows: Iterable[tuple[str, Any]]) -> str:
     )
 
 
+USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY
+
+Writes report.html and curves.png of a run again, from the other files of its directory."""
+
+
 def main(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0
     if len(arguments) != 1:
-        print("usage: python -m fdg_jax.experiments.report RUN-DIRECTORY", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
         return 2
     try:
         write(Path(arguments[0]))

@@ -21,7 +21,7 @@ PROGRAM = command.Program(
     help={
         "dataset": "tiny_imagenet, the only one of this command.",
         "data_dir": "The directory that holds the unpacked folder tiny-imagenet-200, or that folder.",
-        "model": "The network: resnet18 and mobilenet_v2 are the paper's here; an unknown name lists them all.",
+        "model": "The network: {models}. resnet18 and mobilenet_v2 are the paper's here.",
     },
 )
 

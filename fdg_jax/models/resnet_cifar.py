@@ -14,7 +14,13 @@ import jax.numpy as jnp
 
 from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
 
-NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
+NAMES = {
+    "resnet8": {"n": 1},
+    "resnet20": {"n": 3},
+    "resnet56": {"n": 9},
+    "resnet110": {"n": 18},
+    "resnet1202": {"n": 200},
+}
 
 # The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
 PAPER_SPLITS = {

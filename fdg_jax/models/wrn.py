@@ -15,6 +15,7 @@ import jax
 from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
 
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
+PATTERNS = ("wrn<d>_<k> (d = 6n + 4)",)  # the other names that `arguments` knows, as --help shows them
 
 # The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
 PAPER_SPLITS = {
