@@ -21,7 +21,9 @@ SHARED = {"L_gamma": RATES, "steps": 48, "samples": 256, "seed": 0}
 GRID = tuple(Run(f"K{K}-beta{beta:g}", {"K": K, "beta": beta, **SHARED}) for K in KS for beta in BETAS)
 FILLING = Run("filling", {"beta": 1.0, "rates": [0.1] * 6})
 FALLS = Run("rate-falls", {"beta": 1.0, "rates": [1.0] * 4 + [0.1] * 6})
-FALLS_ALWAYS = Run("rate-falls-always", {"beta": 1.0, "rates": [1.0, 0.999, 0.998, 0.997, 0.1]})
+FALLS_ALWAYS = Run("rate-falls-always", {"beta": 1.0, "rates": [
+    1.0, 0.999, 0.998, 0.997, 0.1, 0.0999, 0.0998, 0.0997, 0.0996, 0.0995
+]})  # fmt: skip
 SEARCH = Run("search", {"K": [2, 3, 4, 8], "problems": 100, "rounds": 200, "seed": 0})
 
 
@@ -94,10 +96,11 @@ def falls(line: Any) -> str:
 
 
 def falls_always(line: Any) -> str:
-    rates, t = line["options"]["rates"], len(line["options"]["rates"]) - 1
+    rates = line["options"]["rates"]
+    t = next(t for t, rate in enumerate(rates) if rate < rates[0] / 2)
     return (
-        f"**Broken by a rate that falls at every step, too.** With the rates {', '.join(f'{rate:g}' for rate in rates)} "
-        f"the loss changes by {line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So it "
+        f"**Broken by a rate that falls at every step, too.** With the rates {', '.join(f'{rate:g}' for rate in rates[: t + 1])}, "
+        f"{rates[t + 1]:g} and so on the loss changes by {line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So it "
         "does not help to say that a rate which is constant between its drops is no diminishing one."
     )
 
