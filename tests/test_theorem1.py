@@ -1,8 +1,8 @@
 """Theorem 1's bounds: their limits, that they hold where they should and break where they should, and by whom."""
 
 import json
-from itertools import pairwise
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
