@@ -146,9 +146,9 @@ def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
     return (
         "**A null comparison:** with K = 2, backward first, DDG and FDG with beta = 1 are one algorithm (also in the "
         f"authors' code). The paper prints different errors for them all the same: {told}, up to "
-        f"{most:.2f} apart. So much, then, do two results of the same training differ there. Of the {len(gained)} gains by "
-        f"shrinking in this table, {chance} are no larger ({', '.join(f'{gain:.2f}' for gain in gained)}). Ours is one set "
-        "of runs, those of FDG, which both rows show.",
+        f"{most:.2f} apart. So much, then, do two results of the same training differ there. Of the {len(gained)} "
+        f"gains by shrinking in this table, {chance} are no larger ({', '.join(f'{gain:.2f}' for gain in gained)}). Ours "
+        "is one set of runs, those of FDG, which both rows show.",
     )
 
 

@@ -39,7 +39,7 @@ WORDS = (
     "Which beta its FDG has is not said: here are 1 and the best of Table 6 (marked with dots).",
     "**The runs** are the rows of WRN-28-10 in Table 6, where their commands stand. Of each the seed with the median "
     "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
-    "every stage had a device of its own. DDG with K = 2 has no curve of its own: it is the training of FDG with beta = 1.",
+    "every stage had a device of its own. DDG with K = 2 has no curve: it is the training of FDG with beta = 1.",
 )
 PLAN = _paper.Plan(
     "figure3ab", "Figures 3(a), (b): learning curves of WRN-28-10 on CIFAR-10", CELLS, words=WORDS, draws=draw,

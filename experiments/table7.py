@@ -125,8 +125,8 @@ WORDS = (
     "its own images/s give, where they differ from what is printed.",
     "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
     "so that only the speedups can be held against the paper's, and only with K cores or more. Add `--json FILE` to a "
-    "command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are of CIFAR's size, whatever "
-    "the model, and those of ImageNet are not.",
+    "command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are of CIFAR's "
+    "size, whatever the model, and those of ImageNet are not.",
     "**The network:** `wrn28_10_fdg` is the WRN-28-10 of the authors' code (36,489,290 parameters, 5.95 billion "
     "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are held against "
     "this table were made with `wrn28_10`, Zagoruyko and Komodakis's (36,479,194 and 5.24), so they are of a smaller "

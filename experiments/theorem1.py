@@ -98,10 +98,11 @@ def falls(line: Any) -> str:
 def falls_always(line: Any) -> str:
     rates = line["options"]["rates"]
     t = next(t for t, rate in enumerate(rates) if rate < rates[0] / 2)
+    first = ", ".join(f"{rate:g}" for rate in rates[: t + 2])
     return (
-        f"**Broken by a rate that falls at every step, too.** With the rates {', '.join(f'{rate:g}' for rate in rates[: t + 1])}, "
-        f"{rates[t + 1]:g} and so on the loss changes by {line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So it "
-        "does not help to say that a rate which is constant between its drops is no diminishing one."
+        f"**Broken by a rate that falls at every step, too.** With the rates {first} and so on the loss changes by "
+        f"{line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So it does "
+        "not help to say that a rate which is constant between its drops is no diminishing one."
     )
 
 

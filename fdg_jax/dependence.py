@@ -9,7 +9,7 @@ import jax
 
 # Calls whose body takes the call's arguments and gives its results, one by one. Of everything else (loops, branches)
 # each result counts as depending on all arguments.
-CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call"}
+CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 def dependences(run: Callable, *arguments: Any) -> list[set[int]]:

@@ -53,10 +53,8 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", he_fan_out, shape, jnp.float32)
-        if self.groups > 1:
-            y = plain_conv(x, kernel, self.stride, self.groups)
-        else:
-            y = conv(x, kernel, self.stride)
+        alone = self.groups == 1
+        y = conv(x, kernel, self.stride) if alone else plain_conv(x, kernel, self.stride, self.groups)
         if not self.bias:
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
@@ -66,8 +64,9 @@ class Conv(nn.Module):
 class BatchNorm(nn.Module):
     """Batch normalisation over batch, height and width, or over whatever axes come before the channels; epsilon 1e-5.
 
-    momentum: what the running statistics keep of themselves at every batch (PyTorch's is 1 minus this number). The running variance follows the biased batch variance, as Flax has it; PyTorch follows the unbiased one,
-    which is larger by a part in b h w - 1: 1/8191 at most for batch 128 on 8 x 8 maps.
+    momentum: what the running statistics keep of themselves at every batch (PyTorch's is 1 minus this number). The
+    running variance follows the biased batch variance, as Flax has it; PyTorch follows the unbiased one, which is
+    larger by a part in b h w - 1: 1/8191 at most for batch 128 on 8 x 8 maps.
     """
 
     momentum: float = MOMENTUM

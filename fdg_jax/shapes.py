@@ -182,9 +182,9 @@ def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree
 def check_made_of_weights(who: str, module: nn.Module, how: How, seen: Followed, x: Tree) -> None:
     """Refuses current weights where the closure keeps something that depends on weights and not on the input.
 
-    A layer whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keeps nothing of the kind. One that
-    multiplies by a vector of weights does, as JAX keeps it in the shape that it multiplied by: all of flax.linen's norms
-    with a scale. The backward pass would then go through the old scale.
+    A layer whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keeps nothing of the kind. One
+    that multiplies by a vector of weights does, as JAX keeps it in the shape that it multiplied by: all of flax.linen's
+    norms with a scale. The backward pass would then go through the old scale.
     """
     params, extra = split(seen.variables)
     if seen.drew:
@@ -197,9 +197,9 @@ def check_made_of_weights(who: str, module: nn.Module, how: How, seen: Followed,
         of_input = any(number >= len(paths) + others for number in needed)
         if weights and not of_input and jnp.issubdtype(kept.dtype, jnp.inexact):
             raise BadInput(
-                f"{who} keeps {text(kept)}, made of its weights {', '.join(weights)} alone, for the backward pass, so "
-                f"{CURRENT} would go back through the old ones. Use weights=stashed, or layers that keep no such thing: "
-                "fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with use_scale=False."
+                f"{who} keeps {text(kept)}, made of its weights {', '.join(weights)} alone, for the backward pass, "
+                f"so {CURRENT} would go back through the old ones. Use weights=stashed, or layers that keep no such "
+                "thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with use_scale=False."
             )
 
 

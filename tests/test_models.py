@@ -343,6 +343,20 @@ def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
 
 
+@pytest.mark.parametrize("plainly", [False, True])
+def test_convolutions_are_xlas_own_where_that_is_asked_for(plainly, monkeypatch):
+    monkeypatch.setattr(convolution, "PLAIN", plainly)
+    x, weights = jnp.ones((2, 16, 16, 16)), jnp.ones((3, 3, 16, 16))
+
+    def both(x, weights):
+        y, pull = jax.vjp(convolution.conv, x, weights)
+        return y, pull(y)
+
+    traced = str(jax.make_jaxpr(both)(x, weights))
+    assert ("platform_index" in traced) is not plainly  # by which a cure is chosen on a CPU
+    assert traced.count("conv_general_dilated[") == 3 or not plainly
+
+
 def test_an_odd_width_takes_the_plain_convolution():
     logits, _ = shapes("resnet8", example=(1, 31, 31, 3))
     assert logits.shape == (1, 10)

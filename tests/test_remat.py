@@ -101,7 +101,8 @@ def test_activations_are_not_computed_again_at_other_weights():
         pipeline(3, data[0], remat="1", weights="current")
     with pytest.raises(BadInput, match="with method=fa"):
         pipeline(3, data[0], remat="all", method="fa")
-    pipeline(3, data[0], stages=parts(3, CurrentPart), remat="3", weights="current")  # stage K has no staleness, so no other weights
+    # Stage K has no staleness, so no other weights.
+    pipeline(3, data[0], stages=parts(3, CurrentPart), remat="3", weights="current")
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
 
 
 def whose(job: Job) -> str:
-    """Whether the authors cut the network so: where they do, and where they do not although ours stands in for theirs."""
+    """Whether the authors cut the network so, or do not cut it for this K at all."""
     o = job.options
     if job.split == "paper":
         return " (as in the authors' code)"

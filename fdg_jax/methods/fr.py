@@ -1,8 +1,8 @@
 """FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the input of a batch and goes forward
 on it again, with the weights of now, when the gradient comes.
 
-The replay is an ordinary training pass, so running statistics move twice a batch. There are two released codes, FR's own
-(slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
+The replay is an ordinary training pass, so running statistics move twice a batch. There are two released codes, FR's
+own (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
 
 - Stage K replays here, too. Its weights have not changed, so its gradient is the same, but its running statistics move
   twice a batch as those of the other stages do. In neither released code does the last module replay. Table 2 of the

@@ -3,8 +3,8 @@
 A block widens its input by a 1 x 1 convolution, filters each channel for itself with 3 x 3, and ends thin in a 1 x 1
 convolution without a relu; input and output are added where their shapes agree. Strides hold no parameters: both
 forms have 3,504,872 of them for 1000 classes (Sandler et al. print 3.4M) and 2,480,072 for the 200 of Tiny-ImageNet.
-The paper trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. What the authors' code calls by that name is version 1, which
-has 3.41M with 200 classes: see fdg_jax.models.mobilenet_v1.
+The paper trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. What the authors' code calls by that name is version 1,
+which has 3.41M with 200 classes: see fdg_jax.models.mobilenet_v1.
 
 `mobilenet_v2` is for small images and a choice of ours, because the authors' code has no version 2: the stem and the
 layer of 24 channels keep the size of the map, so that 64 x 64 pixels end as 8 x 8 places instead of 2 x 2.
