@@ -141,13 +141,13 @@ def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
         return ()
     most = max(round(abs(one - two), 2) for one, two in apart.values())
     gained = gains(cells)
-    chance = sum(gain <= most for gain in gained)
+    chance, listed = sum(gain <= most for gain in gained), ", ".join(f"{gain:.2f}" for gain in gained)
     told = ", ".join(f"{network} {one:.2f} and {two:.2f}" for network, (one, two) in apart.items())
     return (
         "**A null comparison:** with K = 2, backward first, DDG and FDG with beta = 1 are one algorithm (also in the "
         f"authors' code). The paper prints different errors for them all the same: {told}, up to "
         f"{most:.2f} apart. So much, then, do two results of the same training differ there. Of the {len(gained)} "
-        f"gains by shrinking in this table, {chance} are no larger ({', '.join(f'{gain:.2f}' for gain in gained)}). Ours "
+        f"gains by shrinking in this table, {chance} are no larger ({listed}). Ours "
         "is one set of runs, those of FDG, which both rows show.",
     )
 

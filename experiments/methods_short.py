@@ -65,8 +65,9 @@ WORDS = (
     "not. FR trains all modules at the same rate. DNI is conditional; its stages are trained by SGD at 0.1 like all "
     "others, where DGL's code trains DNI by Adam at 3e-5 and says that SGD does not converge, so its row says little "
     "about DNI. The training loss is the mean over the epoch, stage K's where others have one of their own. For K = 2 "
-    "FDG and DDG are the same training (stage 1's gradient is one update old in both) and differ in time only. Images/s is what a run logged on one core beside whatever else "
-    "the machine was doing: `benchmarks.images_per_second` compares speeds.",
+    "FDG and DDG are the same training (stage 1's gradient is one update old in both) and differ in time only. "
+    "Images/s is what a run logged on one core beside whatever else the machine was doing: "
+    "`benchmarks.images_per_second` compares speeds.",
 )
 
 
