@@ -20,6 +20,7 @@ tried and dropped:
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -54,7 +55,7 @@ class Conv(nn.Module):
         shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", he_fan_out, shape, jnp.float32)
         alone = self.groups == 1
-        y = conv(x, kernel, self.stride) if alone else plain_conv(x, kernel, self.stride, self.groups)
+        y: Any = conv(x, kernel, self.stride) if alone else plain_conv(x, kernel, self.stride, self.groups)
         if not self.bias:
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
