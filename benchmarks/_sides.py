@@ -32,6 +32,7 @@ OPTIONS = {
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
+    "layers": "cured (convolutions made for a device that is one core) or plain (XLA's own)",
     "hugepages": "on (and glibc keeps its memory), only (it gives it back at every step), or off",
     "xla": "XLA flags",
 }
@@ -41,6 +42,7 @@ CHOICES = {
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
     "packing": ("on", "off"),
+    "layers": ("cured", "plain"),
     "hugepages": ("on", "only", "off"),
 }
 
@@ -62,6 +64,7 @@ class Side:
     dispatch: str = "up"
     update: str = "separate"
     packing: str = "on"
+    layers: str = "cured"
     hugepages: str = "on"
     device: str = "cpu"
     xla: str = ""

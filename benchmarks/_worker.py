@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import _operations
 from benchmarks._serve import clocked, serve
 from benchmarks._sides import Side
-from fdg_jax import api, host_engine, programs, schedule
+from fdg_jax import api, convolution, host_engine, programs, schedule
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import checks, compile_cache, huge_pages, machine, setup
@@ -86,6 +86,7 @@ class Trainer:
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         setup.prepare_cpu()
+        convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))

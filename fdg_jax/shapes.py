@@ -12,10 +12,12 @@ import numpy as np
 import optax
 
 from fdg_jax import checkpoint
+from fdg_jax.dependence import dependences
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.functions import How, draws_random_numbers, functions, init_variables, split, takes_train
 
 Tree = Any
+CURRENT = "weights=current"  # what Method.other_weights says of them
 OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
 
 
@@ -71,6 +73,8 @@ def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess,
             check_variables(k, made, variables[k - 1], x)
         if other or how.precision.compute is not None:
             check_closure(who, module, how, seen, x, other)
+        if other == CURRENT:  # feedback weights, which are also others, replace nothing but matrices
+            check_made_of_weights(who, module, how, seen, x)
         draws.append(seen.drew)
         before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
     fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
@@ -153,7 +157,7 @@ def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree
     through these where the backward pass is to be taken at others; elsewhere they only cost memory, so it warns. They
     are the matrices that do not grow with the batch.
 
-    Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
+    What is no matrix is left to `check_made_of_weights`.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.variables.get("params", {})) if leaf.ndim > 1}
     if not any(leaf.ndim > 1 and leaf.size in kernels for leaf in seen.kept):
@@ -177,6 +181,30 @@ def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree
             "the layer that dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
             stacklevel=4,
         )
+
+
+def check_made_of_weights(who: str, module: nn.Module, how: How, seen: Followed, x: Tree) -> None:
+    """Refuses current weights where the closure keeps something that depends on weights and not on the input.
+
+    A layer whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keeps nothing of the kind. One
+    that multiplies by a vector of weights does, as JAX keeps it in the shape that it multiplied by: all of flax.linen's
+    norms with a scale. The backward pass would then go through the old scale.
+    """
+    params, extra = split(seen.variables)
+    if seen.drew:
+        extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    forward = functions(module, optax.identity(), how=how).forward
+    paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
+    found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)
+    for kept, needed in zip(seen.kept, found, strict=True):
+        weights = [paths[number] for number in sorted(needed) if number < len(paths)]
+        of_input = any(number >= len(paths) + others for number in needed)
+        if weights and not of_input and jnp.issubdtype(kept.dtype, jnp.inexact):
+            raise BadInput(
+                f"{who} keeps {text(kept)}, made of its weights {', '.join(weights)} alone, for the backward pass, "
+                f"so {CURRENT} would go back through the old ones. Use weights=stashed, or layers that keep no such "
+                "thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with use_scale=False."
+            )
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:

@@ -48,10 +48,10 @@ def collected(table, tmp_path: Path, found: dict[str, float]) -> dict:
     return _results.read(table, tmp_path)
 
 
-def row_of(page: str, name: str) -> list[str]:
-    """The row whose command makes the run of that name, its seed left open."""
+def row_of(page: str, name: str, method: str = "") -> list[str]:
+    """The row whose command makes the run of that name, its seed left open. method: where two rows show that run."""
     words = _runs.shown(_runs.command(run_of(f"{name}-seed0"), None, None)).replace("--seed 0", "--seed S")
-    (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`"]
+    (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`" and method in ("", cells[1])]
     return found
 
 
@@ -159,7 +159,8 @@ def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
 def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
     table = experiments.find(name)
     found = rows(table.document({}, ""))
-    assert 3 * len(found) == len(table.runs)
+    settings = {cells[COMMAND] for cells in found}  # DDG and FDG of two stages show the same runs
+    assert 3 * len(settings) == len(table.runs)
     assert all(cells[OURS] == cells[N] == "" and "--seed S`" in cells[COMMAND] for cells in found)
 
 
@@ -172,11 +173,35 @@ def test_every_table_renders_where_nothing_is(name, tmp_path):
 
 
 def test_a_result_lands_in_its_cell_and_the_others_stay_blank(tmp_path):
-    lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-ddg-K2-seed2": 6.5})
+    lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-dgl-K2-seed2": 6.5})
     page = table3.TABLE.document(lines, "")
-    assert row_of(page, "resnet56-cifar10-ddg-K2")[OURS : N + 1] == ["6.50", "1"]
+    assert row_of(page, "resnet56-cifar10-dgl-K2")[OURS : N + 1] == ["6.50", "1"]
     assert [cells[2] for cells in rows(page) if cells[OURS]] == ["2"]
-    assert "1 of its 90 runs is finished." in page
+    assert "1 of its 78 runs is finished." in page
+
+
+def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
+    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
+    assert [run for name in NAMES for run in experiments.find(name).runs if run.name.find("-ddg-K2") > 0] == []
+    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
+    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
+    page = table6.TABLE.document(lines, "")
+    shown = {cells[1]: cells[PAPER] for cells in rows(page) if cells[OURS]}
+    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "gains", "chance"),
+    [("table3", "0.47", "6", "5"), ("table4", "1.43", "4", "4"), ("table6", "0.40", "6", "4")],
+)
+def test_a_table_says_how_far_the_paper_has_one_algorithm_from_itself(name, most, gains, chance):
+    """Table 3: ResNet-110 with 6.26 and 5.79. Of its gains by beta only ResNet-20's 0.69 is larger."""
+    says = r"A null comparison:.* up to (\S+) apart.* Of the (\d) gains by shrinking in this table, (\d) are no larger"
+    assert re.findall(says, experiments.find(name).document({}, "")) == [(most, gains, chance)]
+
+
+def test_a_table_without_both_of_them_speaks_of_no_null_comparison():
+    assert "null comparison" not in experiments.find("table5").document({}, "")
 
 
 def test_ours_is_the_median_of_the_seeds_that_are_finished(tmp_path):
@@ -197,7 +222,7 @@ def test_a_curve_is_that_of_the_median_run(tmp_path):
 
 def test_every_curve_has_a_look_of_its_own():
     curves = [figure3ab.curve(cell, {"test_error_percent": 1.0}) for cell in figure3ab.CELLS]
-    assert len(curves) == 16  # BP, and DDG, DGL, FR and two of FDG for three K
+    assert len(curves) == 15  # BP, and DDG, DGL, FR and two of FDG for three K, but for DDG with K = 2, which is FDG
     assert len({(curve.colour, curve.style, curve.marker) for curve in curves}) == len(curves)
     assert len({curve.label for curve in curves}) == len(curves)
 
@@ -217,15 +242,16 @@ def test_the_papers_cell_has_the_rerun_and_what_was_first_published():
 @pytest.mark.parametrize(
     ("table", "run", "shown"),
     [
-        ("table3", "resnet56-cifar10-ddg-K2", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
-        ("table6", "resnet56-cifar10-ddg-K2", "6.60\\* (Table 3: 6.63\\*)"),
+        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
+        ("table6", "resnet56-cifar10-fdg-K2-beta1", "6.60\\* (Table 3: 6.63\\*)"),
         ("table6", "wrn28_10-cifar10-fr-K2", "3.87\\* (Table 3: 3.87)"),
         ("table6", "resnet56-cifar10-fdg-K2-beta0.5", "5.90"),
         ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
     ],
 )
 def test_what_two_tables_print_differently_is_shown_with_both_values(table, run, shown):
-    assert row_of(experiments.find(table).document({}, ""), run)[PAPER] == shown
+    method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
+    assert row_of(experiments.find(table).document({}, ""), run, method)[PAPER] == shown
 
 
 def test_what_is_odd_about_a_number_is_said_below_the_table():
@@ -258,11 +284,12 @@ def test_speedups_that_contradict_the_text_or_the_images_per_second_are_shown_wi
 
 def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):
     line = {
-        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10",
+        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10_fdg",
         "batch_size": 128, "split": "paper", "xla": "", "baseline": "bp", "images_per_second": 12.34, "ratio": 3.456,
         "windows": 6, "others_percent": 1.0, "cpu": "A Processor", "machine_cores": 8,
     }  # fmt: skip
     others = [{"cores": 2}, {"split": "balanced"}, {"batch_size": 64}, {"others_percent": 20.0}, {"benchmark": "other"}]
+    others += [{"model": model} for model in ("wrn28_10", "resnet101", "resnet101_imagenet")]
     lines = [line, *({**line, "images_per_second": 99.0, **other} for other in others)]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     found = table7.measured(tmp_path)
@@ -277,7 +304,7 @@ def test_the_benchmarks_commands_of_table_7_are_ones_it_accepts():
     for speed in table7.SPEEDS:
         if speed.network == "WRN-28-10":
             given = parser().parse_args(table7.command(speed).strip("`").split()[3:])
-            assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10", speed.method.lower())
+            assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10_fdg", speed.method.lower())
 
 
 # Results and runs that tables share

@@ -86,8 +86,8 @@ class Options:
     weights: Literal["stashed", "current"] = flag(
         "stashed",
         "fdg",
-        "The weights the late backward pass is taken at: stashed, those of its own forward pass "
-        "(Eq. 10); or current, today's, as the authors' released code does.",
+        "The weights the late backward pass is taken at, by fdg and ddg: stashed, those of its own forward pass "
+        "(Eq. 10); or current, today's, as the authors' released code does for both.",
     )
     accumulate: int = flag(
         1,

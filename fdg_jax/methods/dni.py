@@ -1,8 +1,12 @@
 """DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for one.
 
 A synthesizer at every boundary maps activations (and labels) to the gradient that stage k+1 would send. It is trained
-on what stage k+1 does send a tick later, which is itself made of a guess (bootstrapped). Known to learn poorly in
-deep networks, here as elsewhere.
+on what stage k+1 does send a tick later, which is itself made of a guess (bootstrapped).
+
+Deviation: the stages themselves are trained as all methods are here, with the recipe they are given (in the commands
+SGD with momentum, rate 0.1); only the synthesizers have Adam. DGL's code, which compares with DNI, trains everything
+with Adam at 3e-5 and says that SGD does not converge. So our results with DNI, which are poor, say little about DNI.
+The FDG paper has none: it leaves DNI out of its tables of errors, because of what others say of it in deep networks.
 
 What is modelled is the gradient of an example's own loss, batch size times that of the batch's mean: a step of Adam
 moves every output of a synthesizer by a fixed amount, which would else be a hundred times larger than the gradients.

@@ -1,9 +1,15 @@
 """FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the input of a batch and goes forward
 on it again, with the weights of now, when the gradient comes.
 
-As in the released code the replay is an ordinary training pass: running statistics move twice a batch, and stage K
-replays too although its weights have not changed (which is what Table 2 of the FDG paper counts). Deviation: that
-code trains module 1 at twice the learning rate; here all stages follow the recipe they are given.
+The replay is an ordinary training pass, so running statistics move twice a batch. There are two released codes, FR's
+own (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
+
+- Stage K replays here, too. Its weights have not changed, so its gradient is the same, but its running statistics move
+  twice a batch as those of the other stages do. In neither released code does the last module replay. Table 2 of the
+  FDG paper counts a replay for every module.
+- FR's own code trains module 1 at twice the learning rate; here all stages follow the recipe they are given.
+- The FDG authors' code makes no gradient of batch 1 in the modules between the first and the last, as they get to know
+  of it one iteration late, and so none below them either. Here every batch updates every stage.
 """
 
 from collections.abc import Mapping
