@@ -135,7 +135,7 @@ def load(of: dict[str, Any], n: int) -> list[float] | None:
     """The seconds of n blocks kept under these conditions; None where there are none or the file is damaged."""
     try:
         path = path_of(of)
-        kept = json.loads(path.read_text())
+        kept = json.loads(path.read_text(encoding="utf-8"))
         whole = kept["of"] == of and kept["checksum"] == digest([kept["of"], kept["seconds"]])
         if whole and len(kept["seconds"]) == n and all(0 < s < math.inf for s in kept["seconds"]):
             return kept["seconds"]
@@ -154,7 +154,8 @@ def save(of: dict[str, Any], found: list[float]) -> None:
         path = path_of(of)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_beside(path)
-        temporary.write_text(json.dumps({"of": of, "seconds": found, "checksum": digest([of, found])}, indent=1))
+        kept = {"of": of, "seconds": found, "checksum": digest([of, found])}
+        temporary.write_text(json.dumps(kept, indent=1), encoding="utf-8")
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
         say(f"the block times can't be kept ({error}): the next start will measure again.")
