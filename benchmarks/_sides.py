@@ -154,7 +154,7 @@ def cores_available() -> list[int]:
     rank = {}
     for core in sorted(os.sched_getaffinity(0)):
         file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-        siblings = file.read_text() if file.exists() else str(core)
+        siblings = file.read_text(encoding="utf-8") if file.exists() else str(core)
         rank[core] = siblings in seen  # False before True: second threads of a core come last
         seen.add(siblings)
     return sorted(rank, key=lambda core: (rank[core], core))

@@ -157,7 +157,7 @@ class Trainer:
 
 def resident_bytes() -> int | None:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

@@ -14,12 +14,18 @@ from experiments import _estimate, _markdown, _results, _running
 from experiments._runs import CUT_OFF, ROOT, Run, Table, command, shown, state
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, meant
+from fdg_jax.experiments import output
 from fdg_jax.experiments.signals import Stopped
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
     options = parser(table).parse_args(arguments)
+    with output.forgiving():
+        return answer(table, options)
+
+
+def answer(table: Table, options: argparse.Namespace) -> int:
     try:
         if options.epochs is not None:
             table = shortened(table, options.epochs)
@@ -205,7 +211,7 @@ def render(table: Table, options: argparse.Namespace) -> None:
     lines = _results.read(table, options.results)
     options.results.mkdir(parents=True, exist_ok=True)
     page, made = options.results / f"{table.name}.md", []
-    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n")
+    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n", encoding="utf-8")
     if table.picture:
         made = [options.results / f"{table.name}.png"]
         table.picture(lines, made[0])

@@ -83,7 +83,7 @@ def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
     beside = file(table, results).with_suffix(".tmp")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     beside.replace(file(table, results))
 
 
@@ -101,7 +101,7 @@ def entries(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        return {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+        return {entry["name"]: entry for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
 

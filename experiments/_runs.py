@@ -127,7 +127,7 @@ def locked(path: Path) -> bool:
     that is just starting from getting it. Where there is no such list (not Linux), nothing is known: False.
     """
     try:
-        status, locks = path.stat(), Path("/proc/locks").read_text()
+        status, locks = path.stat(), Path("/proc/locks").read_text(encoding="utf-8")
     except OSError:
         return False
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

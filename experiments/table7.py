@@ -88,7 +88,7 @@ def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
     found = {}
     for file in sorted(folder.glob("*.jsonl")):
         try:
-            lines = [json.loads(text) for text in file.read_text().splitlines()]
+            lines = [json.loads(text) for text in file.read_text(encoding="utf-8").splitlines()]
             ours = [line for line in lines if line["benchmark"] == "images_per_second" and line["baseline"] == "bp"]
             found |= {(line["model"], line["K"], line["method"]): line for line in ours if plain(line)}
         except (ValueError, TypeError, KeyError) as error:

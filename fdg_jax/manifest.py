@@ -23,7 +23,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Seals a folder as it is now."""
     files = {name: [path.stat().st_size, digest(path)] for name, path in inside(folder).items()}
     body = {"format": FORMAT, "files": files, **content}
-    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}))
+    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}), encoding="utf-8")
 
 
 def check(folder: Path) -> dict[str, Any]:

@@ -136,6 +136,109 @@ def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
     assert len(seen) == 3
 
 
+def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
+    """Half of them fail at once, and so take their empty directories away again."""
+    code = """
+import sys, time, types
+from datetime import datetime
+from fdg_jax.experiments import claim
+from fdg_jax.experiments.options import Options
+claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
+number = int(sys.argv[1])
+sys.stdin.readline()
+for turn in range(40):
+    fails = (number + turn) % 2
+    try:
+        with claim.claim_new(Options()) as path:
+            if not fails:
+                (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
+            time.sleep(0.001)
+            assert fails or (path / "config.json").read_text(encoding="utf-8") == f"{number} {turn}"
+            if fails:
+                raise RuntimeError
+    except RuntimeError:
+        pass
+"""
+    settings = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = [[sys.executable, "-c", code, str(number)] for number in range(6)]
+    processes = [subprocess.Popen(each, **settings, **pipes) for each in words]
+    told = [process.communicate("go\n", timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, told
+    made = list((tmp_path / "runs").iterdir())
+    assert len({(path / "config.json").read_text() for path in made}) == len(made) == 120
+
+
+def test_a_directory_that_is_replaced_before_it_is_locked_is_not_taken_for_the_new_one(tmp_path, monkeypatch):
+    path, opened, times = tmp_path / "run", os.open, []
+
+    def replaced(name, *given):
+        handle = opened(name, *given)
+        if name == path and not times:  # between opening and locking, another process takes it away and makes it anew
+            times.append(handle)
+            path.rename(tmp_path / "other")
+            path.mkdir()
+        return handle
+
+    monkeypatch.setattr(claim.os, "open", replaced)
+    with claim.claim(path, resume=False):
+        assert times
+        with pytest.raises(BadInput, match="another process"), claim.lock(path):
+            pass
+
+
+def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_seen(tmp_path, monkeypatch):
+    path, lock = tmp_path / "run", claim.lock
+
+    def late(path):
+        stored_run(tmp_path / "run")
+        return lock(path)
+
+    monkeypatch.setattr(claim, "lock", late)
+    with pytest.raises(BadInput, match="already holds a run"), claim.claim(path, resume=False):
+        pass
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\udcff"])
+def test_a_name_that_no_checkpoint_could_be_written_under_is_refused(name, tmp_path):
+    with pytest.raises(BadInput, match="Choose another --run-dir"), claim.claim(tmp_path / name, resume=False):
+        pass
+
+
+@pytest.mark.parametrize(("files", "resumes"), [
+    ({}, False),
+    ({"config.json.part": "{"}, False),
+    ({"config.json": ""}, False),  # after a power cut
+    ({"config.json": "", "metrics.jsonl": ""}, False),
+    ({"config.json": None}, True),
+    ({"config.json": None, "metrics.jsonl": "", "tensorboard/events.1": ""}, True),
+    ({"config.json": None, "checkpoints/.step-000000001.tmp/manifest.json": ""}, True),
+    ({"config.json": None, "checkpoints/step-000000001/manifest.json": ""}, True),
+    ({"config.json": None, "summary.json": "{}"}, True),
+    ({"config.json": "", "checkpoints/step-000000001/manifest.json": ""}, True),  # and then refused: it is damaged
+    ({"config.json": "", "checkpoints/damaged-step-000000001/manifest.json": ""}, True),
+])  # fmt: skip
+def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        stored_run(tmp_path) if content is None else (tmp_path / name).write_text(content)
+    with claim.claim(tmp_path, "auto") as path:
+        assert claim.resumes(path) is resumes
+    assert not claim.resumes(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-000000001"])
+def test_auto_does_not_begin_in_a_directory_with_results_of_another_run(name, tmp_path):
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"), claim.claim(tmp_path, "auto"):
+        pass
+
+
+def test_resuming_nothing_names_the_way_out(tmp_path):
+    with pytest.raises(BadInput, match="--resume auto goes on or starts"), claim.claim(tmp_path, resume=True):
+        pass
+
+
 def test_metrics_are_on_disk_line_by_line(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "train_loss": 2.0})

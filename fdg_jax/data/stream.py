@@ -164,8 +164,9 @@ def prepare_worker(number: int, count: int) -> None:
     import threading
     from multiprocessing import connection, parent_process
 
-    for caught in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(caught, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent: Any = parent_process()
 
     def follow() -> None:

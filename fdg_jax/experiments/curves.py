@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,7 @@ FEW = 3  # fewer points make no line one could see
 
 def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
     """Training loss and test error over epochs, learning rates marked: a PNG file, and SVG text."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+    import_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -49,6 +48,21 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def import_matplotlib() -> None:
+    """Without a window system, whatever MPLBACKEND says: importing matplotlib fails on a value it does not know."""
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+    finally:
+        if before is None:
+            del os.environ["MPLBACKEND"]
+        else:
+            os.environ["MPLBACKEND"] = before
 
 
 def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:

@@ -34,7 +34,7 @@ def usable_cores() -> int | None:
 def cpuinfo() -> list[str]:
     """Linux's description of the processor, line by line; nothing elsewhere."""
     try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 

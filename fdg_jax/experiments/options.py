@@ -5,7 +5,9 @@ texts are written for somebody who has the paper open beside the terminal.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+Resume: TypeAlias = bool | Literal["auto"]  # the value of --resume, which is a switch that also takes "auto"
 
 GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; stage k runs from 1 to K.",
@@ -201,11 +203,12 @@ class Options:
         shown="runs/<time>-<method>-<model>-K<K>",
         free=True,
     )
-    resume: bool = flag(
+    resume: bool | Literal["auto"] = flag(
         False,
         "run",
         "Go on exactly where the run in --run-dir stands. Its options are read from its config.json; "
-        "those that would change the training are refused if they contradict it.",
+        "those that would change the training are refused if they contradict it. --resume auto: go on if there is a "
+        "run, else begin it, for jobs that a scheduler starts again with the same command line.",
         free=True,
     )
     resume_into: str | None = flag(
@@ -222,7 +225,7 @@ class Options:
     checkpoint_every: int | None = flag(
         None,
         "run",
-        "Batches between checkpoints (0: only at the end). SIGINT and SIGTERM write one as well.",
+        "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 write one as well.",
         metavar="N",
         shown="once an epoch",
         free=True,
@@ -276,6 +279,10 @@ class Options:
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+
+
+# Flags without a value, which have a --no-... as well.
+SWITCHES = frozenset(name for name, field in FIELDS.items() if field.type in (bool, Resume))
 
 
 def spelled(name: str) -> str:

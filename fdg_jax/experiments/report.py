@@ -6,12 +6,12 @@ killed: `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 
 import html
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import stored
+from fdg_jax.experiments import output, stored
 from fdg_jax.experiments.curves import draw, title
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.progress import clock
@@ -50,13 +50,14 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 """
 
 
-def write(run: Path) -> None:
-    """Makes report.html and curves.png of a run directory, finished or not."""
-    config, events = stored.config(run), read_metrics(run / METRICS)
+def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
+    """Makes report.html and curves.png of a run directory, finished or not. config: None: that of its config.json."""
+    config = stored.config(run) if config is None else dict(config)
+    events = read_metrics(run / METRICS)
     summary = stored.summary(run) if (run / SUMMARY).is_file() else {}
     svg = draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
-    beside.write_text(page(config, events, summary, svg))
+    beside.write_text(page(config, events, summary, svg), encoding="utf-8")
     beside.replace(run / "report.html")
 
 
@@ -128,6 +129,11 @@ Writes report.html and curves.png of a run again, from the other files of its di
 
 
 def main(arguments: list[str]) -> int:
+    with output.forgiving():
+        return answer(arguments)
+
+
+def answer(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
         return 0

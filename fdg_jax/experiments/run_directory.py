@@ -28,7 +28,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Whole or not at all: written beside, then renamed."""
     text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
     beside = path.with_name(path.name + ".part")
-    with beside.open("w") as file:
+    with beside.open("w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -37,7 +37,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"{path} is not there.") from None
     except (OSError, ValueError) as error:
@@ -57,7 +57,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, keep_lines: int = 0):
         self.lines = cut_back(path, keep_lines)
-        self.file = path.open("a")
+        self.file = path.open("a", encoding="utf-8")
 
     def append(self, event: Mapping[str, Any]) -> None:
         self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
