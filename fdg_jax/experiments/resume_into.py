@@ -93,7 +93,7 @@ def converted(
     """Makes the new run directory, with a checkpoint to resume from; says what was given up."""
     from fdg_jax import devices
     from fdg_jax.experiments import compile_cache, setup, stages
-    from fdg_jax.experiments.session import about_job, versions
+    from fdg_jax.experiments.session import about_job, check_data, versions
 
     setup.prepare_cpu()
     devices.asked_for(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
@@ -103,6 +103,7 @@ def converted(
     signals.check()
     compile_cache.enable()
     first = setup.prepare(before, note)
+    check_data(first.dataset, about, "--resume-into")
     job = setup.prepare(options, note)
     signals.check()
     moved = move(first, job, state)
