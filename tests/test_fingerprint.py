@@ -1,4 +1,4 @@
-"""A data set has one fingerprint wherever it lies, and another one as soon as an image, a label or the order differs."""
+"""A data set has one fingerprint wherever it lies, and another one where images, labels or their order differ."""
 
 import os
 import shutil
@@ -79,7 +79,9 @@ def test_arrays_in_memory_are_told_to_the_last_bit():
     changes = {
         "other pixels in the training images": {"train_images": pixel},
         "other labels or another order of the test images": {"test_labels": label},
-        "10 training images, were 1438": {name: getattr(digits, name)[:10] for name in ("train_images", "train_labels")},
+        "10 training images, were 1438": {
+            name: getattr(digits, name)[:10] for name in ("train_images", "train_labels")
+        },
         "classes 11, was 10": {"classes": 11},
     }
     for said, change in changes.items():

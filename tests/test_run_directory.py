@@ -455,7 +455,7 @@ def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp
 
 @pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
 def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
-    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False)
+    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False, fingerprint=None)
     pipeline = SimpleNamespace(restore=lambda state: None)
     options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
@@ -477,10 +477,11 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
-    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=SimpleNamespace(restore=lambda state: None))
+    dataset, restored = SimpleNamespace(fingerprint=None), SimpleNamespace(restore=lambda state: None)
+    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
     record = Record(128, 32, 10, np.ones(8))
     record.log = SimpleNamespace(lines=0)
-    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9)))
+    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
         session.begin_again(job, record, {}, record.state(), about)
     about["options"].pop("momentum")  # of a version that did not have it; steps may change

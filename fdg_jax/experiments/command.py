@@ -83,8 +83,9 @@ def prepare_and_run(
     """before: config.json of the run that goes on."""
     checks.check_names(options, program.datasets)
     signals.check()
-    from fdg_jax.experiments import compile_cache, session, setup, stages
+    from fdg_jax.experiments import compile_cache, jax_settings, session, setup, stages
 
+    jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
     compile_cache.enable()
     setup.prepare_cpu(before)
     job = setup.prepare(options, before["note"] if before else "")
@@ -110,8 +111,9 @@ def prepare_and_run(
 def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warns where a resumed run meets another machine or other code than its first session, which may compute other
     last bits."""
-    names = ("processor", "usable_cores", "devices", "xla_flags", "matmul_precision", "git_commit")
-    changed = [f"{name} {now[name]}, was {before[name]}" for name in names if before.get(name, now[name]) != now[name]]
+    names = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
+    known = [name for name in names if name in before and name in now]
+    changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"this is not where the run began: {'; '.join(changed)}"
         print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)

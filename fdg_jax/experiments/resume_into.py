@@ -52,8 +52,10 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     checks.check(options, given)
     checks.check_names(options, program.datasets)
     with claim.lock(old), claim.claim(new, resume=False, flag="--resume-into"):
+        from fdg_jax.experiments import command, jax_settings, session, stages
+
+        given_up += jax_settings.told_changes(config)
         job = converted(old, before, new, options, config["note"], given_up, signals)
-        from fdg_jax.experiments import command, session, stages
 
         begun = session.begin(job, new, resume=True)
         command.opening(job, new, stages.facts(job), resumed=True)

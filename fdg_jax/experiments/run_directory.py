@@ -120,7 +120,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The config of a run that goes on: options that may change as they are now, where it goes on added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
-    session = {name: now[name] for name in (*names, "matmul_precision")}
+    session = {name: now[name] for name in (*names, "matmul_precision", "jax_settings")}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
 
 

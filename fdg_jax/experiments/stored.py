@@ -26,7 +26,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     found = {**absent, **read_json(run / CONFIG)}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
-    optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None}
+    optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None, "jax_settings": dict | None}
     check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
     if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
         fact = f"{run / CONFIG}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
