@@ -79,7 +79,7 @@ def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_
         BadInput, match="jax_threefry_partitionable is True, was False; jax_default_prng_impl is"
     ) as told:
         jax_settings.check_resumed({"jax_settings": unusual})
-    assert "Set JAX_THREEFRY_PARTITIONABLE=False and set JAX_DEFAULT_PRNG_IMPL=rbg, or go on as" in str(told.value)
+    assert "Set JAX_THREEFRY_PARTITIONABLE to False and set JAX_DEFAULT_PRNG_IMPL to 'rbg', or go on as" in str(told.value)
     monkeypatch.setattr(jax_settings, "current", lambda: unusual)
     with pytest.raises(
         BadInput, match=r"\. Unset JAX_THREEFRY_PARTITIONABLE and unset JAX_DEFAULT_PRNG_IMPL, or go on"
@@ -100,7 +100,7 @@ def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypat
     monkeypatch.setattr(jax_settings, "current", lambda: other)
     jax_settings.check_resumed({"jax_settings": jax_settings.DEFAULTS})
     err = capsys.readouterr().err
-    assert "jax_optimization_level is O0, was UNKNOWN. It may not be the same to the last bit" in err
+    assert "jax_optimization_level is 'O0', was 'UNKNOWN'. It may not be the same to the last bit" in err
 
 
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():

@@ -8,6 +8,7 @@ files: `--help`, and the README.
 import dataclasses
 import errno
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
 
 def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
-    if not (path / run_directory.SUMMARY).is_file():
+    if not os.path.lexists(path / run_directory.SUMMARY):
         return False
     total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
     steps = min(total, options.steps or total)

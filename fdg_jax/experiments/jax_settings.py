@@ -68,12 +68,12 @@ def check_resumed(before: Mapping[str, Any]) -> None:
     was, now = before.get("jax_settings") or {}, current()
     changed = differing(was, now)
     if other := [name for name in changed if name in TRAINING]:
-        fact = "; ".join(f"{name} is {now[name]}, was {was[name]}" for name in other)
+        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in other)
         ways = " and ".join(way_back(name, was[name]) for name in other)
         fact = f"--resume: the run began with other settings of JAX ({fact}) and would go on otherwise"
         raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or go on as another run: --resume-into DIR.")
     if changed:
-        fact = "; ".join(f"{name} is {now[name]}, was {was[name]}" for name in changed)
+        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
         warn(f"the run began with other settings of JAX: {fact}. It may not be the same to the last bit.")
 
 
@@ -89,7 +89,7 @@ def told_changes(before: Mapping[str, Any]) -> list[str]:
 
 
 def way_back(name: str, was: Any) -> str:
-    return f"unset {name.upper()}" if was == DEFAULTS[name] else f"set {name.upper()}={was}"
+    return f"unset {name.upper()}" if was == DEFAULTS[name] else f"set {name.upper()} to {was!r}"
 
 
 def warn(fact: str) -> None:

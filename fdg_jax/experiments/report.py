@@ -5,6 +5,7 @@ killed: `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
 import html
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,7 @@ from fdg_jax.experiments import stored
 from fdg_jax.experiments.curves import draw, title
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.progress import clock
-from fdg_jax.experiments.run_directory import METRICS, SUMMARY, read_metrics
+from fdg_jax.experiments.run_directory import SUMMARY
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -51,12 +52,14 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 
 
 def write(run: Path) -> None:
-    """Makes report.html and curves.png of a run directory, finished or not."""
-    config, events = stored.config(run), read_metrics(run / METRICS)
-    summary = stored.summary(run) if (run / SUMMARY).is_file() else {}
+    """Makes report.html and curves.png of a run directory, finished or not. Raises BadInput for a file of the run that
+    holds what no run writes."""
+    config, events = stored.config(run), stored.events(run)
+    stored.check_ranges(run, config)
+    summary = stored.summary(run) if os.path.lexists(run / SUMMARY) else {}
     svg = draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
-    beside.write_text(page(config, events, summary, svg))
+    beside.write_text(page(config, events, summary, svg), encoding="utf-8")
     beside.replace(run / "report.html")
 
 
@@ -130,6 +133,9 @@ def main(arguments: list[str]) -> int:
         write(Path(arguments[0]))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: the report in {arguments[0]} cannot be written: {error.strerror or error}.", file=sys.stderr)
         return 2
     print(Path(arguments[0]) / "report.html")
     return 0
