@@ -20,7 +20,6 @@ from fdg_jax.experiments.options import FIELDS
 from fdg_jax.experiments.run_directory import (
     CONFIG,
     LIBRARIES,
-    SUMMARY,
     git_commit,
     read_json,
     version,

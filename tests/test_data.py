@@ -531,8 +531,8 @@ def lengths(train, test):
         (features_with(image={"image": {"shape": {"dimensions": ["9", "9"]}}}), "features.json", ["(9, 9)"]),
         (features_with(label=[]), "", []),
     ],
-    ids=["one image fewer", "no test images", "shifted shards", "no number", "too many digits", "no splits", "other splits",
-         "tfrecord", "no label", "no image", "9 classes", "9x9", "other features"],
+    ids=["one image fewer", "no test images", "shifted shards", "no number", "too many digits", "no splits",
+         "other splits", "tfrecord", "no label", "no image", "9 classes", "9x9", "other features"],
 )  # fmt: skip
 def test_metadata_that_does_not_fit_is_refused_by_file(tmp_path, change, file, words):
     directory, _ = tfds_directory(tmp_path / "tfds")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -295,6 +296,36 @@ def test_the_cache_is_pruned_when_it_is_enabled(tmp_path, monkeypatch):
     compile_cache.enable()
     assert not old.exists()
     assert Path(settings["jax_compilation_cache_dir"]).is_dir()
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners")
+@pytest.mark.parametrize(("spoil", "said"), [
+    (lambda root, patch: None, ""),
+    (lambda root, patch: (root / "fdg_jax").chmod(0o777), "everybody may write in "),
+    (lambda root, patch: next((root / "fdg_jax").iterdir()).chmod(0o702), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o777), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o1777), ""),  # as /tmp is: there nobody can rename what is another's
+    (lambda root, patch: patch.setattr(compile_cache.os, "geteuid", lambda: 12345), "belongs to another user"),
+])  # fmt: skip
+def test_a_cache_of_programs_that_others_could_have_written_is_not_used(spoil, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in (compile_cache.SWITCH, "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    settings: dict = {}
+    monkeypatch.setattr(compile_cache, "jax", SimpleNamespace(config=SimpleNamespace(update=settings.__setitem__)))
+    before = os.umask(0)
+    try:
+        compile_cache.enable()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache" / "fdg_jax", Path(settings["jax_compilation_cache_dir"])]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700, 0o700]
+    settings.clear()
+    spoil(tmp_path / "cache", monkeypatch)
+    compile_cache.enable()
+    err = capsys.readouterr().err
+    assert bool(settings) == (said == "")
+    assert said in err and err.count("\n") == bool(said) and err.startswith("warning: " if said else "")
 
 
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from fdg_jax import convolution, functions, layers, optimizer
-from fdg_jax.data.directories import temporary_beside
+from fdg_jax.data.directories import make_private, temporary_beside
 from fdg_jax.data.progress import Progress, say
 from fdg_jax.experiments import compile_cache, huge_pages, machine, run_directory
 
@@ -152,7 +152,7 @@ def save(of: dict[str, Any], found: list[float]) -> None:
     temporary = None
     try:
         path = path_of(of)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         temporary = temporary_beside(path)
         temporary.write_text(json.dumps({"of": of, "seconds": found, "checksum": digest([of, found])}, indent=1))
         temporary.replace(path)

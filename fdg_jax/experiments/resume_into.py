@@ -39,8 +39,9 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     if asked.run_dir is None or asked.resume:
         raise BadInput("--resume-into NEW goes on with the run in --run-dir OLD; add that, and leave --resume out.")
     old, new = Path(asked.run_dir), Path(asked.resume_into or "")
-    if asked.resume_into == "" or old.resolve() == new.resolve():
-        raise BadInput(f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}.")
+    if asked.resume_into == "" or one_in_the_other(old, new):
+        fact = f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}"
+        raise BadInput(f"{fact}, neither inside it nor around it. Choose one beside it.")
     if not (old / run_directory.CONFIG).is_file():
         fact = f"--resume-into: {old} holds no run ({run_directory.CONFIG} is not there)"
         raise BadInput(f"{fact}. Give --run-dir the directory of the run that goes on.")
@@ -60,6 +61,12 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
         begun = session.begin(job, new, resume=True)
         command.opening(job, new, stages.facts(job), resumed=True)
         return command.train(job, new, program, signals, begun)
+
+
+def one_in_the_other(a: Path, b: Path) -> bool:
+    """Whether two folders are the same, or one lies in the other, through links, too."""
+    a, b = a.resolve(), b.resolve()
+    return a.is_relative_to(b) or b.is_relative_to(a)
 
 
 def stored_config(run: Path) -> tuple[dict[str, Any], list[str]]:
