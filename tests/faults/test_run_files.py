@@ -87,7 +87,8 @@ def spoilt_bytes(rng: random.Random, content: bytes) -> bytes:
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
     return rng.choice([
         content[:at], bytes(flipped), bytes(flipped), bytes(flipped), b"", bytes(len(content)), content + content[at:],
-        content[:at] + rng.randbytes(9) + content[at:], b"\xef\xbb\xbf" + content, content.decode(errors="replace").encode("utf-16"),
+        content[:at] + rng.randbytes(9) + content[at:], b"\xef\xbb\xbf" + content,
+        content.decode(errors="replace").encode("utf-16"),
         b"null", b"[]", b"3", b'"text"', b"{}", RAW["deep"].encode(), rng.randbytes(99), content.replace(b"\n", b"\r"),
     ])  # fmt: skip
 
