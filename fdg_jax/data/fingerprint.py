@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def digest(arrays: Iterable[np.ndarray]) -> str:
     return made.hexdigest()
 
 
-def comparable(was: Any) -> bool:
+def comparable(was: Any) -> TypeGuard[Fingerprint]:
     """Whether what a file keeps as a fingerprint is one of this format."""
     return isinstance(was, dict) and was.get("format") == FORMAT and all(isinstance(was.get(s), dict) for s in SPLITS)
 

@@ -45,7 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
-        raise BadInput(f"{path} cannot be used: {error}. Start a new run in another --run-dir.") from None
+        raise BadInput(f"{path} cannot be read: {error}. Start a new run in another --run-dir.") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object. Start a new run in another --run-dir.")
     return content
