@@ -68,7 +68,9 @@ def spoilt_value(rng: random.Random, content: dict) -> str:
         for key in path[:-1]:
             holder = holder[key]
         how, hostile = rng.random(), rng.choice([*HOSTILE, *(f"@{name}@" for name in RAW)])
-        if how < 0.1:
+        if path == ("x",):  # nothing is left to spoil
+            holder["x"] = hostile
+        elif how < 0.1:
             del holder[path[-1]]
         elif how < 0.2 and isinstance(holder, dict):
             holder[hostile if isinstance(hostile, str) else "<u>"] = holder.pop(path[-1])
