@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -400,6 +401,36 @@ def test_the_cache_is_pruned_when_it_is_enabled(tmp_path, monkeypatch):
     assert Path(settings["jax_compilation_cache_dir"]).is_dir()
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners")
+@pytest.mark.parametrize(("spoil", "said"), [
+    (lambda root, patch: None, ""),
+    (lambda root, patch: (root / "fdg_jax").chmod(0o777), "everybody may write in "),
+    (lambda root, patch: next((root / "fdg_jax").iterdir()).chmod(0o702), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o777), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o1777), ""),  # as /tmp is: there nobody can rename what is another's
+    (lambda root, patch: patch.setattr(compile_cache.os, "geteuid", lambda: 12345), "belongs to another user"),
+])  # fmt: skip
+def test_a_cache_of_programs_that_others_could_have_written_is_not_used(spoil, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in (compile_cache.SWITCH, "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    settings: dict = {}
+    monkeypatch.setattr(compile_cache, "jax", SimpleNamespace(config=SimpleNamespace(update=settings.__setitem__)))
+    before = os.umask(0)
+    try:
+        compile_cache.enable()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache" / "fdg_jax", Path(settings["jax_compilation_cache_dir"])]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700, 0o700]
+    settings.clear()
+    spoil(tmp_path / "cache", monkeypatch)
+    compile_cache.enable()
+    err = capsys.readouterr().err
+    assert bool(settings) == (said == "")
+    assert said in err and err.count("\n") == bool(said) and err.startswith("warning: " if said else "")
+
+
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):
     stored_run(tmp_path, model="resnet8", K=2, beta=0.5)
     config = run_directory.read_json(tmp_path / "config.json")
@@ -558,7 +589,7 @@ def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp
 
 @pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
 def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
-    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False)
+    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False, fingerprint=None)
     pipeline = SimpleNamespace(restore=lambda state: None)
     options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
@@ -580,10 +611,11 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
-    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=SimpleNamespace(restore=lambda state: None))
+    dataset, restored = SimpleNamespace(fingerprint=None), SimpleNamespace(restore=lambda state: None)
+    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
     record = Record(128, 32, 10, np.ones(8))
     record.log = SimpleNamespace(lines=0)
-    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9)))
+    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
         session.begin_again(job, record, {}, record.state(), about)
     about["options"].pop("momentum")  # of a version that did not have it; steps may change

@@ -41,6 +41,13 @@ def list_directory(path: Path, missing_ok: bool = False) -> list[Path]:
         raise BadInput(f"the directory {path} can't be read: {error.strerror}.") from None
 
 
+def make_private(folder: Path) -> None:
+    """Makes a folder, and what is missing above it, so that only its owner may write there. Raises OSError."""
+    for each in reversed((folder, *folder.parents)):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
+
+
 def temporary_beside(path: Path) -> Path:
     """A new name in the same directory, to write under before renaming to `path`.
 

@@ -11,6 +11,7 @@ cannot be made. The exit code is that of the training.
 import dataclasses
 import errno
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,7 +72,7 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
 
 def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
-    if not (path / run_directory.SUMMARY).is_file():
+    if not os.path.lexists(path / run_directory.SUMMARY):
         return False
     total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
     steps = min(total, options.steps or total)
@@ -90,8 +91,9 @@ def prepare_and_run(
     checks.check_names(options, program.datasets)
     signals.check()
     from fdg_jax.data import interruptible
-    from fdg_jax.experiments import compile_cache, session, setup, stages
+    from fdg_jax.experiments import compile_cache, jax_settings, session, setup, stages
 
+    jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
     compile_cache.enable()
     setup.prepare_cpu(before)
     with interruptible.by(signals.at_once):
@@ -118,8 +120,9 @@ def prepare_and_run(
 def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warns where a resumed run meets another machine or other code than its first session, which may compute other
     last bits."""
-    names = ("processor", "usable_cores", "devices", "xla_flags", "matmul_precision", "git_commit")
-    changed = [f"{name} {now[name]}, was {before[name]}" for name in names if before.get(name, now[name]) != now[name]]
+    names = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
+    known = [name for name in names if name in before and name in now]
+    changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"this is not where the run began: {'; '.join(changed)}"
         print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.data.directories import temporary_beside
+from fdg_jax.data.directories import make_private, temporary_beside
 from fdg_jax.data.progress import say
 from fdg_jax.experiments import compile_cache
 
@@ -48,7 +48,7 @@ def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
     temporary = None
     try:
         path = path_of(what, of)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         temporary = temporary_beside(path)
         content = {"of": of, "seconds": seconds, "checksum": digest([of, seconds])}
         temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")

@@ -5,6 +5,7 @@ killed: `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
 import html
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from fdg_jax.experiments import output, stored
 from fdg_jax.experiments.curves import draw, title
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.progress import clock
-from fdg_jax.experiments.run_directory import METRICS, SUMMARY, read_metrics
+from fdg_jax.experiments.run_directory import SUMMARY
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -51,10 +52,12 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 
 
 def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
-    """Makes report.html and curves.png of a run directory, finished or not. config: None: that of its config.json."""
+    """Makes report.html and curves.png of a run directory, finished or not. config: None: that of its config.json.
+    Raises BadInput for a file of the run that holds what no run writes."""
     config = stored.config(run) if config is None else dict(config)
-    events = read_metrics(run / METRICS)
-    summary = stored.summary(run) if (run / SUMMARY).is_file() else {}
+    events = stored.events(run)
+    stored.check_ranges(run, config)
+    summary = stored.summary(run) if os.path.lexists(run / SUMMARY) else {}
     svg = draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
     beside.write_text(page(config, events, summary, svg), encoding="utf-8")
@@ -144,6 +147,9 @@ def answer(arguments: list[str]) -> int:
         write(Path(arguments[0]))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: the report in {arguments[0]} cannot be written: {error.strerror or error}.", file=sys.stderr)
         return 2
     print(Path(arguments[0]) / "report.html")
     return 0
