@@ -41,14 +41,19 @@ def numeric(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
-def arrays(batch: Any, fact: str, use: str) -> Pair:
-    """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in."""
+def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
+    """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in.
+
+    shapes_do: whether shapes alone will do, without numbers to compute with.
+    """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
     lengths = set()
     for name, tree in zip(NAMES, batch, strict=True):
         leaves = jax.tree.leaves(tree)
         for leaf in leaves or [None]:
+            if type(leaf) is not np.ndarray and not shapes_do:
+                check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
                 fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
                 raise BadInput(f"{fact}. Use numpy.asarray({name}), say.")
@@ -64,21 +69,12 @@ def arrays(batch: Any, fact: str, use: str) -> Pair:
 
 def check_example(batch: Any) -> Pair:
     """What batches are compared with."""
-    return arrays(batch, "the example batch", "init(key, (inputs, labels))")
+    return arrays(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
 def check_batch(example: Pair, batch: Any) -> None:
     """Refuses a batch that is not like the example the pipeline was initialised with (other lengths are fine)."""
     check_alike(example, arrays(batch, "a batch", "step((inputs, labels))"))
-    check_all_usable(batch)
-
-
-def check_all_usable(batch: Any) -> None:
-    """As `check_usable`, for the arrays of (inputs, labels)."""
-    for name, tree in zip(NAMES, batch, strict=True):
-        for leaf in jax.tree.leaves(tree):
-            if type(leaf) is not np.ndarray:  # the quick way for the usual case
-                check_usable(f"the {name}", leaf)
 
 
 def check_alike(example: Pair, given: Pair) -> None:
@@ -126,7 +122,6 @@ def checked(batches: Any, example: Pair) -> Iterator[Pair]:
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
     for batch in batches:
         check_labels(example[1], arrays(batch, "each batch of evaluate", use)[1])
-        check_all_usable(batch)
         yield own(tuple(batch))
 
 

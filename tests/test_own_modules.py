@@ -304,8 +304,9 @@ def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
     ours.step((x, y))
     x.delete()
     y.delete()
+    ours.step(DATA[1])
     with pytest.raises(BadInput, match="an array of a batch was deleted or donated while the batch was in flight"):
-        ours.step(DATA[1])
+        ours.step(DATA[2])  # in which batch 1 goes back through stage 1
     assert ours.interrupted
 
 
