@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from fdg_jax.errors import BadInput
 
@@ -36,7 +37,7 @@ def unplain(value: np.ndarray, like: Any) -> Any:
     """The inverse of `plain`, for an array that is to be like this one; the first axis may be of another length."""
     if like.dtype == jax.dtypes.float0:
         return np.zeros(value.shape, jax.dtypes.float0)
-    return jax.random.wrap_key_data(value, impl=implementation(like)) if is_key(like) else value
+    return jax.random.wrap_key_data(jnp.asarray(value), impl=implementation(like)) if is_key(like) else value
 
 
 def implementation(like: Any) -> Any:
@@ -62,7 +63,7 @@ def check_usable(name: str, leaf: Any) -> None:
         raise BadInput(f"{name}: {shown(leaf)} is a masked array, which JAX cannot use. Fill it: array.filled(0), say.")
     if isinstance(leaf, jax.ShapeDtypeStruct):
         raise BadInput(f"{name}: {shown(leaf)} is only a shape, without numbers in it. Give an array.")
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.is_deleted():
+    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted():
         fact = f"{name}: {shown(leaf)} has been deleted or donated, so there are no numbers in it any more"
         raise BadInput(f"{fact}. Give an array that still exists.")
 
