@@ -24,6 +24,7 @@ from importlib import import_module, metadata
 from typing import Any, NamedTuple
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +84,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 class Problem(NamedTuple):
     """A network as one stage, its variables and a batch, all in one floating-point dtype."""
 
+    module: nn.Module
     functions: Functions
     params: Any
     extra: Any
@@ -94,19 +96,23 @@ class Problem(NamedTuple):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         params, extra, x = jax.tree.map(cast, (self.params, self.extra, self.x))
-        (module, loss) = self.functions
-        return Problem(functions(module, optax.sgd(0.1), loss, dtype), params, extra, x, self.labels)
+        return Problem(self.module, functions_of(self.module, dtype), params, extra, x, self.labels)
 
 
 def problem(of: Wanted) -> Problem:
-    """Variables and images drawn from the seed 0. `functions` is (module, loss) until `in_dtype` makes them."""
+    """Variables and images drawn from the seed 0, in float32."""
     (module,) = split.stages(models.blocks(of.model, CLASSES), ())
     random = np.random.default_rng(0)
     x = jnp.asarray(random.normal(size=(of.batch, of.size, of.size, 3)), jnp.float32)
     labels = jnp.asarray(random.integers(0, CLASSES, of.batch), jnp.int32)
     variables = jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x)
     params, extra = parts_of(variables)
-    return Problem((module, cross_entropy), params, extra, x, labels)  # type: ignore[arg-type]
+    return Problem(module, functions_of(module, jnp.float32), params, extra, x, labels)
+
+
+def functions_of(module: nn.Module, dtype: Any) -> Functions:
+    """Of the network as a stage that ends in a loss of that dtype."""
+    return functions(module, optax.sgd(0.1), cross_entropy, dtype)
 
 
 Compile = Callable[..., Any]  # (function, name of the program) -> a compiled function
@@ -187,13 +193,12 @@ def fusions_of(of: Problem) -> dict[str, Fusions]:
 def measured(of: Wanted) -> dict[str, Any]:
     with smooth():
         drawn = problem(of)
-        single = drawn.in_dtype(jnp.float32)
         right = run(drawn.in_dtype(jnp.float64), without_ynnpack)
         differences = {
-            name: {part: worst(value, right[part]) for part, value in run(single, compiled).items()}
+            name: {part: worst(value, right[part]) for part, value in run(drawn, compiled).items()}
             for name, compiled in (("by default", by_default), ("as a stage", as_a_stage))
         }
-        reduced = {name: each._asdict() for name, each in fusions_of(single).items()}
+        reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
     row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
     return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **_report.machine()}
 

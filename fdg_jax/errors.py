@@ -21,3 +21,8 @@ def meant(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
 def first_line(error: BaseException) -> str:
     """What an exception of someone else's says, in one line fit for a sentence of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def sentence(error: BaseException) -> str:
+    """The same with a full stop, so that another sentence can follow."""
+    return first_line(error).rstrip(".") + "."

@@ -13,8 +13,9 @@ import optax
 
 from fdg_jax import checkpoint
 from fdg_jax.dependence import dependences
-from fdg_jax.errors import BadInput, first_line
+from fdg_jax.errors import BadInput, first_line, sentence
 from fdg_jax.functions import How, draws_random_numbers, functions, init_variables, split, takes_train
+from fdg_jax.plain import check_usable
 
 Tree = Any
 CURRENT = "weights=current"  # what Method.other_weights says of them
@@ -45,7 +46,9 @@ def text(tree: Tree) -> str:
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
 
 
-def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess, example_batch, variables) -> Shapes:
+def check_shapes(
+    stages: Sequence[tuple[nn.Module, How, str]], loss, optimizer, preprocess, example_batch, variables
+) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
     stages: (module, how it is computed, whose weights its backward pass is taken at if not those of its forward pass
@@ -71,6 +74,7 @@ def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess,
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
+        check_optimizer(who, optimizer, made.get("params", {}))
         if other or how.precision.compute is not None:
             check_closure(who, module, how, seen, x, other)
         if other == CURRENT:  # feedback weights, which are also others, replace nothing but matrices
@@ -81,7 +85,24 @@ def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess,
     value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
     if getattr(value, "shape", None) != ():
         raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        fact = f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, which has no gradient"
+        raise BadInput(f"{fact}. Give a loss that is one floating-point number.")
     return Shapes(inputs, x, labels, value, draws)
+
+
+def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
+    """Refuses an optimizer that cannot be updated by a gradient alone, or not for these parameters."""
+
+    def update(params):
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    way_out = (
+        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
+        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want. Use another optimizer."
+    )
+    traced(f"the optimizer cannot train {who}.", jax.eval_shape, update, params, way_out=way_out)
 
 
 def traced(fact: str, run: Callable, *arguments, way_out: str = ""):
@@ -90,7 +111,7 @@ def traced(fact: str, run: Callable, *arguments, way_out: str = ""):
         return run(*arguments)
     except Exception as error:  # whatever a user's module raises when shapes do not fit
         way_out = way_out or "Change one of the two, or cut the network elsewhere."
-        raise BadInput(f"{fact} {first_line(error)} {way_out}") from error
+        raise BadInput(f"{fact} {sentence(error)} {way_out}") from error
 
 
 def check_switch(who: str, module: nn.Module) -> str:
@@ -208,8 +229,15 @@ def check_made_of_weights(who: str, module: nn.Module, how: How, seen: Followed,
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
+    if not isinstance(given, Mapping):
+        what = type(given).__name__
+        raise BadInput(f'the variables of stage k={k} are of type {what}, not a dictionary {{"params": ...}}.')
+    for leaf in jax.tree.leaves(dict(given)):
+        check_usable(f"the variables of stage k={k}", leaf)
     want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
     for path in sorted(want.keys() | have.keys()):
         a, b = want.get(path), have.get(path)
+        if b is not None and not hasattr(b, "dtype"):
+            raise BadInput(f"the given {path} of stage k={k} is a {type(b).__name__}, not an array.")
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             raise BadInput(f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}.")

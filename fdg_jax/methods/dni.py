@@ -83,6 +83,8 @@ class Asked(NamedTuple):
 class Synthetic(Stage):
     """A stage whose `own` is a synthesizer. Stage K is an ordinary one."""
 
+    keeps: Mapping[str, str] = {"memo": "B", "asked": "S"}
+
     def make(self, spec: Spec):
         functions, state = super().make(spec)
         if spec.last:

@@ -22,6 +22,7 @@ from fdg_jax import checkpoint, programs
 from fdg_jax.functions import Spec
 from fdg_jax.methods import Method
 from fdg_jax.methods.ddg import forward_locked
+from fdg_jax.reading import number
 from fdg_jax.stage import Stage
 
 
@@ -71,7 +72,7 @@ class Replay(Stage):
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Feature:
         template = (self.spec.x, self.spec.labels if self.spec.last else None)
         x, labels = self.restored(template, flat, f"memo/{batch}/")
-        return Feature(batch, x, labels, int(flat[f"memo/{batch}/version"]))
+        return Feature(batch, x, labels, number(flat, f"memo/{batch}/version"))
 
 
 METHOD = Method(
