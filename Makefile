@@ -6,7 +6,6 @@ PYTEST_ARGS ?=
 BENCH ?=
 UPGRADE ?=
 RUN := .venv/bin/python
-UV := uv==0.13.8
 
 # Real images, a falling loss and a test error in well under 3 minutes on 2 cores, set-up included.
 DEMO ?= --dataset auto --train-size 3000 --model resnet8 --K 2 --beta 0.5 --epochs 8 --batch-size 32 --evaluate-every 2
@@ -51,7 +50,7 @@ LOCK = $(RUN) -m uv pip compile --quiet --no-config --universal --python-version
 	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml
 
 lock: setup  ## pin and hash requirements*.txt anew from pyproject.toml (UPGRADE=--upgrade: to the newest)
-	$(RUN) -m pip install -q --disable-pip-version-check $(UV)
+	$(RUN) -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r tools/uv.txt
 	$(LOCK) --output-file requirements.txt
 	$(LOCK) --extra cuda12 --constraint requirements.txt --output-file requirements-cuda12.txt
 	$(LOCK) --extra peers --constraint requirements.txt --output-file requirements-peers.txt

@@ -23,7 +23,7 @@ def names() -> list[str]:
 
 def summary(name: str) -> str:
     """The first line of a benchmark's docstring."""
-    tree = ast.parse((HERE / f"{name}.py").read_text())
+    tree = ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 

@@ -52,7 +52,7 @@ class BlockTimes(NamedTuple):
 def read(path: str, blocks: int) -> BlockTimes:
     """A file {"F": [seconds a block], "B": [...], "U": [...], "auxiliary": seconds}; U and auxiliary may be missing."""
     try:
-        given = json.loads(Path(path).read_text())
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
         unknown = set(given) - set(BlockTimes._fields)
         times = BlockTimes(**{"U": [0.0] * blocks, **given})
         numbers = [*times.F, *times.B, *times.U, times.auxiliary]

@@ -56,7 +56,7 @@ def check_json(path: str | None) -> None:
     """Finds out before a long measurement that its result could not be written."""
     if path not in (None, "-"):
         try:
-            Path(path).open("a").close()
+            Path(path).open("a", encoding="utf-8").close()
         except OSError as error:
             raise BadInput(f"--json {path} cannot be written ({error.strerror}). Name another file.") from error
 
@@ -66,7 +66,7 @@ def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     print(lines if path == "-" else text + "\n", end="", flush=True)
     if path not in (None, "-"):
-        with Path(path).open("a") as file:
+        with Path(path).open("a", encoding="utf-8") as file:
             file.write(lines)
 
 

@@ -28,7 +28,7 @@ class Trainer(Protocol):
 
 def serve(make: Callable[[Side], Trainer]) -> int:
     """The process of a side from start to end. Returns its exit code."""
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
 
     def answer(what: dict) -> None:

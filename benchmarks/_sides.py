@@ -32,6 +32,7 @@ OPTIONS = {
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
+    "layers": "cured (convolutions made for a device that is one core) or plain (XLA's own)",
     "hugepages": "on (and glibc keeps its memory), only (it gives it back at every step), or off",
     "xla": "XLA flags",
 }
@@ -41,6 +42,7 @@ CHOICES = {
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
     "packing": ("on", "off"),
+    "layers": ("cured", "plain"),
     "hugepages": ("on", "only", "off"),
 }
 
@@ -62,6 +64,7 @@ class Side:
     dispatch: str = "up"
     update: str = "separate"
     packing: str = "on"
+    layers: str = "cured"
     hugepages: str = "on"
     device: str = "cpu"
     xla: str = ""
@@ -151,7 +154,7 @@ def cores_available() -> list[int]:
     rank = {}
     for core in sorted(os.sched_getaffinity(0)):
         file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
-        siblings = file.read_text() if file.exists() else str(core)
+        siblings = file.read_text(encoding="utf-8") if file.exists() else str(core)
         rank[core] = siblings in seen  # False before True: second threads of a core come last
         seen.add(siblings)
     return sorted(rank, key=lambda core: (rank[core], core))

@@ -113,7 +113,7 @@ class Worker:
 def core_seconds(cores: Sequence[int]) -> list[float]:
     """Time that each of these cores has not been idle, in seconds since the machine started; 0 where unknown."""
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     except OSError:
         return [0.0] * len(cores)
     # user nice system idle iowait irq softirq steal

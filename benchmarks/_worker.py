@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks import _operations
 from benchmarks._serve import clocked, serve
 from benchmarks._sides import Side
-from fdg_jax import api, host_engine, schedule
+from fdg_jax import api, convolution, host_engine, programs, schedule
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.experiments import checks, compile_cache, huge_pages, machine, setup
@@ -34,7 +34,13 @@ class FusedStage(Stage):
             grads, dx = functions.backward(closure, old, x, dy)
             return *functions.update(params, opt_state, grads), None if k == 1 else dx
 
-        self._fused = jax.jit(backward_update, donate_argnames="opt_state")
+        self._fused = programs.jit(
+            backward_update,
+            place.device.platform,
+            convolutions=False,
+            reductions=self.fast_reductions,
+            donate_argnames="opt_state",
+        )
 
     def backward(self, batch, dy=None):
         memo, params = self.oldest(batch), self.state.params
@@ -80,6 +86,7 @@ class Trainer:
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         setup.prepare_cpu()
+        convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
         with ExitStack() as stack:
             if side.update == "fused":
                 stack.enter_context(mock.patch.object(api, "Stage", FusedStage))
@@ -150,7 +157,7 @@ class Trainer:
 
 def resident_bytes() -> int | None:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))

@@ -38,7 +38,7 @@ import optax
 from jax import lax
 
 from benchmarks import _report
-from fdg_jax import convolution, layers, models, split
+from fdg_jax import convolution, layers, models, programs, split
 from fdg_jax.experiments import machine
 from fdg_jax.experiments.setup import cross_entropy
 from fdg_jax.functions import Functions, functions
@@ -84,8 +84,11 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     clock = time.process_time if jax.devices()[0].platform == "cpu" else time.perf_counter
     variables = dict(module.lazy_init(jax.random.key(0), jax.ShapeDtypeStruct(x.shape, x.dtype), True))
     params, extra = variables.pop("params"), variables
-    forward = jax.jit(made.forward)
-    backward = jax.jit(lambda closure, params, x, dy: made.backward(closure, params, x, dy))
+    platform = jax.devices()[0].platform
+    forward = programs.jit(made.forward, platform)
+    backward = programs.jit(
+        lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform, convolutions=False
+    )
     messages, _, closure = forward(params, extra, x, labels)
     (y,) = messages.values()
     jax.block_until_ready(backward(closure, params, x, y))

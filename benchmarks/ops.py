@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from benchmarks import _report
-from fdg_jax import layers, models, split
+from fdg_jax import layers, models, programs, split
 
 Call = Callable[[], Any]
 
@@ -103,14 +103,14 @@ def xla(shape: Shape, batch: int) -> dict[str, Call]:
         return layers.relu(layers.batch_norm(x, *weights)[0])
 
     if not shape.kernel:
-        kept = jax.jit(partial(jax.vjp, forward))
-        backward = jax.jit(lambda closure, dy: closure(dy))
+        kept = programs.jit(partial(jax.vjp, forward), "cpu")
+        backward = programs.jit(lambda closure, dy: closure(dy), "cpu", convolutions=False)
         return {"F": partial(kept, x, weights), "B": partial(backward, kept(x, weights)[1], dy)}
 
     def gradient(which: int, x, weights, dy):
         return jax.vjp(forward, x, weights)[1](dy)[which]
 
-    dx, dw = (jax.jit(partial(gradient, which)) for which in (0, 1))
+    dx, dw = (programs.jit(partial(gradient, which), "cpu", convolutions=False) for which in (0, 1))
     gradients = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
     return {"F": partial(jax.jit(forward), x, weights), **gradients}
 

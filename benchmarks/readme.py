@@ -52,14 +52,14 @@ def run(line: str, file: Path) -> bool:
         return False
     told = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
     told |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
-    with file.open("a") as out:
+    with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(told) + "\n")
     return True
 
 
 def printed(file: Path) -> dict[str, str]:
     """What each command printed when it was run last."""
-    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
     return {line["printed_by"]: line["text"] for line in lines if "printed_by" in line}
 
 
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("words", nargs="*", help="run the commands with one of these in them (default: all)")
     made.add_argument("--render", action="store_true", help="run nothing")
     given = made.parse_args(arguments)
-    text, file = README.read_text(), results()
+    text, file = README.read_text(encoding="utf-8"), results()
     lines = [command(match["command"]) for match in SHOWN.finditer(text)]
     wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
     if not wanted:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
     new = README.with_suffix(".tmp")
-    new.write_text(rendered(README.read_text(), printed(file)))
+    new.write_text(rendered(README.read_text(encoding="utf-8"), printed(file)), encoding="utf-8")
     os.replace(new, README)
     print(f"{README}: {len(wanted) - len(failed)} of {len(lines)} tables from {file}")
     for line in failed:

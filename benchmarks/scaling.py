@@ -220,7 +220,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"fitted to FDG's images/s for {last.label} and K = 2; {1e-9 / blocking[1]:.2f} GB/s where a copy occupies the "
         "stage that sends (blocking)."
     )  # fmt: skip
-    (out / "scaling.md").write_text(_scaling_page.document(rows, facts, host) + "\n")
+    (out / "scaling.md").write_text(_scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
     _scaling_page.picture(rows, out / "scaling.png", host)
     told = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
     _report.emit(rows, f"{_scaling_page.summary(rows)}\n\n{told}", given.json)

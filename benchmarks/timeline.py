@@ -306,7 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
         for k in range(1, side.K + 1)
     ]
     about = {name: rows[0][name] for name in ("side", "model", "batch_size", "K", "cores", "late_microseconds")}
-    (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)))
+    (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
     title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
     _gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
     _report.emit(rows, table(rows, given), given.json)

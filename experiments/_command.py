@@ -2,19 +2,30 @@
 
 import argparse
 import fnmatch
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import experiments
 from experiments import _estimate, _markdown, _results, _running
 from experiments._runs import CUT_OFF, ROOT, Run, Table, command, shown, state
+from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, meant
+from fdg_jax.experiments import output
+from fdg_jax.experiments.signals import Stopped
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
     options = parser(table).parse_args(arguments)
+    with output.forgiving():
+        return answer(table, options)
+
+
+def answer(table: Table, options: argparse.Namespace) -> int:
     try:
         if options.epochs is not None:
             table = shortened(table, options.epochs)
@@ -94,6 +105,10 @@ def running(run: argparse.ArgumentParser) -> None:
         "--seconds-per-step", type=float, metavar="X",
         help="with --dry-run: what a step takes, instead of measuring it",
     )  # fmt: skip
+    run.add_argument(
+        "--measure-again", action="store_true",
+        help="with --dry-run: measure anew what an earlier --dry-run on this machine has measured and kept",
+    )  # fmt: skip
 
 
 def shortened(table: Table, epochs: int) -> Table:
@@ -116,14 +131,28 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
 
 
 def list_runs(table: Table, options: argparse.Namespace) -> None:
-    for run in chosen(table, options):
+    runs = chosen(table, options)
+    data_dir = place(Path(options.data_dir).expanduser()) if options.data_dir else None  # the commands run in the root
+    for run in runs:
         try:
             now = state(run, options.runs_dir)
             resume = now.kind == CUT_OFF
         except BadInput as error:
             now, resume = error, False
-        words = command(run, options.data_dir, place(options.runs_dir / run.name), resume)
+        words = command(run, data_dir, place(options.runs_dir / run.name), resume)
         print(f"{run.name}: {now}\n  {shown(words)}")
+    print(f"\n{about_commands(runs, data_dir)}")
+
+
+def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
+    """Where the commands of `list` run, and where they find their data."""
+    where = f"The commands run in {ROOT}"
+    if data_dir:
+        return f"{where}."
+    default = directories.default_data_dir()
+    download = all(run.module == Run("", {}).module for run in runs)  # the others never fetch their data
+    missing = ", what is missing is downloaded there" if download else ""
+    return f"{where} and look for the data in {default}{missing}: `list --data-dir DIR` makes them look in DIR."
 
 
 def place(path: Path) -> str:
@@ -135,9 +164,32 @@ def place(path: Path) -> str:
 def run_runs(table: Table, options: argparse.Namespace) -> int:
     if options.seconds_per_step is not None and not options.dry_run:
         raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
+    if options.measure_again and (not options.dry_run or options.seconds_per_step is not None):
+        raise BadInput("--measure-again goes with --dry-run and without --seconds-per-step, which measures nothing.")
     if options.dry_run:
-        return _estimate.tell(chosen(table, options), options.runs_dir, options.jobs, options.seconds_per_step)
+        runs, given = chosen(table, options), options.seconds_per_step
+        try:
+            with stoppable():
+                return _estimate.tell(runs, options.runs_dir, options.jobs, given, options.measure_again)
+        except Stopped as stopped:
+            print(f"stopped by {stopped}; what has been measured is kept", file=sys.stderr)
+            return 128 + stopped.number
     return _running.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM raise Stopped, so that what is being done is cleaned up."""
+
+    def stop(number: int, _frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def measure_runs(table: Table, options: argparse.Namespace) -> None:
@@ -159,7 +211,7 @@ def render(table: Table, options: argparse.Namespace) -> None:
     lines = _results.read(table, options.results)
     options.results.mkdir(parents=True, exist_ok=True)
     page, made = options.results / f"{table.name}.md", []
-    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n")
+    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n", encoding="utf-8")
     if table.picture:
         made = [options.results / f"{table.name}.png"]
         table.picture(lines, made[0])

@@ -53,10 +53,10 @@ def either(values: Iterable[Any]) -> str:
 def put_between(path: Path, name: str, content: str) -> bool:
     """Puts the content between the file's markers of that name, if the file is there and has them."""
     begin, end = f"<!-- {name}: made by render -->", f"<!-- end of {name} -->"
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if begin not in text or end not in text:
         return False
     before, rest = text.split(begin, 1)
     after = rest.split(end, 1)[1]
-    path.write_text(f"{before}{begin}\n{content}\n{end}{after}")
+    path.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
     return True

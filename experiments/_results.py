@@ -20,11 +20,8 @@ from fdg_jax.experiments.options import FIELDS
 from fdg_jax.experiments.run_directory import (
     CONFIG,
     LIBRARIES,
-    METRICS,
-    SUMMARY,
     git_commit,
     read_json,
-    read_metrics,
     version,
 )
 
@@ -83,7 +80,7 @@ def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
     beside = file(table, results).with_suffix(".tmp")
-    beside.write_text(text)
+    beside.write_text(text, encoding="utf-8")
     beside.replace(file(table, results))
 
 
@@ -101,7 +98,7 @@ def entries(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        return {entry["name"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+        return {entry["name"]: entry for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
 
@@ -126,9 +123,9 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     """All that is kept of a finished run."""
-    config, summary = read_json(path / CONFIG), read_json(path / SUMMARY)
+    config, summary, events = read_json(path / CONFIG), stored.summary(path), stored.events(path)
     stored.check(path / CONFIG, config, NEEDED, "Run it anew in another --runs-dir.")
-    events = read_metrics(path / METRICS)
+    stored.check(path / CONFIG, config, {"resumed": list}, "Run it anew in another --runs-dir.", absent=[])
     options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}
     sessions = [config, *config.get("resumed", [])]
     return {
@@ -142,7 +139,7 @@ def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
             **{name: config[name] for name in HARDWARE if name in config},
             "platform": plain_platform(config["platform"]),
         },
-        "git_commits": list(dict.fromkeys(session["git_commit"] for session in sessions)),
+        "git_commits": list(dict.fromkeys(session.get("git_commit") for session in sessions)),
         "started": config["started"],
         "evaluations": [
             {name: event[name] for name in EVALUATION} for event in events if "test_error_percent" in event

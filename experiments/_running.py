@@ -36,7 +36,7 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
     code: 0 all went well, 128 + the signal's number if stopped, else that of the first that failed."""
     cores = cores_for(jobs)
     runs_dir = runs_dir.resolve()
-    data_dir = str(Path(data_dir).resolve()) if data_dir else None  # the runs start in another directory
+    data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else None  # the runs start in another directory
     queue = deque(sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind]))
     going: list[Going] = []
     codes: list[int] = []
@@ -88,7 +88,7 @@ def start(run: Run, runs_dir: Path, data_dir: str | None, resume: bool, core: in
     where = "" if core is None else f" on core {core}"
     print(f"{run.name}: {'continued' if resume else 'started'}{where}, log in {log}", flush=True)
     runs_dir.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file, pinned(core):
+    with log.open("a", encoding="utf-8") as file, pinned(core):
         # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
         # second signal would make the run leave without a checkpoint).
         process = subprocess.Popen(
@@ -137,6 +137,6 @@ def tell(going: Sequence[Going]) -> None:
 
 def last_line(log: Path) -> str:
     """The newest line of a log that says how training stands or ended: what follows `done` is about files."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("epoch ", "done:", "error:", "stopped by"))]
     return (telling or lines or ["nothing yet"])[-1]

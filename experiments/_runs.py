@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import stored
 from fdg_jax.experiments.options import FIELDS, spelled
-from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+from fdg_jax.experiments.run_directory import CONFIG, SUMMARY, read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ".venv/bin/python"
@@ -91,9 +91,9 @@ def state(run: Run, runs_dir: Path) -> State:
     if not (path / CONFIG).is_file():
         return State(RUNNING if locked(path) else MISSING)
     check(run, path, read_json(path / CONFIG))
-    events = read_metrics(path / METRICS)
+    events = stored.events(path)
     epochs = events[-1]["epoch"] if events else 0.0
-    if (path / SUMMARY).is_file():
+    if os.path.lexists(path / SUMMARY):
         summary = stored.summary(path)
         if summary["epochs"] >= run.flags["epochs"]:
             return State(DONE, summary["epochs"], summary["test_error_percent"])
@@ -127,7 +127,7 @@ def locked(path: Path) -> bool:
     that is just starting from getting it. Where there is no such list (not Linux), nothing is known: False.
     """
     try:
-        status, locks = path.stat(), Path("/proc/locks").read_text()
+        status, locks = path.stat(), Path("/proc/locks").read_text(encoding="utf-8")
     except OSError:
         return False
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

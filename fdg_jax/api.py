@@ -6,30 +6,42 @@ Everything that can be wrong is checked by `jax.eval_shape` before anything comp
 import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.core import unfreeze
 
 from fdg_jax import checkpoint, names
 from fdg_jax import remat as rematerialisation
-from fdg_jax.arguments import check_beta, check_devices, check_dtype, check_key, check_options, check_problem
+from fdg_jax.arguments import (
+    check_beta,
+    check_devices,
+    check_dtype,
+    check_key,
+    check_options,
+    check_problem,
+    check_read_behind,
+)
 from fdg_jax.batches import check_batch, check_example, check_indices, checked, own
 from fdg_jax.devices import Place
-from fdg_jax.engine import Metrics, Parts, Unsound
+from fdg_jax.engine import Metrics, Parts, Unsound, warn_of_lost
 from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation
 from fdg_jax.functions import How, Spec, init_variables
 from fdg_jax.host_engine import HostEngine, delay_line_engine
 from fdg_jax.optimizer import shrink
 from fdg_jax.precision import precision
+from fdg_jax.reading import check_finite, check_state
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.shapes import check_shapes, zeros
 from fdg_jax.stage import Stage
 from fdg_jax.trail import Trail
+from fdg_jax.turn import Turn
 
 Tree = Any
 ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
@@ -56,9 +68,10 @@ class Pipeline:
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
     guard: apply no update with a NaN or an infinity in its gradients; `Metrics.bad` tells of it.
-    read_behind: dispatches whose losses may be unread (bounds how far the host runs ahead).
+    read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
-    Raises BadInput with the fact, the numbers and the way out.
+    Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
+    and restore. A pipeline cannot be copied or pickled: state() and restore() do that.
     """
 
     def __init__(
@@ -91,6 +104,7 @@ class Pipeline:
         self.schedule = self.method.schedule(K, **of_schedule)
         check_options(self.weights, engine, ENGINES, self.method)
         check_dtype(dtype)
+        check_read_behind(read_behind)
         again = rematerialisation.parse(remat, K)
         self._other = self.method.other_weights(self.schedule, self.weights)
         rematerialisation.check(again, self._other)
@@ -108,13 +122,13 @@ class Pipeline:
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, and of the dtypes that batches will have (fdg_jax.batches says what becomes of 64 bits).
-        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage.
+        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage; they are copied.
         """
         check_key(key)
         example = check_example(example_batch)
         stage = self.method.stage or Stage
         stages = list(zip(self._stages, self._how, self._other, strict=True))
-        shapes = check_shapes(stages, self._loss, self._preprocess, example, variables)
+        shapes = check_shapes(stages, self._loss, self._optimizer, self._preprocess, example, variables)
         specs = []
         for k, (module, how, x) in enumerate(zip(self._stages, self._how, shapes.inputs, strict=True), 1):
             stage_key = jax.random.fold_in(key, k)
@@ -123,7 +137,8 @@ class Pipeline:
             init = jax.jit(
                 lambda key, module=module, how=how, x=x: init_variables(module, key, how.precision.example(zeros(x)))
             )
-            made = unfreeze(dict(variables[k - 1] if variables is not None else init(stage_key)))
+            given = None if variables is None else jax.tree.map(partial(jnp.array, copy=True), variables[k - 1])
+            made = unfreeze(dict(init(stage_key) if given is None else given))
             if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
             specs.append(
@@ -150,6 +165,7 @@ class Pipeline:
             self.schedule, stage, specs, self._preprocess, self.places, delays, self.weights, self._read_behind
         )
         self._engine, self._example = ENGINES[self.engine_name](parts), example
+        self._turn = Turn(self._engine)
         self._forget()
         return self
 
@@ -158,8 +174,14 @@ class Pipeline:
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.devices)
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What copy.copy, copy.deepcopy and pickle ask for."""
+        way_out = "Make a second one with the same arguments, call its init, and then second.restore(first.state())."
+        raise BadInput(f"a pipeline cannot be copied or pickled: it holds devices and compiled programs. {way_out}")
+
     def _forget(self) -> None:
         self._seen: Metrics | None = None
+        self._warned = self._guard  # of a loss that is not finite; a guarded pipeline tells by Metrics.bad
         self._unread: deque[Metrics] = deque(maxlen=UNREAD)
 
     @property
@@ -169,10 +191,16 @@ class Pipeline:
         return self._engine
 
     def step(self, batch: tuple[Tree, Tree]) -> Metrics | None:
-        """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any."""
+        """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any.
+
+        NumPy arrays are copied and may be used again at once. JAX arrays are not: they must not be donated or deleted
+        before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;
+        where it is cut off later, `interrupted` becomes True.
+        """
         engine = self.engine
         check_batch(self._example, batch)
-        engine.step(*own(tuple(batch)))
+        with self._turn:
+            engine.step(*own(tuple(batch)))
         return self._newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
@@ -182,12 +210,23 @@ class Pipeline:
         """
         engine = self.engine
         check_indices(self._example, images, labels, indices)
-        engine.train(images, labels, indices)
+        with self._turn:
+            engine.train(images, labels, indices)
         return self._newest()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a call was cut off within a tick, by Ctrl-C or an error, or is within one now. Then the stages do not
+        stand at the same batch: step, train, drain, state, snapshot and evaluate refuse, restore and init help."""
+        return self._engine is not None and self._engine.within_tick
+
     def _newest(self) -> Metrics | None:
-        self._unread += self.engine.losses.take()
-        self._seen = self._unread[-1] if self._unread else self._seen
+        finished = self.engine.losses.take()
+        if finished:
+            self._unread += finished
+            self._seen = finished[-1]
+            if not self._warned:
+                self._warned = warn_of_lost(finished)
         return self._seen
 
     def losses(self, wait: bool = False) -> list[Metrics]:
@@ -215,7 +254,9 @@ class Pipeline:
 
     def drain(self) -> None:
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
-        self.engine.drain()
+        engine = self.engine
+        with self._turn:
+            engine.drain()
 
     def wait(self) -> None:
         """Blocks until everything dispatched has been computed (for clocks, not for correctness)."""
@@ -233,9 +274,12 @@ class Pipeline:
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
         """Test loss and top-1 error with the newest weights, batches in flight or not.
 
-        batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes.
+        batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes. What a module writes
+        into a collection of its own is dropped.
         """
-        return self.engine.evaluate(checked(batches), transform)
+        engine = self.engine
+        self._turn.check_whole()
+        return engine.evaluate(checked(batches, self._example), transform)
 
     @property
     def params(self) -> list[dict[str, Tree]]:
@@ -277,7 +321,9 @@ class Pipeline:
     def snapshot(self) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
         read while training goes on."""
-        return self.engine.snapshot()
+        engine = self.engine
+        with self._turn:
+            return engine.snapshot()
 
     def state(self) -> dict[str, Any]:
         """The exact state of the run, batches in flight included, as {path: array} on the host."""
@@ -287,7 +333,17 @@ class Pipeline:
         """sha256 over everything a resumed run would need."""
         return checkpoint.sha256(self.state())
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on exactly where `state()` was taken. Call init first, with the same stages and method."""
-        self.engine.restore(dict(state))
+    def restore(self, state: Mapping[str, Any], finite: bool = True) -> None:
+        """Goes on exactly where `state()` was taken. Call init first, with the same stages and method.
+
+        All or nothing: a state that does not fit, is not whole, or (unless `finite` is False) holds a NaN or an
+        infinity among its weights, statistics or the optimizer's arrays is refused, and nothing has changed. The arrays
+        are copied. The pipeline's beta and the optimizer's settings are its own and no part of a state.
+        """
+        engine = self.engine
+        state = check_state(state)
+        if finite:
+            check_finite(state)
+        with self._turn.anyway():
+            engine.restore(state)
         self._forget()

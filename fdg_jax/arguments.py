@@ -66,6 +66,12 @@ def check_beta(beta: Any) -> None:
         raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
 
 
+def check_read_behind(read_behind: Any) -> None:
+    """Raises BadInput where it is no whole number of 1 or more."""
+    if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:
+        raise BadInput(f"read_behind={read_behind!r}: losses are read 1 or more dispatches late. Use 16, say.")
+
+
 def check_dtype(dtype: Any) -> None:
     """Raises BadInput for what is not the name of a number format that a stage can compute in."""
     if dtype not in DTYPES:

@@ -15,6 +15,7 @@ import numpy as np
 
 from fdg_jax.arguments import kind
 from fdg_jax.errors import BadInput
+from fdg_jax.plain import check_usable
 from fdg_jax.shapes import text
 
 Tree = Any
@@ -40,14 +41,19 @@ def numeric(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
-def arrays(batch: Any, fact: str, use: str) -> Pair:
-    """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in."""
+def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
+    """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in.
+
+    shapes_do: whether shapes alone will do, without numbers to compute with.
+    """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
     lengths = set()
     for name, tree in zip(NAMES, batch, strict=True):
         leaves = jax.tree.leaves(tree)
         for leaf in leaves or [None]:
+            if type(leaf) is not np.ndarray and not shapes_do:
+                check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
                 fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
                 raise BadInput(f"{fact}. Use numpy.asarray({name}), say.")
@@ -63,7 +69,7 @@ def arrays(batch: Any, fact: str, use: str) -> Pair:
 
 def check_example(batch: Any) -> Pair:
     """What batches are compared with."""
-    return arrays(batch, "the example batch", "init(key, (inputs, labels))")
+    return arrays(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
 def check_batch(example: Pair, batch: Any) -> None:
@@ -94,6 +100,8 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
     for name, array in (("images", images), ("labels", labels)):
         if not isinstance(array, jax.Array | np.ndarray):
             raise BadInput(f"{name} is {kind(array)}, not an array. Use numpy.asarray({name}), once.")
+    for name, array in (("images", images), ("labels", labels), ("indices", indices)):
+        check_usable(name, array)
     check_alike(example, tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (images, labels)))  # type: ignore
     if not len(indices):
         return
@@ -106,11 +114,26 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
         )
 
 
-def checked(batches: Any) -> Iterator[Pair]:
-    """The batches of an evaluation, each looked at before it is used."""
+def checked(batches: Any, example: Pair) -> Iterator[Pair]:
+    """The batches of an evaluation, each looked at before it is used. Sizes may be others than in training, and the
+    inputs may have another dtype, as a transform may come first; labels must be of the same sort of number."""
     use = "evaluate([(inputs, labels), ...]), a list also for a single batch"
     if not isinstance(batches, Iterable):
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
     for batch in batches:
-        arrays(batch, "each batch of evaluate", use)
+        check_labels(example[1], arrays(batch, "each batch of evaluate", use)[1])
         yield own(tuple(batch))
+
+
+def check_labels(like: Tree, found: Tree) -> None:
+    """Raises BadInput where labels are other arrays than at init, or floating-point numbers in place of integers."""
+    same = jax.tree.structure(found) == jax.tree.structure(like)
+    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
+    if not same or any(sort_of_number(a.dtype) != sort_of_number(b.dtype) for a, b in pairs):
+        raise BadInput(f"the labels are {text(found)}, at init they were {text(like)}. Give labels of the same dtype.")
+
+
+def sort_of_number(dtype: Any) -> str:
+    """Integers of all kinds are one sort, floating-point numbers (bfloat16 too) another."""
+    sorts = {"integers": np.integer, "floating": np.floating, "complex": np.complexfloating}
+    return next((name for name, of in sorts.items() if jnp.issubdtype(dtype, of)), "others")

@@ -16,19 +16,20 @@ import orbax.checkpoint as ocp
 
 from fdg_jax import durable, manifest
 from fdg_jax.errors import BadInput, first_line
+from fdg_jax.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{prefix + key path: leaf}."""
+    """{prefix + key path: leaf}, each leaf as numbers (fdg_jax.plain)."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {prefix + jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+    return {prefix + jax.tree_util.keystr(path): plain(leaf) for path, leaf in leaves}
 
 
 def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batch_size: bool = False) -> Any:
-    """A tree shaped like `template` with the leaves of `flat`. BadInput where path, shape or dtype differ.
+    """A tree shaped like `template` with copies of the leaves of `flat`. BadInput where path, shape or dtype differ.
 
     any_batch_size: the first axis of an array may be of another length (the last batch of an epoch is shorter).
     """
@@ -37,20 +38,24 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
         name = prefix + jax.tree_util.keystr(path)
         if name not in flat:
             raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method.")
-        value, skip = np.asarray(flat[name]), int(any_batch_size)
-        if value.shape[skip:] != like.shape[skip:] or value.dtype != like.dtype:
+        # A copy: device_put may use the memory that it is given, on a CPU, and the caller may write there later.
+        value, skip, needed = np.array(flat[name]), int(any_batch_size), plain_like(like)
+        if value.ndim != len(needed.shape) or value.shape[skip:] != needed.shape[skip:] or value.dtype != needed.dtype:
             raise BadInput(
                 f"the checkpoint's {name} is {value.dtype}{list(value.shape)}, this run needs "
-                f"{like.dtype}{list(like.shape)}: it is of another model, split or method."
+                f"{needed.dtype}{list(needed.shape)}: it is of another model, split or method."
             )
-        return value
+        return unplain(value, like)
 
     return jax.tree_util.tree_map_with_path(leaf, template)
 
 
 def numbers(flat: Mapping[str, Any], prefix: str) -> list[int]:
     """The numbers n, ascending, of the entries prefix + "n/..."."""
-    return sorted({int(name[len(prefix) :].split("/")[0]) for name in flat if name.startswith(prefix)})
+    found = {name[len(prefix) :].split("/")[0] for name in flat if name.startswith(prefix)}
+    if not all(text.isdecimal() for text in found):
+        raise BadInput(f"the checkpoint's entries {prefix}... have {sorted(found)[:5]} where numbers are needed.")
+    return sorted(map(int, found))
 
 
 def sha256(flat: Mapping[str, Any]) -> str:

@@ -84,7 +84,9 @@ def _one_piece(array: Any) -> Any:
 
 @cache
 def _shape_of(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """What JAX takes a NumPy array for."""
+    """What JAX takes a NumPy array for; None for float0, the cotangent of an integer, which lies on no device."""
+    if dtype == jax.dtypes.float0:
+        return None
     return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 

@@ -5,7 +5,8 @@ implementations do (Flax's "SAME" pads a stride-2 convolution on one side only).
 
 `conv` has a hand-written backward pass (so reverse mode only). Elsewhere than on a CPU all of it is XLA's convolutions.
 What each cure is worth, `benchmarks/block_cost.py` measures. They are made for a device that is one core: a weight
-gradient by patches spreads over several cores less well than XLA's convolution.
+gradient by patches spreads over several cores less well than XLA's convolution (the option `layers=plain` of
+`benchmarks.images_per_second` is without them).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 PATCH_BYTES = 2_500_000  # of patches at a time
+PLAIN = False  # True: everything is XLA's own on a CPU as well. Benchmarks set it for devices of several cores.
 
 
 def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
@@ -81,7 +83,7 @@ def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int
     makes two pixels, 32 features, at once: a third more arithmetic, but full vectors. Of an image's 3 channels one of
     3 x 6 makes four, with twice the arithmetic of one that was a quarter as fast as others.
     """
-    if stride > 1 or kernel[0] != 3 or kernel[3] > 16:
+    if PLAIN or stride > 1 or kernel[0] != 3 or kernel[3] > 16:
         return 1
     return next(pixels for pixels in ((4, 2, 1) if x[3] <= 4 else (2, 1)) if x[2] % pixels == 0)
 
@@ -122,7 +124,7 @@ def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int 
     def plain(x, dy):
         return plain_weight_gradient(x, dy, kernel, stride)
 
-    if _spread.get() or (kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16):
+    if PLAIN or _spread.get() or (kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16):
         return plain(x, dy)
     return lax.platform_dependent(x, dy, cpu=partial(_by_patches, kernel.shape[0], stride), default=plain)
 

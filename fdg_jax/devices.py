@@ -23,10 +23,14 @@ def emulate_cpu(K: int) -> None:
         warnings.warn(f"{fact} CPU device{'s' if there > 1 else ''}. {way_out}", stacklevel=2)
 
 
-def asked_for(K: int) -> bool:
-    """Asks JAX for K CPU devices; False where it has started already and cannot be asked any more."""
+def asked_for(K: int, exactly: bool = False) -> bool:
+    """Asks JAX for K CPU devices; False where it has started already and cannot be asked any more.
+
+    exactly: also where the environment (JAX_NUM_CPU_DEVICES) asks for more.
+    """
     try:
-        if getattr(jax.config, "jax_num_cpu_devices", 0) < K:  # -1: not set yet
+        asked = getattr(jax.config, "jax_num_cpu_devices", 0)  # -1: not set yet
+        if asked < K or (exactly and asked != K):
             jax.config.update("jax_num_cpu_devices", K)
     except RuntimeError:
         return False

@@ -5,14 +5,16 @@ drives them need not know which it is. `host_engine` dispatches stage by stage, 
 `fdg_jax.Pipeline` is the front door; it checks everything before one of them is made.
 """
 
+import math
+import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fdg_jax import checkpoint, compat
+from fdg_jax import compat
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, Spec, StageState
@@ -53,10 +55,12 @@ class LossWindow:
         return compat.is_ready(losses) and all(map(compat.is_ready, bad))
 
     def read(self) -> None:
-        step, losses, bad = self.pending.popleft()
-        losses, *bad = compat.fetch([losses, *bad])
+        step, losses, bad = self.pending[0]
+        losses, *bad = compat.fetch([losses, *bad])  # may wait, so this is where Ctrl-C comes: nothing is lost then
         refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
-        self.finished += [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
+        read = [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
+        self.pending.popleft()
+        self.finished += read
 
     def read_all(self) -> None:
         while self.pending:
@@ -65,6 +69,19 @@ class LossWindow:
     def take(self) -> list[Metrics]:
         taken, self.finished = self.finished, []
         return taken
+
+
+def warn_of_lost(finished: Sequence[Metrics]) -> bool:
+    """Whether one of the losses is not finite. Then a warning names its batch."""
+    lost = next((metrics for metrics in finished if not math.isfinite(metrics.loss)), None)
+    if lost is not None:
+        warnings.warn(
+            f"the loss of batch {lost.step:,} is {lost.loss}. Look for a NaN in the data, labels outside the classes "
+            "or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such gradients from "
+            "the weights. This is said once.",
+            stacklevel=4,
+        )
+    return lost is not None
 
 
 class Unsound(NamedTuple):
@@ -111,9 +128,10 @@ def signature(parts: Parts, engine: str) -> str:
     return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {parts.weights} weights{dtype}, {engine}"
 
 
-def check_signature(parts: Parts, engine: str, flat: checkpoint.Flat) -> None:
+def check_signature(parts: Parts, engine: str, flat: Mapping[str, Any]) -> None:
     """Raises BadInput where a state is of another run, or of this one on the other kind of machine."""
-    ours, theirs = signature(parts, engine), bytes(flat.get("of", np.zeros(0, np.uint8))).decode()
+    of = np.asarray(flat["of"] if "of" in flat else np.zeros(0, np.uint8))
+    ours, theirs = signature(parts, engine), of.tobytes().decode(errors="replace")
     if ours == theirs:
         return
     if {ours.rpartition(", ")[2], theirs.rpartition(", ")[2]} == {HOST_LOOP, SCAN}:

@@ -23,6 +23,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def sentence(error: BaseException) -> str:
+    """The same with a full stop, so that another sentence can follow."""
+    return first_line(error).rstrip(".") + "."
+
+
 def reason(error: BaseException) -> str:
     """Why something failed, in one line: what the system says, or else the kind of error and its own words."""
     if isinstance(error, OSError) and error.strerror:

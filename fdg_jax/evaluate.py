@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.errors import FlaxError
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, sentence
+from fdg_jax.shapes import text
 from fdg_jax.trail import Trail
 
 
@@ -27,15 +29,26 @@ def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> t
 
 
 def evaluate(
-    run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]], batches: Iterable, trail: Trail | None = None
+    run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]],
+    batches: Iterable,
+    trail: Trail | None = None,
+    expected: tuple[Any, Any] = (None, None),
 ) -> Evaluation:
-    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end. trail: told of it."""
+    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end. trail: told of it.
+
+    expected: shapes of what stage 1 takes, and of labels, in training: to be told where a batch does not fit.
+    """
     results, predictions = [], 0
     for number, (inputs, labels) in enumerate(batches, 1):
         leaves = jax.tree.leaves(labels)
         if trail:
             trail.begin("E", 0, number, number)
-        results.append((len(leaves[0]), *run(inputs, labels)))
+        try:
+            results.append((len(leaves[0]), *run(inputs, labels)))
+        except (TypeError, ValueError, AssertionError, FlaxError) as error:  # what tracing the user's code may raise
+            fact = f"evaluate cannot take inputs {text(inputs)} with labels {text(labels)}: {sentence(error)}"
+            x, y = map(text, expected)
+            raise BadInput(f"{fact} In training stage 1 takes {x} and labels are {y}. Use the like.") from error
         if trail:
             trail.end(results[-1][1])
         predictions += leaves[0].size

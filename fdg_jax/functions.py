@@ -122,7 +122,11 @@ def applied(module: nn.Module, how: How = AS_WRITTEN) -> Callable[..., tuple[Tre
         arguments: dict[str, Any] = {"train": train} if flag else {}
         variables = {"params": params, **collections}
         if not train:
-            return how.precision.outputs(module.apply(variables, x, **arguments)), extra
+            # A module may write into a collection of its own (count its calls, say): in evaluation that is dropped.
+            # Not into batch statistics: a layer that does so does not know that it is evaluated, and is told.
+            writable = [name for name in collections if name != "batch_stats"]
+            y = module.apply(variables, x, mutable=writable or False, **arguments)
+            return how.precision.outputs(y[0] if writable else y), extra
         rng = {}
         if "rng" in extra:
             rng["rng"], arguments["rngs"] = jax.random.split(extra["rng"])

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.engine import (
     HOST_LOOP,
     Compiled,
@@ -18,9 +18,13 @@ from fdg_jax.engine import (
     first_unsound,
     signed,
 )
+from fdg_jax.errors import BadInput
 from fdg_jax.evaluate import Evaluation, evaluate, tally
+from fdg_jax.in_flight import InFlight, in_flight
 from fdg_jax.micro_batches import MicroBatches
 from fdg_jax.pipeline import HostLoop
+from fdg_jax.plain import cotangent
+from fdg_jax.reading import Reading, number
 from fdg_jax.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, bp
 from fdg_jax.stage import Stage
@@ -50,10 +54,13 @@ class HostEngine:
         self.losses = LossWindow(parts.read_behind)
         self.loop = HostLoop(schedule, self.stages, self.send, self.on_loss)
         self.entered = 0
+        self.within_tick = False  # stays True after a call that was cut off: then the stages do not fit together
         self.trail: Trail | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
-        self._preprocess = jax.jit(parts.preprocess) if parts.preprocess else None
-        self._tally = jax.jit(partial(tally, parts.specs[-1].loss))
+        platform = self.first.device.platform
+        compiled = partial(programs.jit, platform=platform, reductions=False)
+        self._preprocess = compiled(parts.preprocess) if parts.preprocess else None
+        self._tally = compiled(partial(tally, parts.specs[-1].loss))
         self._transform = Compiled(lambda transform: transform)
         dtype = parts.specs[-1].value.dtype
         self._micro_batches = MicroBatches(schedule.micro_batches, self.first, self.last, dtype)
@@ -82,20 +89,24 @@ class HostEngine:
         x = self.first.batch(inputs)
         if self._preprocess:
             x = self._preprocess(x, self.first.weights(np.int32(self.entered)))
-        self.entered += 1
         parts = self._micro_batches.enter(x, labels)
         del x  # else a batch that has been cut would live on through the tick
+        self.within_tick = True
+        self.entered += 1
         self.loop.step(parts)
+        self.within_tick = False
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:
             self.step(images[row], labels[row])
 
     def drain(self) -> None:
+        self.within_tick = True
         self.loop.drain()
         for stage in self.stages.values():
             stage.drain()
         self._before_drain = self.entered
+        self.within_tick = False
 
     def wait(self) -> None:
         under_way = [(stage.state, stage.sum, list(stage.line)) for stage in self.stages.values()]
@@ -128,7 +139,8 @@ class HostEngine:
                 x = stage.outputs(x if k == 1 else stage.place.batch(x))
             return self._tally(x, self.last.batch(labels))
 
-        return evaluate(run, batches, self.trail)
+        specs = self.parts.specs
+        return evaluate(run, batches, self.trail, (specs[0].x, specs[-1].labels))
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage in which that batch is lost (see fdg_jax.engine). step: batches before it."""
@@ -149,24 +161,50 @@ class HostEngine:
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
         return flat
 
-    def restore(self, flat: checkpoint.Flat) -> None:
-        """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. BadInput where it is of another model, split, method or engine, or not whole;
+        then nothing has changed: all that is new is made first."""
+        flat = Reading(state)
         check_signature(self.parts, HOST_LOOP, flat)
-        for k, stage in self.stages.items():
-            stage.restore(below(flat, f"stage{k}/"))
-        self.loop.mail.clear()
-        for what, k, batch in sorted({tuple(name.split("/")[1:4]) for name in flat if name.startswith("mail/")}):
-            box, spec = Box(what, int(k), int(batch)), self.parts.specs[int(k) - 1]
-            template = {"x": spec.x, "dy": spec.y, "labels": spec.labels}[what]
-            self.loop.mail[box] = self.stages[box.k].restored(template, flat, f"mail/{what}/{k}/{batch}/")
-        self.loop.t, self.entered = int(flat["t"]), int(flat["entered"])
-        self._before_drain = self.entered - self.loop.t
+        t, entered = number(flat, "t"), number(flat, "entered")
+        if t > entered:
+            raise BadInput(f"the checkpoint is damaged: {entered} batches have entered, {t} since the last drain.")
+        under_way = in_flight(self.parts.schedule, t)
+        stages = {k: stage.anew() for k, stage in self.stages.items()}
+        for k, stage in stages.items():
+            check_in_flight(stage, flat.below(f"stage{k}/"), under_way)
+            stage.restore(flat.below(f"stage{k}/"))
+        mail = {}
+        for box in sorted(under_way.mail):
+            spec = self.parts.specs[box.k - 1]
+            template = {"x": spec.x, "dy": cotangent(spec.y), "labels": spec.labels}[box.what]
+            mail[box] = stages[box.k].restored(template, flat, f"mail/{box.what}/{box.k}/{box.batch}/")
+        flat.check_all_read()
+        self.within_tick = True
+        for k, stage in stages.items():
+            vars(self.stages[k]).update(vars(stage))  # the very objects that the loop, and who watches it, know
+        self.loop.mail, self.loop.t, self.entered = mail, t, entered
+        self._before_drain = entered - t
+        self._micro_batches.forget()
         self.losses = LossWindow(self.parts.read_behind)
+        self.within_tick = False
 
 
-def below(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The entries under a prefix, without it."""
-    return {name.removeprefix(prefix): value for name, value in flat.items() if name.startswith(prefix)}
+def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) -> None:
+    """Raises BadInput where a state does not hold, of a stage, what the schedule will ask for."""
+    for name, kind in stage.keeps.items():
+        found, needed = checkpoint.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
+        if found != needed:
+            fact = f"the checkpoint holds {name}s of the batches {found} for stage k={stage.k}, and {needed} are needed"
+            raise BadInput(f"{fact}: it is not whole.")
+    passes, line = under_way.passes[stage.k - 1], checkpoint.numbers(flat, "line/")
+    waiting = min(passes, stage.delay)
+    summed = (passes - waiting) % stage.accumulate
+    if (line, number(flat, "summed")) != (list(range(waiting)), summed):
+        raise BadInput(
+            f"the checkpoint holds {len(line)} gradients in the line of stage k={stage.k} and a sum of "
+            f"{number(flat, 'summed')}, and {waiting} and {summed} are needed: it is not whole."
+        )
 
 
 def delay_line_engine(parts: Parts) -> HostEngine | ScanEngine:

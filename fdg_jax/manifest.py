@@ -42,7 +42,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     names = sorted(name for name, mode in inside(folder).items() if name != NAME and stat.S_ISREG(mode))
     files = {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
     body = {"format": FORMAT, "files": files, **content}
-    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}))
+    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}), encoding="utf-8")
 
 
 def check(folder: Path) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class MicroBatches:
         parts = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
         return [{"x": x, "labels": y, "dy": share} for x, y, share in parts]
 
+    def forget(self) -> None:
+        """Drops the losses of a batch whose other parts will not come."""
+        self._losses = []
+
     def loss(self, number: int, loss: jax.Array) -> tuple[int, jax.Array] | None:
         """(batch, its loss) once the last of its parts has come; number: of the part, counted over all batches."""
         if self.M == 1:

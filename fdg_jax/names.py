@@ -5,8 +5,10 @@ an unfinished file is one sentence in either. JAX comes in only with the file of
 command answers at once.
 """
 
+import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
@@ -41,3 +43,28 @@ def find_method(name: Any) -> methods.Method:
     if not isinstance(found, methods.Method):
         raise BadInput(f"METHOD in {file} is of type {type(found).__name__}, not a fdg_jax.methods.Method. {way_out}")
     return found
+
+
+def of_models() -> list[str]:
+    """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
+
+    Read from the text of the files in `fdg_jax/models`: importing them would import JAX, and --help need not wait for
+    that. A file whose NAMES are computed rather than written out is left out.
+    """
+    names: list[ast.expr | None] = []
+    patterns: list[ast.expr | None] = []
+    for file in sorted((Path(__file__).parent / "models").glob("*.py")):
+        for name, value in assigned(file):
+            if name == "NAMES" and isinstance(value, ast.Dict):
+                names += value.keys
+            elif name == "PATTERNS" and isinstance(value, ast.Tuple):
+                patterns += value.elts
+    return [str(each.value) for each in (*names, *patterns) if isinstance(each, ast.Constant)]
+
+
+def assigned(file: Path) -> Iterator[tuple[str, ast.expr]]:
+    """(name, value) of every assignment at the top level of a Python file."""
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))

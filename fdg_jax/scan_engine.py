@@ -1,6 +1,7 @@
 """Delay lines on one accelerator: data resident on the device, a window of batches a dispatch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from fdg_jax.engine import SCAN, Compiled, LossWindow, Parts, Unsound, check_sig
 from fdg_jax.evaluate import Evaluation, evaluate, tally
 from fdg_jax.functions import flax_variables, made
 from fdg_jax.guard import Guarded, guarded
+from fdg_jax.reading import Reading, number
 from fdg_jax.trail import Trail
 
 Tree = Any
@@ -32,6 +34,7 @@ class ScanEngine:
         self.run = jax.tree.map(jnp.copy, self.run)  # donated below: never the caller's arrays
         self.losses = LossWindow(parts.read_behind)
         self.entered = 0
+        self.within_tick = False  # stays True after a call that was cut off while the run was given away
         self.trail: Trail | None = None
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = Compiled(self.evaluated)
@@ -61,18 +64,34 @@ class ScanEngine:
             self.trail.begin("window", 0, self.entered + 1, self.entered + batches)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
+        arrays = jax.device_put((inputs, labels), self.device)
         self.begin(1)
-        self.run, (loss, bad) = self._step(self.run, *jax.device_put((inputs, labels), self.device))
-        self.advance(1, loss, bad)
+        with self.tick():
+            self.run, (loss, bad) = self._step(self.run, *arrays)
+            self.advance(1, loss, bad)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """One dispatch for all W batches. images and labels stay on the device between calls, so they must not be
         changed in place; other arrays are put there anew."""
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
+        rows = jax.device_put(indices, self.device)
         self.begin(len(indices))
-        self.run, (losses, bad) = self._window(self.run, *self._resident[2], jax.device_put(indices, self.device))
-        self.advance(len(indices), losses, None if bad is None else bad[-1])
+        with self.tick():
+            self.run, (losses, bad) = self._window(self.run, *self._resident[2], rows)
+            self.advance(len(indices), losses, None if bad is None else bad[-1])
+
+    @contextmanager
+    def tick(self) -> Iterator[None]:
+        """Marks what must not be cut off. A program that could not be traced was given nothing: that is no harm."""
+        before, self.within_tick = self.run, True
+        try:
+            yield
+        except Exception:
+            given_away = any(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+            self.within_tick = given_away or self.run is not before
+            raise
+        self.within_tick = False
 
     def advance(self, batches: int, losses: jax.Array, bad: jax.Array | None) -> None:
         if self.trail is not None:
@@ -81,7 +100,8 @@ class ScanEngine:
         self.entered += batches
 
     def drain(self) -> None:
-        self.run = self._drain(self.run)
+        with self.tick():
+            self.run = self._drain(self.run)
 
     def wait(self) -> None:
         jax.block_until_ready(self.run)
@@ -113,7 +133,12 @@ class ScanEngine:
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         run = self._evaluated(transform)
-        return evaluate(lambda x, y: run(self.run.stages, *jax.device_put((x, y), self.device)), batches, self.trail)
+        expected = self.parts.specs[0].x, self.parts.specs[-1].labels
+
+        def on_device(inputs, labels):
+            return run(self.run.stages, *jax.device_put((inputs, labels), self.device))
+
+        return evaluate(on_device, batches, self.trail, expected)
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """As that of the host loop."""
@@ -128,12 +153,17 @@ class ScanEngine:
         it, so it is read here and now: a copy on the device would need twice the memory."""
         return signed(self.parts, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
 
-    def restore(self, flat: checkpoint.Flat) -> None:
-        """The inverse of `state`. BadInput where it is of another model, split, method or engine."""
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `snapshot`. BadInput where it is of another model, split, method or engine; then nothing has
+        changed."""
+        flat = Reading(state)
         check_signature(self.parts, SCAN, flat)
-        self.run = jax.device_put(checkpoint.unflatten(self.run, flat, "run/"), self.device)
-        self.entered = int(flat["run/.entered"])
-        self.losses = LossWindow(self.parts.read_behind)
+        run, entered = checkpoint.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        flat.check_all_read()
+        run = jax.device_put(run, self.device)
+        self.within_tick = True
+        self.run, self.entered, self.losses = run, entered, LossWindow(self.parts.read_behind)
+        self.within_tick = False
 
 
 def bad(run: delay_line.DelayState) -> list[jax.Array]:

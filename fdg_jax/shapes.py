@@ -12,10 +12,13 @@ import numpy as np
 import optax
 
 from fdg_jax import checkpoint
-from fdg_jax.errors import BadInput, first_line
+from fdg_jax.dependence import dependences
+from fdg_jax.errors import BadInput, first_line, sentence
 from fdg_jax.functions import How, draws_random_numbers, functions, init_variables, split, takes_train
+from fdg_jax.plain import check_usable
 
 Tree = Any
+CURRENT = "weights=current"  # what Method.other_weights says of them
 OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
 
 
@@ -43,7 +46,9 @@ def text(tree: Tree) -> str:
     return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in jax.tree.leaves(tree)) or "nothing"
 
 
-def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess, example_batch, variables) -> Shapes:
+def check_shapes(
+    stages: Sequence[tuple[nn.Module, How, str]], loss, optimizer, preprocess, example_batch, variables
+) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
     stages: (module, how it is computed, whose weights its backward pass is taken at if not those of its forward pass
@@ -69,15 +74,35 @@ def check_shapes(stages: Sequence[tuple[nn.Module, How, str]], loss, preprocess,
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
+        check_optimizer(who, optimizer, made.get("params", {}))
         if other or how.precision.compute is not None:
             check_closure(who, module, how, seen, x, other)
+        if other == CURRENT:  # feedback weights, which are also others, replace nothing but matrices
+            check_made_of_weights(who, module, how, seen, x)
         draws.append(seen.drew)
         before, x = f"stage k={k} takes {text(x)} and gives {text(y)}", y
     fact = f"the loss cannot take outputs {text(x)} with labels {text(labels)}."
     value = traced(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
     if getattr(value, "shape", None) != ():
         raise BadInput(f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, not one number.")
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        fact = f"the loss of outputs {text(x)} and labels {text(labels)} is {text(value)}, which has no gradient"
+        raise BadInput(f"{fact}. Give a loss that is one floating-point number.")
     return Shapes(inputs, x, labels, value, draws)
+
+
+def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
+    """Refuses an optimizer that cannot be updated by a gradient alone, or not for these parameters."""
+
+    def update(params):
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    way_out = (
+        "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
+        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want. Use another optimizer."
+    )
+    traced(f"the optimizer cannot train {who}.", jax.eval_shape, update, params, way_out=way_out)
 
 
 def traced(fact: str, run: Callable, *arguments, way_out: str = ""):
@@ -86,7 +111,7 @@ def traced(fact: str, run: Callable, *arguments, way_out: str = ""):
         return run(*arguments)
     except Exception as error:  # whatever a user's module raises when shapes do not fit
         way_out = way_out or "Change one of the two, or cut the network elsewhere."
-        raise BadInput(f"{fact} {first_line(error)} {way_out}") from error
+        raise BadInput(f"{fact} {sentence(error)} {way_out}") from error
 
 
 def check_switch(who: str, module: nn.Module) -> str:
@@ -153,31 +178,66 @@ def check_closure(who: str, module: nn.Module, how: How, seen: Followed, x: Tree
     through these where the backward pass is to be taken at others; elsewhere they only cost memory, so it warns. They
     are the matrices that do not grow with the batch.
 
-    Vectors made of weights (flax.linen.BatchNorm's scale times 1/deviation) do count as activations.
+    What is no matrix is left to `check_made_of_weights`.
     """
     kernels = {leaf.size for leaf in jax.tree.leaves(seen.variables.get("params", {})) if leaf.ndim > 1}
     if not any(leaf.ndim > 1 and leaf.size in kernels for leaf in seen.kept):
         return
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
     _, kept = forward_shapes(module, how, seen.variables, larger, seen.drew)
-    for small, large in zip(seen.kept, kept, strict=True):
-        if small.shape == large.shape and small.ndim > 1 and small.size in kernels:
-            fact = f"{who} keeps {text(small)}, made of its weights, for the backward pass"
-            if other:
-                way_out = "Cast weights outside the module, or leave that out."
-                raise BadInput(f"{fact}, so {other} would go back through these. {way_out}")
-            warnings.warn(
-                f"{fact}: a copy for every batch in flight. With dtype=bfloat16 a module gets its kernels in bfloat16, "
-                "and a layer that joins them with float32 (a bias, say) casts them back. Let it compute in bfloat16, "
-                "as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
-                stacklevel=4,
+    pairs = zip(seen.kept, kept, strict=True)
+    copies = [s for s, large in pairs if s.shape == large.shape and s.ndim > 1 and s.size in kernels]
+    if copies and other:
+        fact = f"{who} keeps {text(copies[0])}, made of its weights, for the backward pass"
+        way_out = "Cast weights outside the module, or leave that out."
+        raise BadInput(f"{fact}, so {other} would go back through these. {way_out}")
+    if copies:
+        more = f" and {len(copies) - 3} more" if len(copies) > 3 else ""
+        size = sum(copy.size * copy.dtype.itemsize for copy in copies)
+        warnings.warn(
+            f"{who} keeps copies of its weights for the backward pass ({text(copies[:3])}{more}): {size:,} bytes for "
+            "every batch in flight. Training is right all the same: copies cost memory only, and layers that compute "
+            "in float32 gain no speed from bfloat16. The reason: dtype='bfloat16' gives a module its kernels in "
+            "bfloat16, and a layer without a dtype of its own casts them to float32 when it meets a float32 bias. Give "
+            "the layer that dtype, as in flax.linen.Dense(10, dtype=jax.numpy.bfloat16).",
+            stacklevel=4,
+        )
+
+
+def check_made_of_weights(who: str, module: nn.Module, how: How, seen: Followed, x: Tree) -> None:
+    """Refuses current weights where the closure keeps something that depends on weights and not on the input.
+
+    A layer whose backward pass takes the weights themselves (flax.linen.Dense, Conv) keeps nothing of the kind. One
+    that multiplies by a vector of weights does, as JAX keeps it in the shape that it multiplied by: all of flax.linen's
+    norms with a scale. The backward pass would then go through the old scale.
+    """
+    params, extra = split(seen.variables)
+    if seen.drew:
+        extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    forward = functions(module, optax.identity(), how=how).forward
+    paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
+    found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)
+    for kept, needed in zip(seen.kept, found, strict=True):
+        weights = [paths[number] for number in sorted(needed) if number < len(paths)]
+        of_input = any(number >= len(paths) + others for number in needed)
+        if weights and not of_input and jnp.issubdtype(kept.dtype, jnp.inexact):
+            raise BadInput(
+                f"{who} keeps {text(kept)}, made of its weights {', '.join(weights)} alone, for the backward pass, "
+                f"so {CURRENT} would go back through the old ones. Use weights=stashed, or layers that keep no such "
+                "thing: fdg_jax.layers.BatchNorm for a batch norm, flax.linen's other norms with use_scale=False."
             )
-            return
 
 
 def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
+    if not isinstance(given, Mapping):
+        what = type(given).__name__
+        raise BadInput(f'the variables of stage k={k} are of type {what}, not a dictionary {{"params": ...}}.')
+    for leaf in jax.tree.leaves(dict(given)):
+        check_usable(f"the variables of stage k={k}", leaf)
     want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
     for path in sorted(want.keys() | have.keys()):
         a, b = want.get(path), have.get(path)
+        if b is not None and not hasattr(b, "dtype"):
+            raise BadInput(f"the given {path} of stage k={k} is a {type(b).__name__}, not an array.")
         if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
             raise BadInput(f"stage k={k} takes {text(x)}, so its {path} is {text(a)}, but the given one is {text(b)}.")

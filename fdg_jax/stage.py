@@ -5,6 +5,7 @@ stage: its state and its memos. A method that remembers something else, or compu
 a subclass in the method's own file.
 """
 
+import copy
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.devices import Place
 from fdg_jax.errors import ScheduleError
 from fdg_jax.functions import Functions, Spec, StageState, flax_variables, made
 from fdg_jax.guard import guarded
 from fdg_jax.packing import Layout, Packing, Unpacked, packed
+from fdg_jax.reading import number
 
 Tree = Any
 
@@ -54,6 +56,8 @@ class Stage:
 
     backward_at_other_weights = ""  # whose, if a method's backward pass is never taken at those of the forward pass
     cotangent_down = True  # whether a method sends cotangents from stage to stage
+    # Of what a stage keeps of a batch, as its state names it: the kind of operation that uses it up.
+    keeps: Mapping[str, str] = {"memo": "B"}
     packs = True  # False: small arrays stay as they are, for a method whose programs or places want them so
 
     def __init__(
@@ -91,10 +95,13 @@ class Stage:
         # the transposed convolutions (LOG.md, 2026-11-21). So is the update: compiled by itself it rounds the same
         # way wherever it is used, so that both engines agree bit for bit (inside a larger program XLA contracts
         # beta*g + decay*p into one or the other fused multiply-add).
-        self._forward = jax.jit(functions.forward)
-        self._backward = jax.jit(backward)
+        platform = place.device.platform
+        first = self.state.params, self.state.extra, spec.x, spec.labels
+        self.fast_reductions = programs.reductions_are_right(platform, functions.forward, *first)
+        self._forward = programs.jit(functions.forward, platform, reductions=self.fast_reductions)
+        self._backward = programs.jit(backward, platform, convolutions=False, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
-        self._outputs = jax.jit(functions.outputs)
+        self._outputs = programs.jit(functions.outputs, platform, reductions=False)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
@@ -210,19 +217,27 @@ class Stage:
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
         return flat | self.saved_memos()
 
+    def anew(self) -> "Stage":
+        """Another stage with the same programs and nothing in flight: what is restored there leaves this one alone."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, deque):
+                setattr(other, name, deque())
+        return other
+
     def restore(self, flat: Mapping[str, Any]) -> None:
-        """The inverse of `saved`. BadInput where it is of another stage."""
+        """The inverse of `saved`. BadInput where it is of another stage; then this one is half restored."""
         state = checkpoint.unflatten(StageState(*self.layout.shapes, self.state.own), flat, "state/")
-        summed = int(flat["summed"])
+        summed = number(flat, "summed")
         self.sum = self.read(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.close(self.place.weights(state))
         self.bad = np.int32(state.opt_state.bad) if self.spec.guard else None
-        self.updates, self.staleness = int(flat["updates"]), int(flat["staleness"])
-        self.summed, self.since = summed, int(flat["since"])
+        self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")
+        self.summed, self.since = summed, number(flat, "since")
         self.line.clear()
         for i in checkpoint.numbers(flat, "line/"):
             grads = self.read(self.layout.params, flat, f"line/{i}/")
-            self.line.append((grads, int(flat[f"line/{i}/version"])))
+            self.line.append((grads, number(flat, f"line/{i}/version")))
         self.memos.clear()
         for batch in checkpoint.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
@@ -244,7 +259,7 @@ class Stage:
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
         """The memo again, by replaying the forward pass it comes from; bit for bit the one that was saved."""
-        version = int(flat[f"memo/{batch}/version"])
+        version = number(flat, f"memo/{batch}/version")
         params = next((memo.params for memo in self.memos if memo.version == version), None)
         if params is None:
             params = self.read(self.layout.params, flat, f"weights/{version}/")

@@ -63,7 +63,8 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
     """Algorithm I by the letter, every backward pass at today's weights. layers: K lists of (params, x) -> y, each
     linear in its own weights given its input, so that "old activations, current weights" means one thing only.
 
-    A tick: stage k backwards batch t-2K+k+1 and forwards batch t-k+1. Returns (params per stage, losses)."""
+    A tick: stage k backwards batch t-2K+k+1 and forwards batch t-k+1. With order="ddg" it is DDG's instead: batch t
+    goes forward through all stages, then stage k backwards batch t-K+k. Returns (params per stage, losses)."""
     K, n = len(layers), len(batches)
     params = list(variables)  # per stage a list over its layers
     opt = [optimizer.init(p) for p in params]
@@ -90,10 +91,17 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
         dy_in[k - 1, b] = dy
         params[k - 1], opt[k - 1] = updated(optimizer, beta ** (K - k), params[k - 1], opt[k - 1], grads)
 
-    for t in range(1, n + 2 * K):
+    def tick(t):
+        if order == "ddg":
+            return [(forward, k, t) for k in range(1, K + 1)] + [(backward, k, t - K + k) for k in range(1, K + 1)]
+        todo = []
         for k in range(1, K + 1):
-            todo = [(backward, t - 2 * K + k + 1), (forward, t - k + 1)]
-            for do, b in todo if order == "backward-first" and k < K else reversed(todo):
-                if 1 <= b <= n:
-                    do(k, b)
+            both = [(backward, k, t - 2 * K + k + 1), (forward, k, t - k + 1)]
+            todo += both if order == "backward-first" and k < K else reversed(both)
+        return todo
+
+    for t in range(1, n + 2 * K):
+        for do, k, b in tick(t):
+            if 1 <= b <= n:
+                do(k, b)
     return params, losses

@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import fdg_jax
+from fdg_jax import layers
 from fdg_jax.api import ENGINES
 from fdg_jax.scan_engine import ScanEngine
 
@@ -30,8 +31,18 @@ class Part(nn.Module):
         return jnp.tanh(nn.BatchNorm(use_running_average=not train)(x))
 
 
-def parts(K):
-    return [Part(CLASSES if k == K else 12) for k in range(1, K + 1)]
+class CurrentPart(nn.Module):
+    """A part for `current` weights: its batch norm goes back through the scale that it is given, Flax's does not."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return jnp.tanh(layers.BatchNorm()(nn.Dense(self.width)(x), train))
+
+
+def parts(K, kind=Part):
+    return [kind(CLASSES if k == K else 12) for k in range(1, K + 1)]
 
 
 def mostly_slow(values, *fast):

@@ -356,7 +356,8 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
 @pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
 def test_images_per_second_compares_every_kind_of_side(tmp_path):
     sides = ["bp", "fdg", "delay-line", "bp-two-cores", "bp-on-each-core"]
-    everything = "split=1:dispatch=down:update=fused:packing=off:hugepages=off:xla=--xla_cpu_multi_thread_eigen=false"
+    everything = "split=1:dispatch=down:update=fused:packing=off:layers=plain:hugepages=off"
+    everything += ":xla=--xla_cpu_multi_thread_eigen=false"
     sides.append(f"fdg:{everything}")
     short = ("--windows", "2", "--seconds", "0.1")
     file = tmp_path / "rows.jsonl"
@@ -370,7 +371,7 @@ def test_images_per_second_compares_every_kind_of_side(tmp_path):
     assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)
     assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2, 2]
     assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [0], [1, 0]]
-    assert rows[5]["cuts"] == [1] and rows[5]["packing"] == "off"
+    assert rows[5]["cuts"] == [1] and rows[5]["packing"] == "off" and rows[5]["layers"] == "plain"
     assert "multi_thread_eigen=false" in rows[5]["xla_flags"]
 
 

@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from small import batches, pipeline
+from small import CurrentPart, Part, batches, parts, pipeline
 
 from fdg_jax import checkpoint, manifest
 from fdg_jax.errors import BadInput
@@ -57,7 +57,8 @@ def test_empty_arrays_survive(tmp_path):
 def test_a_state_of_another_run_is_refused(other):
     state = stepped().state()
     options = {"K": 3, **other}
-    target = pipeline(options.pop("K"), DATA[0], **options)
+    K = options.pop("K")
+    target = pipeline(K, DATA[0], stages=parts(K, CurrentPart if "weights" in other else Part), **options)
     with pytest.raises(BadInput, match="the checkpoint"):
         target.restore(state)
 

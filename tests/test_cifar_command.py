@@ -108,7 +108,24 @@ def test_help_names_every_flag_and_exits_with_0():
     assert "Eq. 15" in out
 
 
+@pytest.mark.parametrize(("words", "resume"), [
+    ("", False), ("--resume", True), ("--resume auto", "auto"), ("--resume=auto", "auto"), ("--no-resume", False),
+    ("--resume auto --K 3", "auto"), ("--resume auto --no-resume", False), ("--resume auto --resume", True),
+    ("--no-resume --resume auto", "auto"), ("--resume --K 3", True),
+])  # fmt: skip
+def test_resume_is_a_switch_that_also_takes_auto(words, resume):
+    options, given = command_line.parse(words.split(), "command")
+    assert options.resume == resume
+    assert ("resume" in given) is bool(words)
+    assert (3 if "3" in words else 2) == options.K
+
+
 BAD = {
+    "--resume auto": "add --run-dir",
+    "--run-dir there --resume auto --resume-into new": "leave --resume out",
+    "--run-dir run --resume auto --beta 0.5": "contradicts",
+    "--run-dir fresh --resume auto --method bp --beta 0.5": "method bp has no such option",
+    "--run-dir run --resume yes": "'yes' belongs to no flag",
     "--K 0": "at least one stage",
     "--K 99": "resnet20 has 11 blocks",
     "--K 1000000000": "no model has so many blocks",
@@ -126,7 +143,8 @@ BAD = {
     "--method bp --beta 0.5": "method bp has no such option",
     "--aux linear": "method fdg has no such option",
     "--method dgl --aux mlp": "'mlp' is none of 'mlp-sr', 'linear', 'predsim'",
-    "--method ddg --weights current": "method ddg has no such option",
+    "--method fr --weights current": "method fr has no such option",
+    "--method ddg --engine delay-line --weights current": "--weights stashed",
     "--accumulate 0": "Use 1 or more",
     "--method gpipe --micro-batches 0": "Use 1 (plain BP) or more",
     "--method gpipe --micro-batches 129": "a batch of 128 has fewer images",

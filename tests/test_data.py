@@ -521,6 +521,7 @@ def lengths(train, test):
         (info_with(splits=lengths([10, 10, 10], [])), "dataset_info.json", ["12 test", "lists 0"]),
         (info_with(splits=lengths([10, 11, 9], [4, 4, 4])), "train.array_record-00001", ["10 of 11"]),
         (info_with(splits=lengths([10, 10, "ten"], [4, 4, 4])), "", ["'ten' is not a number"]),
+        (info_with(splits=lengths([10, 10, "1" * 5000], [4, 4, 4])), "", ["'1111", "is not a number"]),
         (info_with(splits=None), "", []),
         (info_with(splits={"train": 3}), "", []),
         (info_with(fileFormat="tfrecord"), "dataset_info.json", ["tfrecord", "TensorFlow"]),
@@ -530,8 +531,8 @@ def lengths(train, test):
         (features_with(image={"image": {"shape": {"dimensions": ["9", "9"]}}}), "features.json", ["(9, 9)"]),
         (features_with(label=[]), "", []),
     ],
-    ids=["one image fewer", "no test images", "shifted shards", "no number", "no splits", "other splits",
-         "tfrecord", "no label", "no image", "9 classes", "9x9", "other features"],
+    ids=["one image fewer", "no test images", "shifted shards", "no number", "too many digits", "no splits",
+         "other splits", "tfrecord", "no label", "no image", "9 classes", "9x9", "other features"],
 )  # fmt: skip
 def test_metadata_that_does_not_fit_is_refused_by_file(tmp_path, change, file, words):
     directory, _ = tfds_directory(tmp_path / "tfds")
@@ -545,7 +546,8 @@ def test_metadata_that_does_not_fit_is_refused_by_file(tmp_path, change, file, w
 @pytest.mark.parametrize(
     ("content", "message"),
     [(None, "is missing"), (b"", "not valid JSON"), (b"{", "not valid JSON"), (b"\xff\xfe", "not valid JSON"),
-     (b"[]", "not a JSON object"), (b"{}", "")],
+     (b"[]", "not a JSON object"), (b"{}", ""), (b'{"a":' * 100_000, "nested too deeply"),
+     (b'{"a": ' + b"1" * 5000 + b"}", "number that is too large"), (b'{"a": 1e999}', "number that is too large")],
 )  # fmt: skip
 def test_json_that_is_none_is_refused_by_name(tmp_path, file, content, message):
     directory, _ = tfds_directory(tmp_path / "tfds")

@@ -3,6 +3,7 @@
 import errno
 import http.server
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fdg_jax.data import cifar, directories, download, prepare
+from fdg_jax.data import cifar, directories, download, interruptible, prepare
 from fdg_jax.data.download import Download, Unavailable, ask, fetch
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
+from fdg_jax.experiments.signals import Signals, Stopped
 from tests.cifar_files import CLASS_NAMES, SETS, TEST, TRAIN, archive, assert_same, served, small
 
 
@@ -368,3 +370,47 @@ def test_the_reader_of_a_download_never_sees_a_part_of_it(server, tmp_path):
     fetch(Download(**served(CONTENT, server.url)), path)
     assert seen == [False]
     assert path.read_bytes() == CONTENT
+
+
+def test_a_signal_ends_a_download_at_once_and_nothing_of_it_stays(server, tmp_path):
+    def answer(handler, number):
+        handler.send_response(200)
+        handler.send_header("Content-Length", str(len(CONTENT)))
+        handler.end_headers()
+        handler.wfile.write(CONTENT[:1000])
+        os.kill(os.getpid(), signal.SIGTERM)
+        handler.server.released.wait(30)  # the rest never comes
+
+    server.answer = answer
+    began = time.monotonic()
+    with Signals() as signals, interruptible.by(signals.at_once), pytest.raises(Stopped, match="SIGTERM"):
+        cifar.load(small(SETS[10], **served(CONTENT, server.url)), None)
+    assert time.monotonic() - began < 10  # and not the 20 s after which it counts as standing still
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(("dead", "age", "stays"), [(True, 120, False), (True, 5, True), (False, 120, True)])
+def test_what_a_killed_process_of_this_machine_left_is_removed_after_a_minute(dead, age, stays, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    process = ended.pid if dead else os.getpid()
+    archive = tmp_path / "archive"
+    first = f".archive.{directories.host()}-{process}-1.tmp"
+    left = [tmp_path / first, tmp_path / f".{first}.{directories.host()}-{process}-2.tmp"]
+    then = time.time() - age
+    for file in left:
+        file.write_text("")
+        os.utime(file, (then, then))
+    directories.temporary_beside(archive)
+    assert [file.exists() for file in left] == [stays, stays]
+
+
+def test_the_names_that_are_swept_are_those_that_are_given(tmp_path):
+    first = directories.temporary_beside(tmp_path / "archive")
+    second = directories.temporary_beside(first)
+    long_ago = time.time() - 25 * 3600
+    for file in (first, second):
+        file.write_text("")
+        os.utime(file, (long_ago, long_ago))
+    directories.temporary_beside(tmp_path / "archive")
+    assert list(tmp_path.iterdir()) == []

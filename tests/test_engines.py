@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import (
     CLASSES,
+    CurrentPart,
     Part,
     as_functions,
     batches,
@@ -80,12 +81,14 @@ class Two(nn.Module):
         return jnp.tanh(Affine(self.width, name="b")(jnp.tanh(Affine(10, name="a")(x))))
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", [*ORDERS, "ddg"])
 @pytest.mark.parametrize("K", mostly_slow([1, 2, 3, 4], 2, 3))
 def test_current_weights_are_their_own_oracle(K, order):
+    """Of FDG in both orders and of DDG."""
     data = batches(12)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
-    ours = pipeline(K, data[0], stages=stages, weights="current", order=order, beta=0.7)
+    asked = {"method": "ddg"} if order == "ddg" else {"order": order, "beta": 0.7}
+    ours = pipeline(K, data[0], stages=stages, weights="current", **asked)
     start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
     for batch in data:
         ours.step(batch)
@@ -99,7 +102,8 @@ def test_current_weights_are_their_own_oracle(K, order):
 
     layers = [affine, activation] * 2
     start = [[first, {}, second, {}] for first, second in start]
-    truth, losses = oracle.current([layers] * K, cross_entropy, recipe(), start, data, order, beta=0.7)
+    beta = asked.get("beta", 1.0)
+    truth, losses = oracle.current([layers] * K, cross_entropy, recipe(), start, data, order, beta)
     mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
     for a, b in zip(leaves(mine), leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
@@ -108,8 +112,9 @@ def test_current_weights_are_their_own_oracle(K, order):
 
 def test_current_and_stashed_weights_differ_where_there_is_staleness():
     data = batches(12)
-    same = [run(1, data, weights=w)[0].parameters_sha256() for w in ("stashed", "current")]
-    other = [leaves(run(3, data, weights=w)[0].params) for w in ("stashed", "current")]
+    ways = [{"weights": weights} for weights in ("stashed", "current")]
+    same = [run(1, data, stages=parts(1, CurrentPart), **way)[0].parameters_sha256() for way in ways]
+    other = [leaves(run(3, data, stages=parts(3, CurrentPart), **way)[0].params) for way in ways]
     assert same[0] == same[1]
     assert max(np.abs(a - b).max() for a, b in zip(*other, strict=True)) > 1e-4
 
@@ -336,5 +341,6 @@ LONG_RUNS = [(*run, at) for run in RUNS for at in (1, 2, 5, 8) if (*run, at) not
 )
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):
     data, K = batches(10), 3
-    stages = [Dropped(12), Part(12), Part(CLASSES)]
+    kind = CurrentPart if "weights" in options else Part
+    stages = [Dropped(12), kind(12), kind(CLASSES)]
     goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, at)

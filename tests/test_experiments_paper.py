@@ -5,7 +5,11 @@ No training happens here, but for the slow test of what `--dry-run` measures.
 
 import importlib.util
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,14 @@ RUNS = {run.name: run for name in NAMES for run in experiments.find(name).runs}
 PAPER, OURS, N, COMMAND = 4, 5, 6, 7  # columns
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory, monkeypatch) -> Path:
+    """Where measured step times are kept."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache / "fdg_jax"
+
+
 def run_of(name: str) -> Run:
     return RUNS[name]
 
@@ -36,10 +48,10 @@ def collected(table, tmp_path: Path, found: dict[str, float]) -> dict:
     return _results.read(table, tmp_path)
 
 
-def row_of(page: str, name: str) -> list[str]:
-    """The row whose command makes the run of that name, its seed left open."""
+def row_of(page: str, name: str, method: str = "") -> list[str]:
+    """The row whose command makes the run of that name, its seed left open. method: where two rows show that run."""
     words = _runs.shown(_runs.command(run_of(f"{name}-seed0"), None, None)).replace("--seed 0", "--seed S")
-    (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`"]
+    (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`" and method in ("", cells[1])]
     return found
 
 
@@ -50,6 +62,23 @@ def row_of(page: str, name: str) -> list[str]:
 def test_every_table_lists_its_runs_although_none_was_made(name, tmp_path, capsys):
     assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(": missing\n") == len(experiments.find(name).runs) > 0
+
+
+def test_the_listed_commands_name_the_data_directory_as_seen_from_where_they_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    one = ["list", "--runs-dir", "runs", "--only", "resnet20-cifar10-bp-K1-seed0"]
+    assert _command.main(table3.TABLE, [*one, "--data-dir", "my data"]) == 0
+    out = capsys.readouterr().out
+    assert f" --data-dir '{tmp_path}/my data' --run-dir {tmp_path}/runs/" in out
+    assert out.endswith(f"\nThe commands run in {_runs.ROOT}.\n")
+
+
+def test_without_a_data_directory_the_list_says_where_the_data_are_looked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDS_DATA_DIR", "/the/data")
+    for name, fetched in (("table3", ", what is missing is downloaded there"), ("table5", "")):
+        assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
+        said = f"look for the data in /the/data{fetched}: `list --data-dir DIR` makes them look in DIR."
+        assert capsys.readouterr().out.splitlines()[-1].endswith(said)
 
 
 def test_every_setting_is_run_with_three_seeds():
@@ -130,7 +159,8 @@ def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
 def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
     table = experiments.find(name)
     found = rows(table.document({}, ""))
-    assert 3 * len(found) == len(table.runs)
+    settings = {cells[COMMAND] for cells in found}  # DDG and FDG of two stages show the same runs
+    assert 3 * len(settings) == len(table.runs)
     assert all(cells[OURS] == cells[N] == "" and "--seed S`" in cells[COMMAND] for cells in found)
 
 
@@ -143,11 +173,35 @@ def test_every_table_renders_where_nothing_is(name, tmp_path):
 
 
 def test_a_result_lands_in_its_cell_and_the_others_stay_blank(tmp_path):
-    lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-ddg-K2-seed2": 6.5})
+    lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-dgl-K2-seed2": 6.5})
     page = table3.TABLE.document(lines, "")
-    assert row_of(page, "resnet56-cifar10-ddg-K2")[OURS : N + 1] == ["6.50", "1"]
+    assert row_of(page, "resnet56-cifar10-dgl-K2")[OURS : N + 1] == ["6.50", "1"]
     assert [cells[2] for cells in rows(page) if cells[OURS]] == ["2"]
-    assert "1 of its 90 runs is finished." in page
+    assert "1 of its 78 runs is finished." in page
+
+
+def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
+    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
+    assert [run for name in NAMES for run in experiments.find(name).runs if run.name.find("-ddg-K2") > 0] == []
+    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
+    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
+    page = table6.TABLE.document(lines, "")
+    shown = {cells[1]: cells[PAPER] for cells in rows(page) if cells[OURS]}
+    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "gains", "chance"),
+    [("table3", "0.47", "6", "5"), ("table4", "1.43", "4", "4"), ("table6", "0.40", "6", "4")],
+)
+def test_a_table_says_how_far_the_paper_has_one_algorithm_from_itself(name, most, gains, chance):
+    """Table 3: ResNet-110 with 6.26 and 5.79. Of its gains by beta only ResNet-20's 0.69 is larger."""
+    says = r"A null comparison:.* up to (\S+) apart.* Of the (\d) gains by shrinking in this table, (\d) are no larger"
+    assert re.findall(says, experiments.find(name).document({}, "")) == [(most, gains, chance)]
+
+
+def test_a_table_without_both_of_them_speaks_of_no_null_comparison():
+    assert "null comparison" not in experiments.find("table5").document({}, "")
 
 
 def test_ours_is_the_median_of_the_seeds_that_are_finished(tmp_path):
@@ -168,7 +222,7 @@ def test_a_curve_is_that_of_the_median_run(tmp_path):
 
 def test_every_curve_has_a_look_of_its_own():
     curves = [figure3ab.curve(cell, {"test_error_percent": 1.0}) for cell in figure3ab.CELLS]
-    assert len(curves) == 16  # BP, and DDG, DGL, FR and two of FDG for three K
+    assert len(curves) == 15  # BP, and DDG, DGL, FR and two of FDG for three K, but for DDG with K = 2, which is FDG
     assert len({(curve.colour, curve.style, curve.marker) for curve in curves}) == len(curves)
     assert len({curve.label for curve in curves}) == len(curves)
 
@@ -188,15 +242,16 @@ def test_the_papers_cell_has_the_rerun_and_what_was_first_published():
 @pytest.mark.parametrize(
     ("table", "run", "shown"),
     [
-        ("table3", "resnet56-cifar10-ddg-K2", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
-        ("table6", "resnet56-cifar10-ddg-K2", "6.60\\* (Table 3: 6.63\\*)"),
+        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
+        ("table6", "resnet56-cifar10-fdg-K2-beta1", "6.60\\* (Table 3: 6.63\\*)"),
         ("table6", "wrn28_10-cifar10-fr-K2", "3.87\\* (Table 3: 3.87)"),
         ("table6", "resnet56-cifar10-fdg-K2-beta0.5", "5.90"),
         ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
     ],
 )
 def test_what_two_tables_print_differently_is_shown_with_both_values(table, run, shown):
-    assert row_of(experiments.find(table).document({}, ""), run)[PAPER] == shown
+    method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
+    assert row_of(experiments.find(table).document({}, ""), run, method)[PAPER] == shown
 
 
 def test_what_is_odd_about_a_number_is_said_below_the_table():
@@ -229,11 +284,12 @@ def test_speedups_that_contradict_the_text_or_the_images_per_second_are_shown_wi
 
 def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):
     line = {
-        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10",
+        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10_fdg",
         "batch_size": 128, "split": "paper", "xla": "", "baseline": "bp", "images_per_second": 12.34, "ratio": 3.456,
         "windows": 6, "others_percent": 1.0, "cpu": "A Processor", "machine_cores": 8,
     }  # fmt: skip
     others = [{"cores": 2}, {"split": "balanced"}, {"batch_size": 64}, {"others_percent": 20.0}, {"benchmark": "other"}]
+    others += [{"model": model} for model in ("wrn28_10", "resnet101", "resnet101_imagenet")]
     lines = [line, *({**line, "images_per_second": 99.0, **other} for other in others)]
     (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     found = table7.measured(tmp_path)
@@ -248,7 +304,7 @@ def test_the_benchmarks_commands_of_table_7_are_ones_it_accepts():
     for speed in table7.SPEEDS:
         if speed.network == "WRN-28-10":
             given = parser().parse_args(table7.command(speed).strip("`").split()[3:])
-            assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10", speed.method.lower())
+            assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10_fdg", speed.method.lower())
 
 
 # Results and runs that tables share
@@ -316,6 +372,93 @@ def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "resnet20-cifar10-bp-K1-seed1", "resnet20-cifar10-bp-K1-seed2"
     ]  # fmt: skip
+
+
+DRY_RUN = ["run", "--dry-run", "--only", "resnet20-*"]  # two kinds of run
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Measuring takes no time and gives two seconds a step; the runs that were measured."""
+    asked = []
+
+    def measured(run, core):
+        asked.append(run.name)
+        return _estimate.Step(2.0, "2 s a step, made up")
+
+    monkeypatch.setattr(_estimate, "measured", measured)
+    return asked
+
+
+def test_a_dry_run_says_first_how_many_kinds_of_run_it_measures_and_then_how_far_it_is(tmp_path, counted, capsys):
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "2 kinds of run are measured now, one after another, which takes 60 s to 6 minutes"
+    assert [line for line in lines if "left" in line] == [
+        "  1 of 2, about 60 s left: resnet20, bp, K=1, batches of 128",
+        "  2 of 2, about 0 s left: resnet20, fdg, K=2, batches of 128",
+    ]
+
+
+def test_what_a_dry_run_measured_is_kept_for_the_next_one_until_asked_again(tmp_path, counted, capsys):
+    here = ["--runs-dir", str(tmp_path)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    first = capsys.readouterr().out.splitlines()
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    second = capsys.readouterr().out.splitlines()
+    assert len(counted) == 2
+    assert second[0] == "2 kinds of run were measured before; --measure-again measures anew"
+    assert second[-1] == first[-1] and "measured now" not in "".join(second)
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here, "--measure-again"]) == 0
+    assert len(counted) == 4
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"machine": "another"}, {"code": "other"}, {"versions": {}}, {"cores": 1000}, {"environment": {"XLA_FLAGS": "x"}}],
+)
+def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(changed, tmp_path, counted, monkeypatch):
+    here = ["--runs-dir", str(tmp_path)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    conditions = _estimate.conditions
+    monkeypatch.setattr(_estimate, "conditions", lambda *of: {**conditions(*of), **changed})
+    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    assert len(counted) == 4
+
+
+def test_what_could_not_be_measured_is_tried_again(tmp_path, monkeypatch, own_cache):
+    monkeypatch.setattr(_estimate, "measured", lambda *_: _estimate.Step(None, "not measured"))
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    assert not own_cache.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_dry_run_that_is_stopped_keeps_what_it_measured_and_leaves_no_process(number, tmp_path, monkeypatch, capsys):
+    started = []
+
+    class Process(subprocess.Popen):
+        """Stands for a training that takes long; the second one is stopped."""
+
+        def __init__(self, words, **options):
+            super().__init__([sys.executable, "-c", "import time; time.sleep(60)"], **options)
+            started.append(self)
+
+        def communicate(self, *arguments, **options):
+            os.kill(os.getpid(), number)
+            return super().communicate(*arguments, **options)
+
+    monkeypatch.setattr(_estimate.subprocess, "Popen", Process)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 128 + number
+    assert "what has been measured is kept" in capsys.readouterr().err
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_measuring_again_goes_with_a_dry_run_that_measures(capsys):
+    assert _command.main(table3.TABLE, ["run", "--measure-again"]) == 2
+    assert _command.main(table3.TABLE, [*DRY_RUN, "--measure-again", "--seconds-per-step", "1"]) == 2
+    assert capsys.readouterr().err.count("--measure-again goes with --dry-run") == 2
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ import oracle
 import pytest
 from small import (
     CLASSES,
+    CurrentPart,
     as_functions,
     batches,
     cross_entropy,
@@ -286,6 +287,14 @@ def test_ddg_is_a_delay_line_of_K_minus_k(K):
     delays = [K - k for k in range(1, K + 1)]
     agree(ours, oracle.stashed(as_functions(parts(K)), cross_entropy, recipe(), start, data, delays))
     assert ours.parameters_sha256() == hashed_on_one_device(K, data)
+
+
+@pytest.mark.parametrize("weights", ["stashed", "current"])
+def test_ddg_of_two_stages_is_fdg_of_two_stages(weights):
+    """Backward first and without shrinking, at whichever weights: one algorithm under two names."""
+    data, stages = batches(8), parts(2, CurrentPart)
+    one, two = (hashed(2, data, stages=stages, weights=weights, method=name) for name in ("ddg", "fdg"))
+    assert one == two
 
 
 @pytest.mark.slow  # a scan is slow to compile on a CPU

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from itertools import pairwise
 
 import flax.linen as nn
 import jax
@@ -63,6 +64,9 @@ PUBLISHED = {
     ("wrn16_4", 10): 2_748_890,  # 2.7M; Zagoruyko and Komodakis 2016, table 4
     ("wrn28_10", 10): 36_479_194,  # 36.5M
     ("wrn40_4", 10): 8_949_210,  # 8.9M, by the general name
+    ("wrn28_10_fdg", 10): 36_489_290,  # the FDG authors' released code, with biases
+    ("mobilenet_v1", 10): 3_217_226,  # the authors' mobilenet.py; without a class 1025 fewer
+    ("mobilenet_v1", 200): 3_411_976,  # 3.41M on Tiny-ImageNet, where the paper prints 3.40M for "MobileNet v2"
     # torchvision's documentation gives 11,689,512 for resnet18, 44,549,160 for resnet101, 3,504,872 for mobilenet_v2:
     # ImageNet's stem and 1000 classes. A 3 x 3 stem has (49 - 9) x 3 x 64 fewer, a class fewer takes its weights along.
     ("resnet18", 10): 11_689_512 - 7_680 - 990 * 513,  # 11.2M, as the paper prints
@@ -116,8 +120,69 @@ def test_the_published_numbers_are_those_of_the_papers_tables():
             total, c = total + layer(1, c, 6 * c) + layer(3, 1, 6 * c) + layer(1, 6 * c, out), out
         return total + layer(1, 320, 1280) + 1281 * classes
 
+    def mobilenet_v1(classes: int) -> int:
+        channels = [32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]  # Howard et al. 2017, table 1
+        pairs = [layer(3, 1, a) + layer(1, a, b) for a, b in pairwise(channels)]
+        return layer(3, 3, 32) + sum(pairs) + 1025 * classes
+
+    assert mobilenet_v1(10) == PUBLISHED["mobilenet_v1", 10]
+    assert mobilenet_v1(200) == PUBLISHED["mobilenet_v1", 200]
     assert mobilenet(1000) == PUBLISHED["mobilenet_v2", 1000]
     assert mobilenet(200) == PUBLISHED["mobilenet_v2", 200]
+
+
+def multiply_adds(name: str) -> int:
+    """Of the convolutions and the last layer, for one image of 32 x 32 pixels. Nothing is computed."""
+    counted = []
+
+    def count(call, arguments, keywords, context):
+        y = call(*arguments, **keywords)
+        if isinstance(context.module, layers.Conv | nn.Dense) and context.method_name == "__call__":
+            kernel = context.module.get_variable("params", "kernel")  # [k, k, c / groups, features] or [c, features]
+            counted.append(y.size * kernel.size // kernel.shape[-1])
+        return y
+
+    x = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    for block in models.blocks(name, 10):
+        with nn.intercept_methods(count):
+            x, _ = jax.eval_shape(lambda key, x, b=block: b.init_with_output(key, x, False), jax.random.key(0), x)
+    return sum(counted)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("wrn28_10", 5.24), ("wrn28_10_fdg", 5.95), ("resnet20", 0.041)])
+def test_networks_take_the_multiply_adds_that_they_are_said_to(name, billions):
+    """ResNet-20's 41 million are well known, so they check the count itself. WRN-28-10 of the FDG authors' code takes
+    13% more than Zagoruyko and Komodakis's, as its strides come one convolution later."""
+    digits = 3 if billions < 1 else 2
+    assert round(multiply_adds(name) / 1e9, digits) == billions
+
+
+def test_the_authors_wide_block_has_biases_its_stride_in_the_second_convolution_and_the_raw_input_in_its_shortcut():
+    block, x = models.blocks("wrn10_1_fdg", 10)[2], normal(0, 2, 8, 8, 16)
+    variables = jax.tree.map(lambda p: p + normal(p.size, *p.shape), block.lazy_init(jax.random.key(0), x, True))
+    p = variables["params"]
+
+    def convolved(x, name, stride=1):
+        return plain(x, p[name]["kernel"], stride) + p[name]["bias"]
+
+    def normed(x, name):
+        centred = x - x.mean((0, 1, 2))
+        return centred / jnp.sqrt(x.var((0, 1, 2)) + 1e-5) * p[name]["scale"] + p[name]["bias"]
+
+    y = convolved(jax.nn.relu(normed(x, "norm1")), "conv1")
+    assert y.shape == (2, 8, 8, 32)
+    y = convolved(jax.nn.relu(normed(y, "norm2")), "conv2", 2) + convolved(x, "shortcut", 2)
+    found, _ = block.apply(variables, x, True, mutable=["batch_stats"])
+    np.testing.assert_allclose(found, y, rtol=0, atol=1e-4)  # sums of 288 products of order 1, float32
+
+
+def test_the_last_norm_of_the_authors_wide_network_keeps_a_tenth_of_its_statistics():
+    head, x = models.blocks("wrn10_1_fdg", 10)[-1], 3 + normal(0, 2, 8, 8, 64)
+    variables = head.lazy_init(jax.random.key(0), x, True)
+    _, moved = head.apply(variables, x, True, mutable=["batch_stats"])
+    norm = moved["batch_stats"]["norm"]
+    np.testing.assert_allclose(norm["mean"], 0.9 * x.mean((0, 1, 2)), rtol=1e-5)  # from 0
+    np.testing.assert_allclose(norm["var"], 0.1 + 0.9 * x.var((0, 1, 2)), rtol=1e-5)  # from 1
 
 
 @pytest.mark.parametrize("name", ["resnet8", "wrn16_4", "resnet18"])
@@ -132,15 +197,17 @@ def test_logits_are_float32_of_batch_and_classes_at_any_image_size(name, example
 def test_blocks_are_stem_then_residual_blocks_then_head(name):
     blocks = models.blocks(name, 10)
     residual = {"resnet8": 3, "resnet110": 54, "wrn28_10": 12, "resnet18": 8, "resnet101": 33, "mobilenet_v2": 17}
-    assert len(blocks) == residual.get(name, len(blocks) - 2) + 2
-    assert {type(block).__name__ for block in blocks[1:-1]} == {"Residual"}
-    assert "Residual" not in type(blocks[0]).__name__
+    inner = {**residual, "wrn28_10_fdg": 12, "mobilenet_v1": 13}
+    kind = {"mobilenet_v1": "Separable"}.get(name, "Residual")
+    assert len(blocks) == inner.get(name, len(blocks) - 2) + 2
+    assert {type(block).__name__ for block in blocks[1:-1]} == {kind}
+    assert kind not in type(blocks[0]).__name__
     assert "Head" in type(blocks[-1]).__name__
 
 
 @pytest.mark.parametrize(("name", "before", "after"), [
     ("resnet18", 32, 4), ("resnet101", 64, 8), ("resnet101_imagenet", 224, 7),
-    ("mobilenet_v2", 64, 8), ("mobilenet_v2_imagenet", 224, 7),
+    ("mobilenet_v2", 64, 8), ("mobilenet_v2_imagenet", 224, 7), ("mobilenet_v1", 32, 2), ("mobilenet_v1", 64, 4),
 ])  # fmt: skip
 def test_the_head_meets_a_map_of_the_size_that_the_form_is_meant_for(name, before, after):
     *_, (_, x, _) = met(name, example=(1, before, before, 3))
@@ -163,7 +230,7 @@ def test_names_lists_the_families_and_not_the_layers_they_share():
     assert not {"layers", "resnet_cifar", "resnet", "wrn"} & set(models.names())
 
 
-@pytest.mark.parametrize("name", ["resnet21", "wrn27_10", "wrn16_0", "wrn16_4x", "wrn4_1"])
+@pytest.mark.parametrize("name", ["resnet21", "wrn27_10", "wrn16_0", "wrn16_4x", "wrn4_1", "wrn27_10_fdg"])
 def test_an_unknown_model_is_refused_with_the_nearest_names(name):
     with pytest.raises(BadInput, match=f"'{name}' is not known. Did you mean .*{name[:3]}"):
         models.blocks(name, 10)
@@ -274,6 +341,20 @@ def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
     pairs = both_gradients(lambda *a: convolution.conv(*a, stride), lambda *a: plain(*a, stride), x, weights)
     for cured, reference in zip(*pairs, strict=True):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_convolutions_are_xlas_own_where_that_is_asked_for(plainly, monkeypatch):
+    monkeypatch.setattr(convolution, "PLAIN", plainly)
+    x, weights = jnp.ones((2, 16, 16, 16)), jnp.ones((3, 3, 16, 16))
+
+    def both(x, weights):
+        y, pull = jax.vjp(convolution.conv, x, weights)
+        return y, pull(y)
+
+    traced = str(jax.make_jaxpr(both)(x, weights))
+    assert ("platform_index" in traced) is not plainly  # by which a cure is chosen on a CPU
+    assert traced.count("conv_general_dilated[") == 3 or not plainly
 
 
 def test_an_odd_width_takes_the_plain_convolution():

@@ -75,7 +75,15 @@ def test_every_requirement_is_pinned_and_hashed(lock):
     assert not missing, f"{lock} lacks {sorted(missing)}: run `make lock`"
 
 
-@pytest.mark.parametrize("lock", LOCKS)
+def test_whatever_pip_installs_is_pinned_and_hashed():
+    assert pins("tools/uv.txt").keys() == {("uv", "")}
+    for file in ("Makefile", "tools/setup.sh"):
+        text = (ROOT / file).read_text().replace("\\\n", " ")
+        commands = [line for line in text.splitlines() if "pip install" in line]
+        assert commands and all("--require-hashes" in line and "-r " in line for line in commands), (file, commands)
+
+
+@pytest.mark.parametrize("lock", [*LOCKS, "tools/uv.txt"])
 def test_requirements_name_no_host_and_no_index(lock):
     text = (ROOT / lock).read_text().lower()
     for word in ("://", "index-url", "find-links", "trusted-host", "file:", " @ "):
@@ -195,7 +203,8 @@ def test_the_guards_see_what_they_forbid(source, guard):
 # Who may import whom: a module imports from its own layer or one above it in this list. A folder counts
 # as one module. A module that is not named belongs to the middle ("engines"), where a new file usually does.
 LAYERS = [
-    {"errors", "compat", "convolution", "layers", "precision"},
+    {"errors", "compat", "convolution", "dependence", "layers", "plain", "precision", "programs"}
+    | {"reading", "strict_json"},
     {"schedule", "ideal"},
     {"stage", "functions", "shapes", "checkpoint", "durable", "manifest", "optimizer", "guard", "devices", "packing"},
     {"methods", "models", "data", "transport", "mitigations"},

@@ -57,6 +57,7 @@ def test_a_peer_has_its_processes_its_cores_and_its_options():
         ("torch-pipeline:micro_batches=1", {}, "nothing to overlap"),
         ("torch-pipeline", {"K": 1}, "nothing to overlap"),
         ("torch-ddp", {"K": 3}, "a multiple of 3 as --batch-size"),
+        ("jax-shard-map:layers=none", {}, "layers=none is not known. Use cured or plain"),
         ("jax-shard-map", {"K": 3}, "a multiple of 3 as --batch-size"),
         ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
         ("torch", {"model": "resnet18"}, "resnet<6n[+]2>"),

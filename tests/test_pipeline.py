@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import batches, cross_entropy, mostly_slow, parts, pipeline, recipe
+from small import CurrentPart, batches, cross_entropy, mostly_slow, parts, pipeline, recipe
 
 from fdg_jax import engine as engines
 from fdg_jax import functions as pure
@@ -71,7 +71,7 @@ def test_one_compilation_per_stage_and_direction(weights, monkeypatch):
 
     monkeypatch.setattr("fdg_jax.functions.functions", counting)
     chex.clear_trace_counter()
-    ours = pipeline(K, data[0], weights=weights)
+    ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights=weights)
     for batch in data:
         ours.step(batch)
     ours.drain()

@@ -137,8 +137,11 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
 
 def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
     data = batches(1)
-    with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16"):
+    with pytest.warns(UserWarning, match=r"stage k=1 \(Part\) keeps .*\[8, 12\].* dtype=jax.numpy.bfloat16") as warned:
         pipeline(2, data[0], stages=[Part(12), Rounded(CLASSES)], **HALF)
+    (text,) = [str(each.message) for each in warned]
+    assert "384 bytes" in text  # of float32[8, 12]
+    assert "Training is right" in text
     with pytest.raises(BadInput, match="weights=current would go back through these"):
         pipeline(2, data[0], stages=[Part(12), Part(CLASSES)], weights="current", **HALF)
     with warnings.catch_warnings():

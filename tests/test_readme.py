@@ -43,6 +43,14 @@ def test_the_schedule_shown_is_what_the_command_draws():
         assert line in README
 
 
+def test_every_module_that_the_readme_runs_can_be_run():
+    modules = set(re.findall(r"python -m ((?:fdg_jax|benchmarks|experiments)[\w.]*)", README))
+    assert {"benchmarks.timeline", "benchmarks.simulate", "fdg_jax"} <= modules
+    for module in modules:
+        file = ROOT / module.replace(".", "/")
+        assert file.with_suffix(".py").exists() or (file / "__main__.py").exists(), module
+
+
 def test_every_file_the_readme_links_to_exists():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

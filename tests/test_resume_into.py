@@ -246,10 +246,20 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_put_aside(tmp_path, m
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 
+def test_a_folder_reached_through_a_link_is_inside_as_well(tmp_path):
+    (tmp_path / "old" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "old")
+    old, link = tmp_path / "old", tmp_path / "link" / "checkpoints" / "new"
+    assert resume_into.one_in_the_other(old, link) and resume_into.one_in_the_other(link, old)
+    assert not resume_into.one_in_the_other(old, tmp_path / "older")
+
+
 @pytest.mark.parametrize(("words", "said"), [
     ("--resume-into new", "add that, and leave --resume out"),
     ("--run-dir old --resume --resume-into new", "leave --resume out"),
     ("--run-dir old --resume-into old", "in another directory"),
+    ("--run-dir old --resume-into old/checkpoints/step-000000001", "neither inside it nor around it"),
+    ("--run-dir old --resume-into .", "neither inside it nor around it"),
     ("--run-dir old --resume-into new", "holds no run"),
 ])  # fmt: skip
 def test_what_cannot_be_gone_on_with_is_one_sentence(words, said, tmp_path, monkeypatch, capsys):

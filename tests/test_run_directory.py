@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -153,6 +154,109 @@ def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
         seen.add(path)
         assert "-bp-resnet8-K3" in path.name
     assert len(seen) == 3
+
+
+def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
+    """Half of them fail at once, and so take their empty directories away again."""
+    code = """
+import sys, time, types
+from datetime import datetime
+from fdg_jax.experiments import claim
+from fdg_jax.experiments.options import Options
+claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
+number = int(sys.argv[1])
+sys.stdin.readline()
+for turn in range(40):
+    fails = (number + turn) % 2
+    try:
+        with claim.claim_new(Options()) as path:
+            if not fails:
+                (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
+            time.sleep(0.001)
+            assert fails or (path / "config.json").read_text(encoding="utf-8") == f"{number} {turn}"
+            if fails:
+                raise RuntimeError
+    except RuntimeError:
+        pass
+"""
+    settings = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, "text": True}
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words = [[sys.executable, "-c", code, str(number)] for number in range(6)]
+    processes = [subprocess.Popen(each, **settings, **pipes) for each in words]
+    told = [process.communicate("go\n", timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 6, told
+    made = list((tmp_path / "runs").iterdir())
+    assert len({(path / "config.json").read_text() for path in made}) == len(made) == 120
+
+
+def test_a_directory_that_is_replaced_before_it_is_locked_is_not_taken_for_the_new_one(tmp_path, monkeypatch):
+    path, opened, times = tmp_path / "run", os.open, []
+
+    def replaced(name, *given):
+        handle = opened(name, *given)
+        if name == path and not times:  # between opening and locking, another process takes it away and makes it anew
+            times.append(handle)
+            path.rename(tmp_path / "other")
+            path.mkdir()
+        return handle
+
+    monkeypatch.setattr(claim.os, "open", replaced)
+    with claim.claim(path, resume=False):
+        assert times
+        with pytest.raises(BadInput, match="another process"), claim.lock(path):
+            pass
+
+
+def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_seen(tmp_path, monkeypatch):
+    path, lock = tmp_path / "run", claim.lock
+
+    def late(path):
+        stored_run(tmp_path / "run")
+        return lock(path)
+
+    monkeypatch.setattr(claim, "lock", late)
+    with pytest.raises(BadInput, match="already holds a run"), claim.claim(path, resume=False):
+        pass
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "\udcff"])
+def test_a_name_that_no_checkpoint_could_be_written_under_is_refused(name, tmp_path):
+    with pytest.raises(BadInput, match="Choose another --run-dir"), claim.claim(tmp_path / name, resume=False):
+        pass
+
+
+@pytest.mark.parametrize(("files", "resumes"), [
+    ({}, False),
+    ({"config.json.part": "{"}, False),
+    ({"config.json": ""}, False),  # after a power cut
+    ({"config.json": "", "metrics.jsonl": ""}, False),
+    ({"config.json": None}, True),
+    ({"config.json": None, "metrics.jsonl": "", "tensorboard/events.1": ""}, True),
+    ({"config.json": None, "checkpoints/.step-000000001.tmp/manifest.json": ""}, True),
+    ({"config.json": None, "checkpoints/step-000000001/manifest.json": ""}, True),
+    ({"config.json": None, "summary.json": "{}"}, True),
+    ({"config.json": "", "checkpoints/step-000000001/manifest.json": ""}, True),  # and then refused: it is damaged
+    ({"config.json": "", "checkpoints/damaged-step-000000001/manifest.json": ""}, True),
+])  # fmt: skip
+def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        stored_run(tmp_path) if content is None else (tmp_path / name).write_text(content)
+    with claim.claim(tmp_path, "auto") as path:
+        assert claim.resumes(path) is resumes
+    assert not claim.resumes(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-000000001"])
+def test_auto_does_not_begin_in_a_directory_with_results_of_another_run(name, tmp_path):
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"), claim.claim(tmp_path, "auto"):
+        pass
+
+
+def test_resuming_nothing_names_the_way_out(tmp_path):
+    with pytest.raises(BadInput, match="--resume auto goes on or starts"), claim.claim(tmp_path, resume=True):
+        pass
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
@@ -316,6 +420,36 @@ def test_the_cache_is_pruned_when_it_is_enabled(tmp_path, monkeypatch):
     assert Path(settings["jax_compilation_cache_dir"]).is_dir()
 
 
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no owners")
+@pytest.mark.parametrize(("spoil", "said"), [
+    (lambda root, patch: None, ""),
+    (lambda root, patch: (root / "fdg_jax").chmod(0o777), "everybody may write in "),
+    (lambda root, patch: next((root / "fdg_jax").iterdir()).chmod(0o702), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o777), "everybody may write in "),
+    (lambda root, patch: root.chmod(0o1777), ""),  # as /tmp is: there nobody can rename what is another's
+    (lambda root, patch: patch.setattr(compile_cache.os, "geteuid", lambda: 12345), "belongs to another user"),
+])  # fmt: skip
+def test_a_cache_of_programs_that_others_could_have_written_is_not_used(spoil, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in (compile_cache.SWITCH, "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    settings: dict = {}
+    monkeypatch.setattr(compile_cache, "jax", SimpleNamespace(config=SimpleNamespace(update=settings.__setitem__)))
+    before = os.umask(0)
+    try:
+        compile_cache.enable()
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache" / "fdg_jax", Path(settings["jax_compilation_cache_dir"])]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o700, 0o700]
+    settings.clear()
+    spoil(tmp_path / "cache", monkeypatch)
+    compile_cache.enable()
+    err = capsys.readouterr().err
+    assert bool(settings) == (said == "")
+    assert said in err and err.count("\n") == bool(said) and err.startswith("warning: " if said else "")
+
+
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):
     stored_run(tmp_path, model="resnet8", K=2, beta=0.5)
     config = run_directory.read_json(tmp_path / "config.json")
@@ -474,7 +608,7 @@ def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp
 
 @pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
 def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
-    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False)
+    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False, fingerprint=None)
     pipeline = SimpleNamespace(restore=lambda state: None)
     options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
@@ -496,10 +630,11 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
-    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=SimpleNamespace(restore=lambda state: None))
+    dataset, restored = SimpleNamespace(fingerprint=None), SimpleNamespace(restore=lambda state: None)
+    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
     record = Record(128, 32, 10, np.ones(8))
     record.log = SimpleNamespace(lines=0)
-    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9)))
+    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
         session.begin_again(job, record, {}, record.state(), about)
     about["options"].pop("momentum")  # of a version that did not have it; steps may change

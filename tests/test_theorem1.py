@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -103,7 +104,12 @@ def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_on
     assert filling["engine"][:2] == [0, 0] and max(filling["printed"][:2]) < 0
     # The rate falls at t = 4, when the pipeline has been full for two steps; the paper's condition promises a fall.
     assert falls["engine"][4] == pytest.approx(0.105, rel=1e-5) and falls["printed"][4] < 0  # 1.1^2/2 - 1/2; float32
-    for line in (filling, falls):
+    always = theorem1.measure(theorem1.FALLS_ALWAYS)
+    rates = theorem1.FALLS_ALWAYS.flags["rates"]
+    assert all(later < earlier for earlier, later in pairwise(rates)) and rates[4] == 0.1
+    assert always["engine"][4] == pytest.approx(0.1045, rel=1e-5)
+    assert always["printed"][4] == pytest.approx(-0.00152, abs=1e-5)
+    for line in (filling, falls, always):
         np.testing.assert_allclose(line["engine"], line["exact"], atol=1e-6)  # float32, numbers of about 1
         assert line["staleness"] == [2, 0]
         for reading in ("repaired", "network"):

@@ -30,6 +30,7 @@ from fdg_jax.optimizer import paper_sgd
 class Trainer:
     def __init__(self, side: Side):
         jax.config.update("jax_num_cpu_devices", side.K)
+        convolution.PLAIN = side.options["layers"] == "plain"
         self.data, self.size = synthetic.load(), side.batch_size
         blocks = models.blocks(side.model, self.data.classes)
         self.blocks, net = len(blocks), split.stages(blocks, ())[0]

@@ -37,9 +37,11 @@ PEERS = {
         True,
         {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT},
     ),
-    "jax-shard-map": Peer("one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False, {}),
+    "jax-shard-map": Peer(
+        "one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False, {"layers": "cured"}
+    ),
 }
-CHOICES = {"layout": ("channels-last", "contiguous"), "schedule": ("gpipe", "1f1b")}
+CHOICES = {"layers": _sides.CHOICES["layers"], "layout": ("channels-last", "contiguous"), "schedule": ("gpipe", "1f1b")}
 REQUIREMENTS = "requirements-peers.txt"
 
 

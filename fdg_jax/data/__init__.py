@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,7 @@ class Dataset(NamedTuple):
     pad: int  # zero pixels added on each side before the random crop
     flip: bool  # whether a mirrored image still shows the same class
     note: str = ""  # what a person must know about this run's data; "" when there is nothing
+    fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), where somebody wants it
 
     @property
     def shape(self) -> tuple[int, int, int]:

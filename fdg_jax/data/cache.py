@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data.directories import list_directory, temporary_beside
+from fdg_jax.data.directories import list_directory, make_private, temporary_beside
 from fdg_jax.data.prepared import Arrays, Expected
 from fdg_jax.data.progress import say
 
@@ -86,7 +86,7 @@ def save(path: Path, source: str, arrays: Arrays) -> None:
     """Writes the cache file under another name and renames it, so that no reader ever sees a part of one."""
     temporary = temporary_beside(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         with open(temporary, "wb") as file:
             np.savez(file, source=np.array(source), checksum=np.array(checksum(arrays)), **arrays._asdict())
         temporary.replace(path)

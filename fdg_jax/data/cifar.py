@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from fdg_jax.data import Dataset, cache, directories, prepared
 from fdg_jax.data.download import Download, Unavailable, check, fetch
+from fdg_jax.data.interruptible import long_wait
 from fdg_jax.data.prepare import Layout, prepare
 from fdg_jax.errors import BadInput
 
@@ -29,7 +30,10 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
     impossible, and BadInput for everything else that a person can put right.
     """
     name = cifar.expected.name
-    directory = find(name, data_dir) or obtain(cifar, directories.default_data_dir())
+    directory = find(name, data_dir)
+    if directory is None:
+        with long_wait():
+            directory = obtain(cifar, directories.default_data_dir())
     arrays = cache.cached(directory, cifar.expected, lambda: prepared.read(directory, cifar.expected))
     return Dataset(
         name, *arrays, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True

@@ -24,12 +24,18 @@ class Damaged(BadInput):
 
 
 def opened(content: bytes, where: str):
-    """The decoded image (PIL.Image, RGB: grey is repeated, CMYK converted). `where` names it in an error."""
+    """The decoded image (PIL.Image, RGB: grey is repeated, CMYK converted, of 16 bits the upper 8 are kept).
+
+    where: what names it in an error.
+    """
     from PIL import Image
 
     try:
         # One of ImageNet's files is a PNG under a JPEG's name.
-        return Image.open(io.BytesIO(content), formats=("JPEG", "PNG")).convert("RGB")
+        image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
+        if image.mode.startswith("I"):  # grey with 16 bits: `convert` would make everything above 255 white
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow reads colours of 16 bits
+        return image.convert("RGB")
     except Exception as error:  # whatever Pillow makes of damaged bytes
         fact = str(error).partition("<_io")[0].strip() or type(error).__name__  # without the address of our buffer
         raise Damaged(f"{where} can't be decoded ({len(content):,} bytes; {fact}). Replace the file.") from None

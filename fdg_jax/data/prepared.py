@@ -10,13 +10,14 @@ a BadInput that names the file.
 from __future__ import annotations
 
 import io
-import json
 import os
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax import strict_json
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.progress import Progress
 from fdg_jax.errors import BadInput
@@ -130,8 +131,8 @@ def check_metadata(directory: Path, expected: Expected) -> None:
 
 def whole(text: str) -> int:
     """Protobuf's JSON writes 64-bit numbers as strings."""
-    if not str(text).isdecimal():
-        raise TypeError(f"{text!r} is not a number")
+    if not re.fullmatch(r"[0-9]{1,18}", str(text)):
+        raise TypeError(f"{str(text)[:40]!r} is not a number")
     return int(text)
 
 
@@ -141,13 +142,13 @@ WAY_OUT = "Prepare it anew, or use another --data-dir or --dataset."
 def read_json(path: Path) -> dict:
     """The object in a JSON file. BadInput where it cannot be read or holds something else."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = strict_json.read(path)
     except FileNotFoundError:
         raise BadInput(f"{path} is missing, and only it says what the other files hold. {WAY_OUT}") from None
     except OSError as error:
         raise BadInput(f"{path} can't be read: {error.strerror}.") from None
-    except ValueError as error:  # covers JSON and UTF-8
-        raise BadInput(f"{path} is not valid JSON ({error}). {WAY_OUT}") from None
+    except ValueError as error:
+        raise BadInput(f"{path} can't be used: {error}. {WAY_OUT}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object. {WAY_OUT}")
     return content

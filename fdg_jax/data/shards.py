@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from fdg_jax.data import files
 from fdg_jax.data.jpeg import Damaged
 
 OPEN = 256  # files a process holds open; ImageNet has 1024 of them, as many as a process may usually open in all
@@ -46,6 +47,10 @@ class Shards:
         if not 0 <= label < self.classes:
             raise Damaged(f"{where} has the label {label} and not one of 0..{self.classes - 1}. Prepare it anew.")
         return content, label, where
+
+    def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """([how many images each file has, the order of all], sizes of the files in bytes)."""
+        return [np.asarray(self.ends, np.int64), np.asarray(self.rows, np.int64)], files.sizes(self.paths)
 
 
 def of(split: Any, classes: int) -> Shards:

@@ -40,6 +40,11 @@ class Encoded(Protocol):
         """(the encoded image, its label, where it lies in words for an error). Damaged where it can't be read."""
         ...
 
+    def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """(what is known of names, labels and order without reading an image, the sizes of the files in bytes). It is
+        the same for a copy at another place. Damaged where a file is gone."""
+        ...
+
 
 class Stream(NamedTuple):
     """A data set, still encoded; the names are those of `Dataset`, so that most code need not know which it has."""
@@ -54,6 +59,7 @@ class Stream(NamedTuple):
     note: str = ""  # what a person must know about this run's data
     pad: int = 0  # nothing is left for the device to crop or mirror: that was done while decoding
     flip: bool = False
+    fingerprint: dict[str, Any] | None = None  # of the whole data set, where somebody wants it
 
     def first(self, n: int | None) -> Stream:
         """With the first n training images only; all of them for None."""
@@ -62,10 +68,15 @@ class Stream(NamedTuple):
     def look(self) -> Stream:
         """Decodes a few images of either split, so that what is wrong with all of them is known at once."""
         for images in (self.train_images, self.test_images):
-            for i in np.linspace(0, len(images) - 1, min(SAMPLE, len(images)), dtype=int):
-                content, _, where = images.read(int(i))
+            for i in sampled(len(images)):
+                content, _, where = images.read(i)
                 jpeg.opened(content, where)
         return self
+
+
+def sampled(images: int) -> list[int]:
+    """The numbers of a few of so many images, evenly spread."""
+    return np.linspace(0, images - 1, min(SAMPLE, images), dtype=int).tolist()
 
 
 class TrainBatches:
@@ -164,8 +175,9 @@ def prepare_worker(number: int, count: int) -> None:
     import threading
     from multiprocessing import connection, parent_process
 
-    for caught in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(caught, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     parent: Any = parent_process()
 
     def follow() -> None:

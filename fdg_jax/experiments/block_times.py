@@ -6,14 +6,10 @@ turns. On a CPU it is the processor time of this process, which neither other pr
 several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
 (stage K) are left out.
 
-Measured times are kept in the user's cache directory. They are used only for exactly these blocks, batches, device and
-versions, and measured anew where the file is damaged; nothing that goes wrong with it ends a run.
+Measured times are kept in the user's cache directory (`kept`), for exactly these blocks, batches, device and versions.
 """
 
-import contextlib
 import hashlib
-import json
-import math
 import os
 import statistics
 import sys
@@ -26,12 +22,11 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fdg_jax import convolution, functions, layers, optimizer
-from fdg_jax.data.directories import temporary_beside
-from fdg_jax.data.progress import Progress, say
-from fdg_jax.experiments import compile_cache, huge_pages, machine, run_directory
+from fdg_jax import convolution, functions, layers, optimizer, programs
+from fdg_jax.data.progress import Progress
+from fdg_jax.experiments import huge_pages, kept, machine, run_directory
 
-ROUNDS = 5
+ROUNDS, WHAT = 5, "block times"
 
 Step = Callable[[], float]
 
@@ -41,13 +36,13 @@ def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -
     found = known(blocks, x, device)
     if found is None:
         found = measure(blocks, x, device)
-        save(conditions(blocks, x, device), found)
+        kept.save(WHAT, conditions(blocks, x, device), found)
     return found
 
 
 def known(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float] | None:
     """The seconds measured before under the same conditions; None where there are none."""
-    return load(conditions(blocks, x, device), len(blocks))
+    return kept.load(WHAT, conditions(blocks, x, device), len(blocks))
 
 
 def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
@@ -85,12 +80,13 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
     params, extra = functions.split(variables)
     momentum = jax.eval_shape(optimizer.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
-    forward, update = jax.jit(made.forward), jax.jit(made.update, donate_argnums=1)
 
-    @jax.jit
-    def backward(closure, params, x, dy):
+    def gradients(closure, params, x, dy):
         grads, dx = made.backward(closure, params, x, dy)
         return grads, None if first else dx
+
+    forward, update = programs.jit(made.forward, device.platform), jax.jit(made.update, donate_argnums=1)
+    backward = programs.jit(gradients, device.platform, convolutions=False)
 
     def step() -> float:
         jax.block_until_ready((batch, params, state))
@@ -109,7 +105,8 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": machine.processor_name(), "cores": machine.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
-    modules = [convolution, layers, functions, optimizer, *(sys.modules[type(block).__module__] for block in blocks)]
+    modules = [convolution, layers, functions, optimizer, programs]
+    modules += [sys.modules[type(block).__module__] for block in blocks]
     files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
@@ -121,44 +118,3 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
         "code": code.hexdigest(),
         "rounds": ROUNDS,
     }
-
-
-def digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def path_of(of: dict[str, Any]) -> Path:
-    return compile_cache.root() / f"block-times-{digest(of)[:16]}.json"
-
-
-def load(of: dict[str, Any], n: int) -> list[float] | None:
-    """The seconds of n blocks kept under these conditions; None where there are none or the file is damaged."""
-    try:
-        path = path_of(of)
-        kept = json.loads(path.read_text())
-        whole = kept["of"] == of and kept["checksum"] == digest([kept["of"], kept["seconds"]])
-        if whole and len(kept["seconds"]) == n and all(0 < s < math.inf for s in kept["seconds"]):
-            return kept["seconds"]
-    except (FileNotFoundError, RuntimeError):  # RuntimeError: a user without a home
-        return None
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        pass
-    say(f"the block times in {path} can't be used, the file is damaged; measuring again")
-    return None
-
-
-def save(of: dict[str, Any], found: list[float]) -> None:
-    """Written beside and renamed, so that no reader ever sees a part of it."""
-    temporary = None
-    try:
-        path = path_of(of)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_beside(path)
-        temporary.write_text(json.dumps({"of": of, "seconds": found, "checksum": digest([of, found])}, indent=1))
-        temporary.replace(path)
-    except (OSError, RuntimeError) as error:
-        say(f"the block times can't be kept ({error}): the next start will measure again.")
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)

@@ -1,20 +1,24 @@
 """What the training commands share, which is everything but their name, their data sets and their defaults.
 
-Exit codes: 0 done; 2 bad input (one message, before any long work); 130 and 143 stopped by SIGINT and SIGTERM, from
-the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged image included. Flags and
-files: `--help`, and the README.
+Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
+SIGHUP and SIGUSR1, from the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged
+image included. Flags and files: `--help`, and the README.
+
+Training goes on when nobody can read its output any more (fdg_jax.experiments.output), and when the report at its end
+cannot be made. The exit code is that of the training.
 """
 
 import dataclasses
 import errno
 import math
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, claim, command_line, run_directory, stored
+from fdg_jax.experiments import checks, claim, command_line, output, run_directory, stored
 from fdg_jax.experiments.command_line import Program
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.progress import count
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str], program: Program) -> int:
     """Runs the command; returns its exit code."""
-    with Signals() as signals:
+    with output.forgiving(), Signals() as signals:
         try:
             options, given = command_line.parse(arguments, program)
             return start(options, given, program, signals)
@@ -48,24 +52,27 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     checks.check(asked, given if not asked.resume else frozenset())
-    path = Path(asked.run_dir) if asked.run_dir else claim.default_path(asked)
-    with claim.claim(path, asked.resume):
+    claimed = claim.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else claim.claim_new(asked)
+    with claimed as path:
+        if asked.resume == "auto":
+            asked = dataclasses.replace(asked, resume=claim.resumes(path))
+            checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
             options, config = stored.resumed_options(path, asked, given)
             checks.check(options, frozenset())
             run_directory.read_metrics(path / run_directory.METRICS)  # what is damaged is refused before the work
             if finished(path, options):
-                from fdg_jax.experiments import report
+                from fdg_jax.experiments import ending
 
-                report.write(path)  # which a process that was killed at its very end may not have come to
+                ending.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
         return prepare_and_run(options, config, path, program, signals)
 
 
 def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
-    if not (path / run_directory.SUMMARY).is_file():
+    if not os.path.lexists(path / run_directory.SUMMARY):
         return False
     total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
     steps = min(total, options.steps or total)
@@ -83,11 +90,14 @@ def prepare_and_run(
     """before: config.json of the run that goes on."""
     checks.check_names(options, program.datasets)
     signals.check()
-    from fdg_jax.experiments import compile_cache, session, setup, stages
+    from fdg_jax.data import interruptible
+    from fdg_jax.experiments import compile_cache, jax_settings, session, setup, stages
 
+    jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
     compile_cache.enable()
     setup.prepare_cpu(before)
-    job = setup.prepare(options, before["note"] if before else "")
+    with interruptible.by(signals.at_once):
+        job = setup.prepare(options, before["note"] if before else "")
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_directory.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
@@ -110,8 +120,9 @@ def prepare_and_run(
 def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Warns where a resumed run meets another machine or other code than its first session, which may compute other
     last bits."""
-    names = ("processor", "usable_cores", "devices", "xla_flags", "matmul_precision", "git_commit")
-    changed = [f"{name} {now[name]}, was {before[name]}" for name in names if before.get(name, now[name]) != now[name]]
+    names = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
+    known = [name for name in names if name in before and name in now]
+    changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"this is not where the run began: {'; '.join(changed)}"
         print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)
@@ -119,9 +130,12 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
     """What a person sees first. known: what is known of the stages."""
+    from fdg_jax.experiments import terminal
     from fdg_jax.experiments.story import tell
 
-    print("\n".join([*tell(job, known), f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    width = terminal.columns()
+    lines = [terminal.wrapped(line, width) for line in tell(job, known)]
+    print("\n".join([*lines, f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
     if resumed:  # a new run's has been said while the data were loaded
         loudly(job.dataset.note)
     print("compiling...", flush=True)
@@ -135,41 +149,53 @@ def loudly(note: str) -> None:
 def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, then summary.json and the report."""
     from fdg_jax.data.jpeg import Damaged
-    from fdg_jax.experiments import ending, report
+    from fdg_jax.experiments import ending
     from fdg_jax.experiments import train as training
     from fdg_jax.experiments.home import Gone
     from fdg_jax.experiments.record import Diverged
     from fdg_jax.experiments.replay import NotReproduced
+    from fdg_jax.experiments.rescue import Broken
     from fdg_jax.experiments.saving import SaveFailed
 
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
+    config = run_directory.read_json(path / run_directory.CONFIG)  # kept, should somebody delete the file
+
+    def ended(tell: Callable[..., int], *what: Any) -> int:
+        """The report comes first, so that what ended the training is the last line."""
+        ending.keep_config(path, config)
+        ending.write_report(path, config)
+        return tell(path, *what)
+
     try:
         record, parameters, state = training.run(job, path, signals, begun)
     except Gone as gone:
         print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
         return 1
     except SaveFailed as failed:
-        return ending.tell_not_saved(path, str(failed))
+        return ended(ending.tell_not_saved, str(failed))
     except NotReproduced as fact:
         print(f"error: {fact}. {ending.NOT_REPRODUCED}", file=sys.stderr)
         return 1
     except Diverged as diverged:
-        report.write(path)
-        return ending.tell_diverged(path, str(diverged))
+        return ended(ending.tell_diverged, str(diverged))
     except Damaged as damaged:
-        return ending.tell_damaged(path, str(damaged), program.command)
+        return ended(ending.tell_damaged, str(damaged), program.command)
     except Stopped as stopped:
-        return ending.tell_stopped(path, stopped, program.command)
+        return ended(ending.tell_stopped, stopped, program.command)
+    except Broken as broken:
+        return ended(ending.tell_broken, broken, program.command)
     summary = ending.summarise(job, record, parameters, state)
     run_directory.write_json(path / run_directory.SUMMARY, summary)
-    report.write(path)
-    code = ending.tell_done(path, summary)
+    code = ended(ending.tell_done, summary)
     loudly(job.dataset.note)
     return code
 
 
 def leave(code: int) -> None:
     """Ends the process of a command."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    output.flush()
+    if "fdg_jax.experiments.loading" in sys.modules:
+        from fdg_jax.experiments import loading
+
+        loading.leave(code)
     sys.exit(code)

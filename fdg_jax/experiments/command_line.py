@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
+from fdg_jax import data, methods, names
 from fdg_jax.errors import BadInput, meant
-from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
+from fdg_jax.experiments.options import FIELDS, GROUPS, SWITCHES, Options, spelled
 
 PLAIN = (
     (r"^Error parsing (--\S+): ", r"\1: "),
@@ -38,8 +39,26 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 
     program: a name stands for a command with the defaults of `Options`.
     """
+    arguments, auto = without_auto(arguments)
     given = frozenset() if wants_help(arguments) else scan(arguments)
-    return convert(arguments, Program(program) if isinstance(program, str) else program), given
+    options = convert(arguments, Program(program) if isinstance(program, str) else program)
+    return (dataclasses.replace(options, resume="auto") if auto else options), given
+
+
+def without_auto(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """(the words with `--resume` for `--resume auto`, whether the last that was said of it is auto)."""
+    words: list[str] = []
+    auto = False
+    for word in arguments:
+        if word == "auto" and words and words[-1] == "--resume":
+            auto = True
+        elif word == "--resume=auto":
+            words.append("--resume")
+            auto = True
+        else:
+            auto = auto and word not in ("--resume", "--no-resume")
+            words.append(word)
+    return words, auto
 
 
 def wants_help(arguments: Sequence[str]) -> bool:
@@ -49,7 +68,7 @@ def wants_help(arguments: Sequence[str]) -> bool:
 def scan(arguments: Sequence[str]) -> frozenset[str]:
     """Names of the options given. Refuses unknown flags, flags without a value, and stray words."""
     known = {spelled(name): name for name in FIELDS}
-    switches = {spelled(name): name for name, field in FIELDS.items() if field.type is bool}
+    switches = {spelled(name): name for name in SWITCHES}
     switches |= {f"--no-{switch[2:]}": name for switch, name in switches.items()}
     given, words = set(), list(arguments)
     while words:
@@ -65,7 +84,8 @@ def scan(arguments: Sequence[str]) -> frozenset[str]:
                 words.pop(0)
             given.add(known[name])
         elif name in switches:
-            raise BadInput(f"{written} takes no value. Write {written} or {opposite(written)}.")
+            but = ", except auto" if name == "--resume" else ""
+            raise BadInput(f"{written} takes no value{but}. Write {written} or {opposite(written)}.")
         elif word.startswith("-") and not NUMBER.match(word):
             raise BadInput(unknown_flag(written, [*known, *switches]))
         else:
@@ -126,14 +146,27 @@ def grouped(program: Program) -> Any:
                 extra = {"metavar": told["metavar"]} if told["metavar"] else {}
                 if told["shown"]:
                     extra["help_behavior_hint"] = f"(default: {told['shown']})"
-                text = program.help.get(name, told["help"])
-                annotated = Annotated[field.type, arg(help=text, **extra)]  # type: ignore[valid-type]
+                text = listed(program.help.get(name, told["help"]), program)
+                kind = bool if name in SWITCHES else field.type
+                annotated = Annotated[kind, arg(help=text, **extra)]  # type: ignore[valid-type]
                 default = program.defaults.get(name, field.default)
                 fields.append((name, annotated, dataclasses.field(default=default)))
         made = dataclasses.make_dataclass(group.title(), fields, frozen=True)
         made.__doc__ = about
         groups.append((group, made, dataclasses.field(default_factory=made)))
     return dataclasses.make_dataclass("Groups", groups, frozen=True)
+
+
+def listed(text: str, program: Program) -> str:
+    """A help text with the names of all methods, models or data sets where it has a place for them."""
+    for place, found in {
+        "{methods}": methods.names,
+        "{models}": names.of_models,
+        "{datasets}": lambda: program.datasets or data.names(),
+    }.items():
+        if place in text:
+            text = text.replace(place, ", ".join(found()))
+    return text
 
 
 def one_line(box: str) -> str:

@@ -2,6 +2,8 @@
 
 import io
 import math
+import os
+import textwrap
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,13 @@ from fdg_jax.experiments.options import FIELDS
 from fdg_jax.optimizer import DROPS, WARMUP, WARMUP_LEARNING_RATE
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
+LONGEST_TITLE = 120  # characters of which there is room for above the curves
 FEW = 3  # fewer points make no line one could see
 
 
 def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
     """Training loss and test error over epochs, learning rates marked: a PNG file, and SVG text."""
-    import matplotlib
-
-    matplotlib.use("Agg")
+    import_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -44,11 +45,27 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
         mark_learning_rates((above, below), learning_rates(config), train[-1]["epoch"] if train else 0.0)
         below.set_xlabel("epoch")
         below.set_xlim(left=0)
-        above.set_title(title(config), loc="left", color=INK, pad=32)
+        shown = textwrap.shorten(title(config), LONGEST_TITLE, placeholder=" ...")
+        above.set_title(shown, loc="left", color=INK, pad=32, parse_math=False)  # a name is no formula
         figure.savefig(png, dpi=130, metadata={"Software": None})
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def import_matplotlib() -> None:
+    """Without a window system, whatever MPLBACKEND says: importing matplotlib fails on a value it does not know."""
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+    finally:
+        if before is None:
+            del os.environ["MPLBACKEND"]
+        else:
+            os.environ["MPLBACKEND"] = before
 
 
 def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:

@@ -3,16 +3,20 @@
 import math
 import shlex
 import sys
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax import methods
+from fdg_jax.errors import reason
 from fdg_jax.experiments import report, run_directory, saving
 from fdg_jax.experiments.progress import count, per_second
 from fdg_jax.experiments.signals import Stopped
 
 if TYPE_CHECKING:
     from fdg_jax.experiments.record import Record
+    from fdg_jax.experiments.rescue import Broken
     from fdg_jax.experiments.setup import Job
 
 NOT_REPRODUCED = (
@@ -28,7 +32,6 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
     from fdg_jax.experiments.setup import stage_parameters
 
     o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
-    last = run_directory.read_metrics(Path(o.run_dir or "") / run_directory.METRICS)[-1]
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
     return {
@@ -41,11 +44,11 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
         "seconds": round(record.elapsed(), 2),
         "images_per_second": rate if rate is None else round(rate, 2),
         "train_loss": record.train_loss(),
-        "test_error_percent": last["test_error_percent"],
+        "test_error_percent": record.error,
         "staleness": pipeline.staleness,
         "final_parameters_sha256": parameters_sha256,
         "final_state_sha256": state_sha256,
-        "test_loss": last["test_loss"],
+        "test_loss": record.test_loss,
         "updates": pipeline.updates,
         "stage_parameters": stage_parameters(pipeline),
         "drained": o.drain,
@@ -65,22 +68,66 @@ def tell_diverged(path: Path, fact: str) -> int:
 def tell_done(path: Path, summary: dict[str, Any]) -> int:
     """Says what came out, in all or not at all well; returns the exit code."""
     loss, K = summary["train_loss"], summary["K"]
-    if not (math.isfinite(loss) and loss <= ABSURD):
+    untrained = math.isnan(loss) and not any(summary["updates"])
+    if not untrained and not (math.isfinite(loss) and loss <= ABSURD):
         return tell_diverged(path, f"the training loss of the last epoch is {loss:.4g}")
     epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
     print(
         f"\ndone: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
-        f"training loss {loss:.4f}, {per_second(summary['images_per_second'])}\n"
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {per_second(summary['images_per_second'])}\n"
         f"measured staleness of {stages}, in updates: {summary['staleness']}; "
         f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}\n"
         f"{path / 'report.html'} shows the curves, {path / run_directory.SUMMARY} has the numbers"
     )
+    if untrained:
+        few = count(summary["steps"], "batch", "es")
+        fact = f"no update was made: {few} did not get through {K} stages, and --no-drain drops what is in flight"
+        print(f"warning: {fact}. Leave --no-drain out, or train on more batches.", file=sys.stderr)
     return 0
+
+
+def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
+    """report.html and curves.png; where they cannot be made, a warning, as the run itself is not worse for it.
+
+    config: the run's configuration; None: it is read from config.json.
+    """
+    try:
+        report.write(path, config)
+    except Exception as error:
+        fact = f"the report of {path} could not be made ({reason(error)})"
+        way_out = f"{interpreter()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
+        print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
+
+
+def keep_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
+    if path.is_dir() and not (path / run_directory.CONFIG).exists():
+        try:
+            run_directory.write_json(path / run_directory.CONFIG, config)
+        except OSError:  # a full disk, say, which is reported where it costs more
+            return
+        fact = f"{path / run_directory.CONFIG} was deleted during the run"
+        print(f"warning: {fact}. It was written again, with the same content.", file=sys.stderr)
+
+
+def tell_broken(path: Path, broken: "Broken", program: str) -> int:
+    """Says what ended the training, where the newest checkpoint is and how to go on; returns the exit code."""
+    from fdg_jax.experiments.loading import LoaderFailed
+
+    cause = broken.__cause__ or broken
+    if isinstance(cause, LoaderFailed):
+        fact = str(cause)
+    else:  # a defect, of this package or of what it uses: the traceback says where
+        traceback.print_exception(cause)
+        fact = f"training was ended by {reason(cause).rstrip('.')}."
+    kept = saving.stored(path / run_directory.CHECKPOINTS)
+    where = f"The newest checkpoint is {kept[-1]}. To go on from there" if kept else "To start from the beginning"
+    print(f"error: {fact} {broken} {where}:\n  {again(path, program)}", file=sys.stderr)
+    return 1
 
 
 def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
     """Says how to go on; returns the exit code."""
-    report.write(path)
     if saving.stored(path / run_directory.CHECKPOINTS):
         fact = f"stopped by {stopped} after a checkpoint. To go on exactly there"
     else:
@@ -91,7 +138,6 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
 
 def tell_not_saved(path: Path, fact: str) -> int:
     """A checkpoint that is needed could not be written: there is no summary, so that the run can go on."""
-    report.write(path)
     kept = saving.stored(path / run_directory.CHECKPOINTS)
     where = f"from {kept[-1].name}" if kept else "from the beginning"
     print(f"error: {fact} Make room; then {path} goes on {where}, with --resume.", file=sys.stderr)
@@ -100,7 +146,6 @@ def tell_not_saved(path: Path, fact: str) -> int:
 
 def tell_damaged(path: Path, fact: str, program: str) -> int:
     """An image could not be decoded in the middle of a run: the checkpoint is from before its batch."""
-    report.write(path)
     print(f"error: {fact} The run stopped in front of it; then go on with\n  {again(path, program)}", file=sys.stderr)
     return 1
 

@@ -13,6 +13,7 @@ import numpy as np
 from fdg_jax.data import Dataset
 from fdg_jax.data.augment import epoch_order
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
+from fdg_jax.experiments.loading import Loading
 from fdg_jax.experiments.options import Options
 
 TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
@@ -71,18 +72,23 @@ class InMemory:
 
 
 class Streamed:
-    """Batch after batch, made ahead of time. The workers are begun with the first one and live as long as the run."""
+    """Batch after batch, made ahead of time. The workers are begun with the first one and live as long as the run.
 
-    def __init__(self, stream: Stream, options: Options):
-        self.stream, self.options = stream, options
-        self.loader: Loader | None = None
+    check: called now and then while a batch is waited for; what it raises ends the waiting.
+    """
+
+    def __init__(self, stream: Stream, options: Options, check: Callable[[], None]):
+        self.stream, self.options, self.check = stream, options, check
+        self.loader: Loading | None = None
         self.at = -1  # the step that the loader's next batch comes after
 
     def next(self, step: int) -> Work:
-        """The batch after `step`. Raises Damaged where one of its images cannot be decoded."""
+        """The batch after `step`. Raises Damaged where one of its images cannot be decoded, and LoaderFailed where a
+        process that decodes them has died."""
         if self.loader is None or self.at != step:
             self.close()
-            self.loader = Loader(TrainBatches(self.stream, self.options.batch_size, self.options.seed), start=step)
+            batches = TrainBatches(self.stream, self.options.batch_size, self.options.seed)
+            self.loader = Loading(Loader(batches, start=step), self.check)
         batch = next(self.loader)
         self.at = step + 1
         return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
@@ -94,7 +100,7 @@ class Streamed:
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """In batches of at most the training batch's size, which is known to fit into the device's memory."""
         size = test_batch(len(self.stream.test_images), self.options.batch_size)
-        with Loader(TestBatches(self.stream, size)) as loader:
+        with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
             yield from loader
 
     def close(self) -> None:
@@ -103,8 +109,11 @@ class Streamed:
             self.loader = None
 
 
-def feed(source: Dataset | Stream, options: Options, steps: int) -> InMemory | Streamed:
-    return Streamed(source, options) if isinstance(source, Stream) else InMemory(source, options, steps)
+def feed(
+    source: Dataset | Stream, options: Options, steps: int, check: Callable[[], None] = lambda: None
+) -> InMemory | Streamed:
+    """check: called now and then while a batch is waited for; what it raises ends the waiting."""
+    return Streamed(source, options, check) if isinstance(source, Stream) else InMemory(source, options, steps)
 
 
 def test_batch(images: int, most: int) -> int:

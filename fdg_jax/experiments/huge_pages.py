@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from fdg_jax.experiments import output
+
 SWITCH, TUNABLES, WANTED = "FDG_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 HUGE = f"{WANTED}=1"
 # Nothing is mapped by itself, nothing is given back; in one arena, as only the main one grows beyond 64 MB.
@@ -20,8 +22,7 @@ def restart_once() -> None:
     """Call it before anything heavy is imported. Returns where nothing is to be done or it has been done."""
     environment = wanted_environment(dict(os.environ))
     if environment is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        output.flush()
         with contextlib.suppress(OSError):  # where it can't be done: go on with small pages
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
@@ -53,7 +54,7 @@ def glibc_has_huge_pages() -> bool:
     try:
         name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
         major, minor = (int(part) for part in version.split(".")[:2])
-        allowed = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        allowed = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
     except (AttributeError, ValueError, OSError):
         return False
     return name == "glibc" and (major, minor) >= (2, 35) and "[never]" not in allowed

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.experiments.output import open_closed_files
 
+    open_closed_files()
     restart_once()  # before the slow imports, which would be done twice
 
 from fdg_jax.experiments import command
@@ -24,7 +26,7 @@ PROGRAM = command.Program(
         "dataset": "imagenet, the only one of this command.",
         "data_dir": "The directory that holds train/<class>/*.JPEG and val/, or a TensorFlow Datasets directory with "
         "a prepared imagenet2012. FDG_JAX_LOADER_WORKERS sets how many processes decode it.",
-        "model": "The network: resnet101_imagenet is the paper's here; an unknown name lists them all.",
+        "model": "The network: {models}. resnet101_imagenet is the paper's here.",
     },
 )
 

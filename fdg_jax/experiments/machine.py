@@ -5,6 +5,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from fdg_jax.experiments import jax_settings
+
 
 def describe() -> dict[str, Any]:
     """The part of config.json that is about the machine. Starts JAX's backend."""
@@ -23,6 +25,7 @@ def describe() -> dict[str, Any]:
         "matmul_precision": getattr(jax.config, "jax_default_matmul_precision", None),
         # Without --xla_gpu_deterministic_ops=true a GPU need not compute the same twice (openxla.org/xla/determinism).
         "xla_flags": os.environ.get("XLA_FLAGS"),
+        "jax_settings": jax_settings.current(),
     }
 
 
@@ -34,7 +37,7 @@ def usable_cores() -> int | None:
 def cpuinfo() -> list[str]:
     """Linux's description of the processor, line by line; nothing elsewhere."""
     try:
-        return Path("/proc/cpuinfo").read_text().splitlines()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
 

@@ -5,7 +5,9 @@ texts are written for somebody who has the paper open beside the terminal.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
+
+Resume: TypeAlias = bool | Literal["auto"]  # the value of --resume, which is a switch that also takes "auto"
 
 GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; stage k runs from 1 to K.",
@@ -34,8 +36,8 @@ class Options:
     method: str = flag(
         "fdg",
         "method",
-        "Training method: the name of a file in fdg_jax/methods. fdg is the paper's (Algorithm I), "
-        "bp is back-propagation, the baseline; python -m fdg_jax.methods tells them all apart.",
+        "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline; "
+        "python -m fdg_jax.methods compares them all.",
         metavar="NAME",
     )
     K: int = flag(
@@ -86,8 +88,8 @@ class Options:
     weights: Literal["stashed", "current"] = flag(
         "stashed",
         "fdg",
-        "The weights the late backward pass is taken at: stashed, those of its own forward pass "
-        "(Eq. 10); or current, today's, as the authors' released code does.",
+        "The weights the late backward pass is taken at, by fdg and ddg: stashed, those of its own forward pass "
+        "(Eq. 10); or current, today's, as the authors' released code does for both.",
     )
     accumulate: int = flag(
         1,
@@ -126,8 +128,8 @@ class Options:
     model: str = flag(
         "resnet20",
         "model",
-        "The network: resnet8 resnet20 resnet56 resnet110 resnet1202 (6n+2, shortcut A) and "
-        "others; an unknown name lists them all. resnet20 is the paper's smallest (0.27M parameters).",
+        "The network: {models}. resnet8 to resnet1202 are those for small images (6n+2 layers, shortcut A) that the "
+        "paper uses most; resnet20 is its smallest (0.27M parameters).",
         metavar="NAME",
     )
     dtype: Literal["float32", "bfloat16"] = flag(
@@ -147,9 +149,8 @@ class Options:
     dataset: str = flag(
         "auto",
         "data",
-        "cifar10, cifar100, digits, synthetic... auto is CIFAR-10 if it is prepared or can be "
-        "downloaded, otherwise scikit-learn's digits (said loudly). A set asked for by name is never "
-        "replaced.",
+        "The images: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise scikit-learn's "
+        "digits (said loudly). A set asked for by name is never replaced.",
         metavar="NAME",
     )
     data_dir: str | None = flag(
@@ -202,19 +203,21 @@ class Options:
         shown="runs/<time>-<method>-<model>-K<K>",
         free=True,
     )
-    resume: bool = flag(
+    resume: bool | Literal["auto"] = flag(
         False,
         "run",
         "Go on exactly where the run in --run-dir stands. Its options are read from its config.json; "
-        "those that would change the training are refused if they contradict it.",
+        "those that would change the training are refused if they contradict it. --resume auto: go on if there is a "
+        "run, else begin it, for jobs that a scheduler starts again with the same command line.",
         free=True,
     )
     resume_into: str | None = flag(
         None,
         "run",
-        "Go on with the run in --run-dir as another one in this directory, with other --K, --method, --split, --epochs "
-        "or versions. Batches in flight are used first, blocks keep parameters and momentum, and what had to be "
-        "given up is said. The old run is left alone.",
+        "Go on with the run in --run-dir as another one in this directory, with another --K, --method, --split, "
+        "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
+        "--train-size, --batch-size and --seed stay as they were. Batches in flight are used first, blocks keep "
+        "parameters and momentum, and what had to be given up is said. The old run is left alone.",
         metavar="DIR",
         shown="off",
         free=True,
@@ -222,7 +225,7 @@ class Options:
     checkpoint_every: int | None = flag(
         None,
         "run",
-        "Batches between checkpoints (0: only at the end). SIGINT and SIGTERM write one as well.",
+        "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 write one as well.",
         metavar="N",
         shown="once an epoch",
         free=True,
@@ -276,6 +279,10 @@ class Options:
 
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+
+
+# Flags without a value, which have a --no-... as well.
+SWITCHES = frozenset(name for name, field in FIELDS.items() if field.type in (bool, Resume))
 
 
 def spelled(name: str) -> str:

@@ -49,6 +49,7 @@ class Record:
         self.pending: list[float] = []  # losses since the last line
         self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
         self.error: float | None = None
+        self.test_loss: float | None = None
         self.best_error, self.best_step = math.inf, None
         self.unread: list[Metrics] = []  # losses that were under way when the checkpoint was written
         self.last_loss: float | None = None
@@ -180,7 +181,7 @@ class Record:
 
     def evaluation(self, loss: float, error_percent: float) -> bool:
         """Returns whether this is the best so far."""
-        self.error, self.evaluated = error_percent, self.step
+        self.error, self.test_loss, self.evaluated = error_percent, loss, self.step
         best = error_percent < self.best_error
         if best:
             self.best_error, self.best_step = error_percent, self.step

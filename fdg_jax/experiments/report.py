@@ -5,17 +5,18 @@ killed: `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
 import html
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import stored
+from fdg_jax.experiments import output, stored
 from fdg_jax.experiments.curves import draw, title
 from fdg_jax.experiments.options import FIELDS, spelled
 from fdg_jax.experiments.progress import clock
-from fdg_jax.experiments.run_directory import METRICS, SUMMARY, read_metrics
+from fdg_jax.experiments.run_directory import SUMMARY
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -50,13 +51,16 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 """
 
 
-def write(run: Path) -> None:
-    """Makes report.html and curves.png of a run directory, finished or not."""
-    config, events = stored.config(run), read_metrics(run / METRICS)
-    summary = stored.summary(run) if (run / SUMMARY).is_file() else {}
+def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
+    """Makes report.html and curves.png of a run directory, finished or not. config: None: that of its config.json.
+    Raises BadInput for a file of the run that holds what no run writes."""
+    config = stored.config(run) if config is None else dict(config)
+    events = stored.events(run)
+    stored.check_ranges(run, config)
+    summary = stored.summary(run) if os.path.lexists(run / SUMMARY) else {}
     svg = draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
-    beside.write_text(page(config, events, summary, svg))
+    beside.write_text(page(config, events, summary, svg), encoding="utf-8")
     beside.replace(run / "report.html")
 
 
@@ -122,14 +126,30 @@ def table(rows: Iterable[tuple[str, Any]]) -> str:
     )
 
 
+USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY
+
+Writes report.html and curves.png of a run again, from the other files of its directory."""
+
+
 def main(arguments: list[str]) -> int:
+    with output.forgiving():
+        return answer(arguments)
+
+
+def answer(arguments: list[str]) -> int:
+    if "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0
     if len(arguments) != 1:
-        print("usage: python -m fdg_jax.experiments.report RUN-DIRECTORY", file=sys.stderr)
+        print(USAGE, file=sys.stderr)
         return 2
     try:
         write(Path(arguments[0]))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: the report in {arguments[0]} cannot be written: {error.strerror or error}.", file=sys.stderr)
         return 2
     print(Path(arguments[0]) / "report.html")
     return 0

@@ -42,8 +42,9 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     old, new = Path(asked.run_dir), Path(asked.resume_into or "")
     claim.check_name(old, "--run-dir")
     claim.check_name(new, "--resume-into")
-    if asked.resume_into == "" or old.resolve() == new.resolve():
-        raise BadInput(f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}.")
+    if asked.resume_into == "" or one_in_the_other(old, new):
+        fact = f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}"
+        raise BadInput(f"{fact}, neither inside it nor around it. Choose one beside it.")
     if not (old / run_directory.CONFIG).is_file():
         fact = f"--resume-into: {old} holds no run ({run_directory.CONFIG} is not there)"
         raise BadInput(f"{fact}. Give --run-dir the directory of the run that goes on.")
@@ -55,12 +56,20 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     checks.check(options, given)
     checks.check_names(options, program.datasets)
     with claim.lock(old), claim.claim(new, resume=False, flag="--resume-into"):
+        from fdg_jax.experiments import command, jax_settings, session, stages
+
+        given_up += jax_settings.told_changes(config)
         job = converted(old, before, new, options, config["note"], given_up, signals)
-        from fdg_jax.experiments import command, session, stages
 
         begun = session.begin(job, new, resume=True)
         command.opening(job, new, stages.facts(job), resumed=True)
         return command.train(job, new, program, signals, begun)
+
+
+def one_in_the_other(a: Path, b: Path) -> bool:
+    """Whether two folders are the same, or one lies in the other, through links, too."""
+    a, b = a.resolve(), b.resolve()
+    return a.is_relative_to(b) or b.is_relative_to(a)
 
 
 def stored_config(run: Path) -> tuple[dict[str, Any], list[str]]:
@@ -96,7 +105,7 @@ def converted(
     """Makes the new run directory, with a checkpoint to resume from; says what was given up."""
     from fdg_jax import devices
     from fdg_jax.experiments import compile_cache, setup, stages
-    from fdg_jax.experiments.session import about_job, versions
+    from fdg_jax.experiments.session import about_job, check_data, versions
 
     setup.prepare_cpu()
     devices.asked_for(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
@@ -106,6 +115,7 @@ def converted(
     signals.check()
     compile_cache.enable()
     first = setup.prepare(before, note)
+    check_data(first.dataset, about, "--resume-into")
     job = setup.prepare(options, note)
     signals.check()
     moved = move(first, job, state)

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from fdg_jax import durable
+from fdg_jax import durable, strict_json
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import machine
 from fdg_jax.experiments.options import FIELDS, Options
@@ -33,12 +33,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. BadInput for whatever else is there; what its values are is not looked at."""
     try:
-        content = json.loads(path.read_text())
+        content = strict_json.read(path)
     except FileNotFoundError:
         raise BadInput(f"{path} is not there.") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error}). Start a new run in another --run-dir.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}. Start a new run in another --run-dir.") from None
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object. Start a new run in another --run-dir.")
     return content
@@ -54,7 +57,7 @@ class MetricsLog:
 
     def __init__(self, path: Path, keep_lines: int = 0):
         self.lines = cut_back(path, keep_lines)
-        self.file = path.open("a+")
+        self.file = path.open("a+", encoding="utf-8")
         durable.flush_folder(path.parent)
 
     def append(self, event: Mapping[str, Any]) -> None:
@@ -88,20 +91,47 @@ def cut_back(path: Path, lines: int) -> int:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The events of a `metrics.jsonl`, without a last line that was being written when a process died. Raises
-    BadInput for any other line that is no event."""
-    if not path.exists():
+    BadInput for any other line that is no event, or has a value that no event has."""
+    if not os.path.lexists(path):
         return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise BadInput(f"{path} is not a file. Remove it, or start a new run in another --run-dir.")
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
     return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
 
+# The least and the most that a value of an event can be. Losses are float32, and so are learning rates.
+EVENT_RANGES = {
+    "step": (0, 10**12),
+    "epoch": (0.0, 1e12),
+    "train_loss": (-1e39, 1e39),
+    "test_loss": (-1e39, 1e39),
+    "test_error_percent": (0.0, 100.0),
+    "learning_rate": (0.0, 1e39),
+    "images_per_second": (0.0, 1e15),
+}
+MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second")
+
+
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """The event in a line. BadInput where it is none: nobody who reads it has to ask again what its values are."""
+    way_out = "Start a new run in another --run-dir."
     try:
-        event = json.loads(line)
-    except ValueError:
-        event = None
+        event = strict_json.parse(line)
+    except ValueError as error:
+        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r} ({error}). {way_out}") from None
     if not isinstance(event, dict) or "step" not in event:
-        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. Start a new run in another --run-dir.")
+        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. {way_out}")
+    for name, (least, most) in EVENT_RANGES.items():
+        value = event.get(name)
+        if name not in event or (value is None and name in MAY_BE_NULL):
+            continue
+        kinds = int if name == "step" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise BadInput(f"{path}, line {number} is damaged: {name} is {repr(value)[:40]}. {way_out}")
     return event
 
 
@@ -127,7 +157,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """The config of a run that goes on: options that may change as they are now, where it goes on added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
-    session = {name: now[name] for name in (*names, "matmul_precision")}
+    session = {name: now[name] for name in (*names, "matmul_precision", "jax_settings")}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
 
 

@@ -1,5 +1,6 @@
 """Where a session of a run begins: at its first batch, or at its newest checkpoint."""
 
+import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 import fdg_jax
-from fdg_jax import guard
+from fdg_jax import data, guard
+from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import saving, stored
 from fdg_jax.experiments.options import FIELDS
@@ -44,9 +46,10 @@ def versions() -> dict[str, str]:
 
 
 def about_job(job: Job) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run: versions, and the options that may not change."""
+    """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
     fixed = [name for name, field in FIELDS.items() if not field.metadata["free"]]
-    return {**versions(), "options": {name: getattr(job.options, name) for name in fixed}}
+    options = {name: getattr(job.options, name) for name in fixed}
+    return {**versions(), "options": options, "data": job.dataset.fingerprint}
 
 
 def where(begun: Session, steps: int) -> str:
@@ -70,6 +73,19 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     if changed:
         fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
         raise BadInput(f"{fact}. Put it back, or go on as another run: --resume-into DIR.")
+    check_data(job.dataset, about, "--resume")
     job.pipeline.restore(state)
     record.restore(loop)
     record.bad = guard.refused(state)
+
+
+def check_data(dataset: data.Dataset | data.Stream, about: Mapping[str, Any], flag: str) -> None:
+    """BadInput where a checkpoint was made with other images than these. A warning where it does not say with which."""
+    was, now = about.get("data"), dataset.fingerprint
+    if now is None or not fingerprint.comparable(was):
+        fact = "the newest checkpoint does not say which images it was made with: another version wrote it"
+        print(f"warning: {fact}. Nothing tells whether the data are still the same.", file=sys.stderr, flush=True)
+        return
+    if differs := fingerprint.difference(was, now):
+        fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
+        raise BadInput(f"{fact}. Give the directory that holds those images as --data-dir, or start a new run.")

@@ -18,6 +18,7 @@ import optax
 
 import fdg_jax
 from fdg_jax import data, devices, methods, models, split
+from fdg_jax.data import fingerprint
 from fdg_jax.data.augment import train_transform
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import block_times, machine
@@ -62,6 +63,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
     emulated = before.get("cpu_devices") if before else 1 if one else None
     if emulated:
+        devices.asked_for(emulated, exactly=before is not None)
         devices.stage_devices(emulated)
 
 
@@ -116,10 +118,12 @@ def prepare(options: Options, note: str = "") -> Job:
 
 
 def load_data(options: Options, note: str) -> data.Dataset | data.Stream:
+    """The images that are trained on, with the fingerprint of the whole data set that they are of. Raises BadInput."""
     dataset = data.load(options.dataset, options.data_dir)
     N, n = len(dataset.train_images), options.train_size
     if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
-        raise BadInput(f"--train-size {n}: {dataset.name} has {N} training images. Use at most {N}, or leave it out.")
+        fact = f"--train-size {n}: {dataset.name} has {N} training images"
+        raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the images it began with.")
     if options.batch_size > N:
         raise BadInput(
             f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "
@@ -127,7 +131,7 @@ def load_data(options: Options, note: str) -> data.Dataset | data.Stream:
         )
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
-    return dataset.first(n)._replace(note=dataset.note or note)
+    return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(dataset))
 
 
 def check_last_batch(options: Options, N: int) -> None:

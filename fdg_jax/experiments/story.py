@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fdg_jax import methods
+from fdg_jax import methods, models
 from fdg_jax.experiments import stages
 from fdg_jax.experiments.options import Options
 from fdg_jax.experiments.progress import count
@@ -30,10 +30,20 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
         lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
-        lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}")
+        lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}{whose(job)}")
     lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
     about = "engine" if o.engine == "delay-line" else "devices"
     return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
+
+
+def whose(job: Job) -> str:
+    """Whether the authors cut the network so, or do not cut it for this K at all."""
+    o = job.options
+    if job.split == "paper":
+        return " (as in the authors' code)"
+    if job.split == "balanced" and models.paper_split(o.model, o.K) is None:
+        return f" (the authors' code has no split of {o.model} for K={o.K}, so stages are of about equal {job.cost})"
+    return ""
 
 
 def schedule_sentence(options: Options, per_epoch: int) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 if __name__ == "__main__":
     from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.experiments.output import open_closed_files
 
+    open_closed_files()
     restart_once()  # before the slow imports, which would be done twice
 
 from fdg_jax.experiments import command
@@ -21,7 +23,7 @@ PROGRAM = command.Program(
     help={
         "dataset": "tiny_imagenet, the only one of this command.",
         "data_dir": "The directory that holds the unpacked folder tiny-imagenet-200, or that folder.",
-        "model": "The network: resnet18 and mobilenet_v2 are the paper's here; an unknown name lists them all.",
+        "model": "The network: {models}. resnet18 and mobilenet_v2 are the paper's here.",
     },
 )
 

@@ -23,7 +23,8 @@ from fdg_jax.experiments import feeding, saving
 from fdg_jax.experiments.home import Home
 from fdg_jax.experiments.progress import Progress, per_second
 from fdg_jax.experiments.record import Diverged, Record, diverged
-from fdg_jax.experiments.replay import Replay
+from fdg_jax.experiments.replay import NotReproduced, Replay
+from fdg_jax.experiments.rescue import Broken, has_words, leave_checkpoint, try_checkpoint
 from fdg_jax.experiments.run_directory import CHECKPOINTS
 from fdg_jax.experiments.session import Session, about_job, begin_again, where
 from fdg_jax.experiments.setup import Job
@@ -39,13 +40,14 @@ class Loop:
     def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record, fresh: bool):
         self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
         self.pipeline, self.options = job.pipeline, job.options
-        self.feed = feeding.feed(job.dataset, job.options, job.steps)
+        self.feed = feeding.feed(job.dataset, job.options, job.steps, signals.check)
         self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep, record.flush)
         self.home = Home(run, job.options.tensorboard)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.saver.prune()  # which a process that was killed may not have come to
         self.drained = False  # then its state is no longer one of a run that can go on
+        self.whole = True  # whether the pipeline stands where the record says, and not within a dispatch
         self.tried = record.step  # the newest step at which a checkpoint was due
         self.transform = test_transform(job.dataset)
         self.shapes: set[tuple[int, ...]] = set()
@@ -121,6 +123,7 @@ class Loop:
     def roll_back(self, why: Diverged) -> None:
         """To the newest checkpoint. BadInput where none is whole."""
         self.saver.close()
+        self.whole = False
         found = saving.load_newest(self.run / CHECKPOINTS)
         if found is None:
             raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
@@ -134,13 +137,14 @@ class Loop:
         self.record.close()
         self.record.open(self.run, self.options.tensorboard)
         self.saver.step = self.tried = self.record.step
+        self.whole = True
         self.progress.say(f"WARNING: gone back to the checkpoint after batch {self.record.step:,}.")
 
     def close(self) -> None:
         self.state_sha256 = self.pipeline.state_sha256()
         if self.options.drain:
-            self.pipeline.drain()
             self.drained = True
+            self.pipeline.drain()
 
     def collect(self, wait: bool = False) -> None:
         self.record.losses(self.pipeline.losses(wait=wait))
@@ -152,11 +156,13 @@ class Loop:
         cold = self.clock(work.shape)
         if self.watchdog:
             self.watchdog.cold = cold
+        self.whole = False
         if self.replay and self.replay.wants(self.record.step, work.shape[0]):
             self.keep(self.replay, work)
         else:
             work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
+        self.whole = True
         if cold:
             self.pipeline.wait()
             self.record.speed.compiled()
@@ -308,7 +314,8 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
 
     Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
     decoded; Diverged when the loss is no number; SaveFailed when a checkpoint that is needed cannot be written;
-    NotReproduced when a batch done twice came out differently.
+    NotReproduced when a batch done twice came out differently. Whatever else goes wrong is raised as it is where the
+    command knows the words for it, else as Broken, after a checkpoint has been tried.
     """
     record = session.record
     record.open(path, job.options.tensorboard)
@@ -321,12 +328,15 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
                 try:
                     return record, *to_the_end(loop)
                 except (Stopped, Damaged):
-                    loop.check_replay()
-                    loop.save()
-                    loop.check_saver(wait=True, needed=True)
-                    if loop.saver.step != record.step:
-                        raise saving.SaveFailed(f"There is no checkpoint after batch {record.step:,}.") from None
+                    leave_checkpoint(loop)
                     raise
+                except (Diverged, NotReproduced, saving.SaveFailed):  # states that are not worth a checkpoint
+                    raise
+                except BaseException as error:
+                    became = try_checkpoint(loop)
+                    if has_words(error):
+                        raise
+                    raise Broken(became) from error
     finally:
         record.close()
 

@@ -70,7 +70,8 @@ class Watchdog:
         event |= {"operation": operation(op), "batch": op.first, "last_batch": op.last}
         event |= {"since": began.isoformat(timespec="milliseconds"), "seconds": round(now - op.since, 3)}
         event |= {"compiling": compiling}
-        with contextlib.suppress(OSError), (self.run / STALLS).open("a") as file:  # a full disk is reported elsewhere
+        # A disk that is full is reported elsewhere.
+        with contextlib.suppress(OSError), (self.run / STALLS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
 

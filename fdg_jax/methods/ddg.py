@@ -1,4 +1,10 @@
-"""DDG (Huo et al. 2018): the backward pass is decoupled, the forward pass is not; stage k's gradient is K-k old."""
+"""DDG (Huo et al. 2018): the backward pass is decoupled, the forward pass is not; stage k's gradient is K-k old.
+
+`--weights stashed`, the default, is the formula of its paper: the gradient is taken at the weights of the batch's own
+forward pass. Neither released code computes that. DDG's own code and that of the FDG authors update the weights in
+place and then go back through the graph of the old forward pass, so that old activations meet today's weights:
+`--weights current`. The two differ where K-k is not 0.
+"""
 
 from fdg_jax.methods import Method
 from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K, there_are
@@ -26,5 +32,6 @@ METHOD = Method(
     name="ddg",
     summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, forward-locked",
     schedule=forward_locked,
+    options=("weights",),
     delay_line=True,
 )

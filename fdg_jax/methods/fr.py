@@ -1,22 +1,28 @@
 """FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the input of a batch and goes forward
 on it again, with the weights of now, when the gradient comes.
 
-As in the released code the replay is an ordinary training pass: running statistics move twice a batch, and stage K
-replays too although its weights have not changed (which is what Table 2 of the FDG paper counts). Deviation: that
-code trains module 1 at twice the learning rate; here all stages follow the recipe they are given.
+The replay is an ordinary training pass, so running statistics move twice a batch. There are two released codes, FR's
+own (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
+
+- Stage K replays here, too. Its weights have not changed, so its gradient is the same, but its running statistics move
+  twice a batch as those of the other stages do. In neither released code does the last module replay. Table 2 of the
+  FDG paper counts a replay for every module.
+- FR's own code trains module 1 at twice the learning rate; here all stages follow the recipe they are given.
+- The FDG authors' code makes no gradient of batch 1 in the modules between the first and the last, as they get to know
+  of it one iteration late, and so none below them either. Here every batch updates every stage.
 """
 
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from fdg_jax import checkpoint
+from fdg_jax import checkpoint, programs
 from fdg_jax.functions import Spec
 from fdg_jax.methods import Method
 from fdg_jax.methods.ddg import forward_locked
+from fdg_jax.reading import number
 from fdg_jax.stage import Stage
 
 
@@ -35,7 +41,9 @@ class Replay(Stage):
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
         forward = self.functions.forward
-        self._play = jax.jit(lambda *arguments: forward(*arguments)[:2])  # nothing is kept for a backward pass
+        self._play = programs.jit(  # nothing is kept for a backward pass
+            lambda *arguments: forward(*arguments)[:2], place.device.platform, reductions=self.fast_reductions
+        )
 
     def forward(self, batch: int, x, labels=None):
         messages, changed = self._play(self.state.params, self.state.extra, x, labels)
@@ -64,7 +72,7 @@ class Replay(Stage):
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Feature:
         template = (self.spec.x, self.spec.labels if self.spec.last else None)
         x, labels = self.restored(template, flat, f"memo/{batch}/")
-        return Feature(batch, x, labels, int(flat[f"memo/{batch}/version"]))
+        return Feature(batch, x, labels, number(flat, f"memo/{batch}/version"))
 
 
 METHOD = Method(

@@ -23,6 +23,7 @@ class Family(Protocol):
     PAPER_SPLITS: (name, K) -> the first block numbers of stages 2..K, where the authors give a split.
     blocks(classes, **arguments): linen modules `__call__(x, train)`, x float32 [b, h, w, c].
     arguments(name): optional, for names beside NAMES (any depth or width); None where a name is not its own.
+    PATTERNS: optional, how the names that `arguments` knows are written, for people: `wrn<d>_<k>`.
     """
 
     NAMES: Mapping[str, Mapping[str, Any]]
@@ -45,7 +46,8 @@ def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
         arguments = getattr(family, "arguments", lambda _: None)(name)
         if arguments is not None:
             return family, arguments
-    raise BadInput(f"model {name!r} is not known.{meant(name, names())} There are {', '.join(names())}.")
+    known = [*names(), *(pattern for family in _families() for pattern in getattr(family, "PATTERNS", ()))]
+    raise BadInput(f"model {name!r} is not known.{meant(name, names())} There are {', '.join(known)}.")
 
 
 def names() -> list[str]:

@@ -2,11 +2,12 @@
 
 A block widens its input by a 1 x 1 convolution, filters each channel for itself with 3 x 3, and ends thin in a 1 x 1
 convolution without a relu; input and output are added where their shapes agree. Strides hold no parameters: both
-forms have 3,504,872 of them for 1000 classes, which is what the paper's 3.40M means (Sandler et al. print 3.4M), and
-2,480,072 for the 200 of Tiny-ImageNet, where the paper trains it.
+forms have 3,504,872 of them for 1000 classes (Sandler et al. print 3.4M) and 2,480,072 for the 200 of Tiny-ImageNet.
+The paper trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. What the authors' code calls by that name is version 1,
+which has 3.41M with 200 classes: see fdg_jax.models.mobilenet_v1.
 
-`mobilenet_v2` is for small images and a choice of ours, because the authors' released code has no MobileNet: the stem
-and the layer of 24 channels keep the size of the map, so that 64 x 64 pixels end as 8 x 8 places instead of 2 x 2.
+`mobilenet_v2` is for small images and a choice of ours, because the authors' code has no version 2: the stem and the
+layer of 24 channels keep the size of the map, so that 64 x 64 pixels end as 8 x 8 places instead of 2 x 2.
 `mobilenet_v2_imagenet` is the original. Deviation: no dropout before the last layer; neither paper speaks of one.
 Block numbers: 0 stem, 1..17 inverted residuals, 18 head (the last 1 x 1 convolution first).
 """
@@ -17,7 +18,7 @@ import jax
 from fdg_jax.layers import BatchNorm, Conv, Head, relu6
 
 NAMES = {"mobilenet_v2": {}, "mobilenet_v2_imagenet": {"imagenet": True}}
-PAPER_SPLITS: dict[tuple[str, int], tuple[int, ...]] = {}  # the released code has none
+PAPER_SPLITS: dict[tuple[str, int], tuple[int, ...]] = {}  # the authors' code has no such network
 
 # Sandler et al., table 2: expansion, channels, blocks, stride of the first of them.
 LAYERS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

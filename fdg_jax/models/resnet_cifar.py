@@ -14,7 +14,13 @@ import jax.numpy as jnp
 
 from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
 
-NAMES = {f"resnet{6 * n + 2}": {"n": n} for n in (1, 3, 9, 18, 200)}
+NAMES = {
+    "resnet8": {"n": 1},
+    "resnet20": {"n": 3},
+    "resnet56": {"n": 9},
+    "resnet110": {"n": 18},
+    "resnet1202": {"n": 200},
+}
 
 # The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
 PAPER_SPLITS = {
@@ -26,6 +32,11 @@ PAPER_SPLITS = {
     ("resnet110", 2): (28,),  # L1 + L2[:9]
     ("resnet110", 3): (19, 37),  # one layer each
     ("resnet110", 4): (14, 28, 42),  # L1[:13] / L1[13:] + L2[:9] / L2[9:] + L3[:5] / rest
+    ("resnet110", 5): (11, 22, 33, 44),  # L1[:10] / L1[10:] + L2[:3] / L2[3:14] / L2[14:] + L3[:7] / rest
+    ("resnet1202", 2): (251,),  # L1 + L2[:50]
+    ("resnet1202", 3): (201, 401),  # one layer each
+    ("resnet1202", 4): (76, 251, 426),  # L1[:75] / L1[75:] + L2[:50] / L2[50:] + L3[:25] / rest
+    ("resnet1202", 5): (61, 221, 281, 441),  # L1[:60] / L1[60:] + L2[:20] / L2[20:80] / L2[80:] + L3[:40] / rest
 }
 
 

@@ -2,7 +2,8 @@
 
 d = 6n + 4 layers; three layers of n blocks with 16k, 32k and 64k channels. Where the shape changes the
 shortcut is a 1 x 1 convolution of the activated input. No dropout: the paper does not speak of any. The table
-names those the paper and the benchmarks use; `wrn<d>_<k>` answers to every depth and width.
+names those the paper and the benchmarks use; `wrn<d>_<k>` answers to every depth and width. The FDG authors' released
+code has another network of that name, which is in fdg_jax.models.wrn_fdg.
 Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head (norm and relu first).
 """
 
@@ -12,9 +13,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
+from fdg_jax.layers import MOMENTUM, BatchNorm, Conv, Head, relu, three_layers
 
 NAMES = {"wrn16_4": {"n": 2, "k": 4}, "wrn28_10": {"n": 4, "k": 10}}
+PATTERNS = ("wrn<d>_<k> (d = 6n + 4)",)  # the other names that `arguments` knows, as --help shows them
 
 # The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K.
 PAPER_SPLITS = {
@@ -60,13 +62,14 @@ class Residual(nn.Module):
 
 
 class NormHead(nn.Module):
-    """The final norm and relu, then the head: [b, h, w, c] -> logits [b, classes]."""
+    """The final norm and relu, then the head: [b, h, w, c] -> logits [b, classes]. momentum: the norm's."""
 
     classes: int
+    momentum: float = MOMENTUM
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return Head(self.classes, name="head")(relu(BatchNorm(name="norm")(x, train)), train)
+        return Head(self.classes, name="head")(relu(BatchNorm(self.momentum, name="norm")(x, train)), train)
 
 
 def blocks(classes: int, *, n: int, k: int) -> list[nn.Module]:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fdg_jax.experiments import cifar, command, feeding
-from fdg_jax.experiments.options import FIELDS, spelled
+from fdg_jax.experiments.options import FIELDS, SWITCHES, spelled
 
 TRAIN = command.train
 POOLS = {
@@ -54,7 +54,7 @@ def command_lines(draw):
     words = dict(PLAIN, run_dir="fresh", K=draw(st.sampled_from("1223")))
     bare = []
     for name in draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=4)):
-        if FIELDS[name].type is bool:
+        if name in SWITCHES:
             bare.append(draw(st.sampled_from(["--", "--no-", "--no_", "-"])) + name.replace("_", "-"))
         else:
             words[name] = draw(values(name))

@@ -1,0 +1,242 @@
+"""How far every model's forward pass, gradients and statistics are from float64, and what YNNPACK reduces in them.
+
+    .venv/bin/python -m benchmarks.accuracy
+    .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
+
+XLA's CPU backend hands reductions and convolutions to its library YNNPACK, which in jaxlib 0.10.2 can compute rows
+wrongly (fdg_jax.programs). For each model one batch goes through the network in training mode, backwards, and through
+it in evaluation mode: in float32 as JAX compiles it by default, in float32 as a stage compiles it, and in float64
+without YNNPACK. A difference is the largest one of an array over the largest number of that array in float64; the
+table has the worst array's. Rectifiers are replaced by tanh: at a kink float32 and float64 may take different sides.
+
+The second table lists what YNNPACK reduces in each program of a stage: how many reductions, how many of them together
+with a product of matrices (the ones that can be wrong), and the most numbers that one of these gives.
+"""
+
+import argparse
+import contextlib
+import math
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import _report
+from fdg_jax import checkpoint, models, programs, split
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import compile_cache
+from fdg_jax.functions import Functions, functions, init_variables
+from fdg_jax.functions import split as parts_of
+
+# Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
+MODELS = (
+    "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
+    "resnet18:40:64", "resnet101:40:64", "mobilenet_v2:40:64", "resnet101_imagenet:4:224",
+    "mobilenet_v2_imagenet:4:224",
+)  # fmt: skip
+CLASSES = 10
+
+
+class Wanted(NamedTuple):
+    """A model and a batch of images for it."""
+
+    model: str
+    batch: int
+    size: int
+
+
+def wanted(text: str) -> Wanted:
+    """MODEL:BATCH:SIZE."""
+    model, _, numbers = text.partition(":")
+    batch, _, size = numbers.partition(":")
+    if not (batch.isdecimal() and size.isdecimal()):
+        raise BadInput(f"--models {text}: write MODEL:BATCH:SIZE, e.g. resnet20:128:32.")
+    models.blocks(model, CLASSES)  # refuses what is no model
+    return Wanted(model, int(batch), int(size))
+
+
+@contextlib.contextmanager
+def smooth() -> Iterator[None]:
+    """While tracing, tanh stands for rectifiers in every model."""
+    with contextlib.ExitStack() as stack:
+        for file in pkgutil.iter_modules(models.__path__):
+            module = import_module(f"fdg_jax.models.{file.name}")
+            for rectifier in ("relu", "relu6"):
+                if hasattr(module, rectifier):
+                    stack.enter_context(mock.patch.object(module, rectifier, jnp.tanh))
+        yield
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """As in training, but in the dtype of the logits."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+
+class Problem(NamedTuple):
+    """A network as one stage, its variables and a batch, all in one floating-point dtype."""
+
+    module: nn.Module
+    functions: Functions
+    params: Any
+    extra: Any
+    x: jax.Array
+    labels: jax.Array
+
+    def in_dtype(self, dtype: Any) -> "Problem":
+        def cast(leaf):
+            return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+        params, extra, x = jax.tree.map(cast, (self.params, self.extra, self.x))
+        return Problem(self.module, functions_of(self.module, dtype), params, extra, x, self.labels)
+
+
+def problem(of: Wanted) -> Problem:
+    """Variables and images drawn from the seed 0, in float32."""
+    (module,) = split.stages(models.blocks(of.model, CLASSES), ())
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.normal(size=(of.batch, of.size, of.size, 3)), jnp.float32)
+    labels = jnp.asarray(random.integers(0, CLASSES, of.batch), jnp.int32)
+    variables = jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x)
+    params, extra = parts_of(variables)
+    return Problem(module, functions_of(module, jnp.float32), params, extra, x, labels)
+
+
+def functions_of(module: nn.Module, dtype: Any) -> Functions:
+    """Of the network as a stage that ends in a loss of that dtype."""
+    return functions(module, optax.sgd(0.1), cross_entropy, dtype)
+
+
+Compile = Callable[..., Any]  # (function, name of the program) -> a compiled function
+
+
+def by_default(function: Callable, program: str) -> Any:
+    return jax.jit(function)
+
+
+def as_a_stage(function: Callable, program: str) -> Any:
+    """As fdg_jax.stage does."""
+    if program == "evaluation":
+        return programs.jit(function, "cpu", reductions=False)
+    return programs.jit(function, "cpu", convolutions=program != "backward")
+
+
+def without_ynnpack(function: Callable, program: str) -> Any:
+    return jax.jit(function, compiler_options={programs.FLAG: ""})
+
+
+def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
+    """{"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs} as {path: array}."""
+    made = of.functions
+    forward = compiled(made.forward, "forward")
+    backward = compiled(lambda closure, params, x: made.backward(closure, params, x, None)[0], "backward")
+    messages, statistics, closure = forward(of.params, of.extra, of.x, of.labels)
+    found = {
+        "forward": messages,
+        "backward": backward(closure, of.params, of.x),
+        "statistics": statistics,
+        "evaluation": compiled(made.outputs, "evaluation")(of.params, of.extra, of.x),
+    }
+    return {name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}
+
+
+def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
+    """Of all arrays the largest difference over the array's largest number."""
+    return max(
+        float(np.abs(found[path] - value).max() / max(np.abs(value).max(), np.finfo(np.float64).tiny))
+        for path, value in right.items()
+    )
+
+
+class Fusions(NamedTuple):
+    """What YNNPACK reduces in a program: how many reductions, how many of them together with a product, and the most
+    numbers that one of these gives."""
+
+    reductions: int
+    with_product: int
+    most: int
+
+
+def fusions(text: str) -> Fusions:
+    """Read from the text of a compiled program."""
+    bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
+    called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
+    reducing = [bodies[name] for name in called if re.search(r" reduce\(", bodies.get(name, ""))]
+    shapes = [re.findall(r"\[([\d,]*)\]\S* reduce\(", body) for body in reducing if " dot(" in body]
+    sizes = [max(math.prod(int(n) for n in shape.split(",") if n) for shape in each) for each in shapes]
+    return Fusions(len(reducing), len(sizes), max(sizes, default=0))
+
+
+def fusions_of(of: Problem) -> dict[str, Fusions]:
+    """Of every program as a stage compiles it."""
+    made = of.functions
+    _, _, closure = jax.eval_shape(made.forward, of.params, of.extra, of.x, of.labels)
+    asked = {
+        "forward": (made.forward, of.params, of.extra, of.x, of.labels),
+        "backward": (lambda closure, params, x: made.backward(closure, params, x, None)[0], closure, of.params, of.x),
+        "evaluation": (made.outputs, of.params, of.extra, of.x),
+    }
+    return {
+        name: fusions(as_a_stage(function, name).lower(*arguments).compile().as_text() or "")
+        for name, (function, *arguments) in asked.items()
+    }
+
+
+def measured(of: Wanted) -> dict[str, Any]:
+    with smooth():
+        drawn = problem(of)
+        right = run(drawn.in_dtype(jnp.float64), without_ynnpack)
+        differences = {
+            name: {part: worst(value, right[part]) for part, value in run(drawn, compiled).items()}
+            for name, compiled in (("by default", by_default), ("as a stage", as_a_stage))
+        }
+        reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
+    row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
+    return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **_report.machine()}
+
+
+def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    head = ["model", "batch", "compiled", "loss", "gradients", "statistics", "evaluation"]
+    body = []
+    for row in rows:
+        batch = f"{row['batch']} of {row['size']}x{row['size']}"
+        for how, parts in row["differences"].items():
+            body.append([f"`{row['model']}`", batch, how, *(f"{difference:.1e}" for difference in parts.values())])
+    counted = [
+        [f"`{row['model']}`", name, *(f"{number:,}" for number in each.values())]
+        for row in rows
+        for name, each in row["fusions"].items()
+    ]
+    heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
+    about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
+    return "\n\n".join([_report.markdown(head, body), _report.markdown(heads, counted), about])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    made = _report.parser("accuracy", __doc__)
+    made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
+
+    def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
+        asked = [wanted(text) for text in given.models]
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_enable_x64", True)
+        compile_cache.enable()
+        rows = []
+        for of in asked:
+            print(f"{of.model}: batch {of.batch}, {of.size} x {of.size}", file=sys.stderr, flush=True)
+            rows.append(measured(of))
+        return rows
+
+    return _report.run(made, measure, table, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

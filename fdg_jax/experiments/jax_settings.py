@@ -1,0 +1,96 @@
+"""Settings of JAX that change what a run computes: recorded with it, told where they are unusual, kept when it goes on.
+
+They come from the environment (JAX_ENABLE_X64 sets jax_enable_x64) and nothing else shows that they are set. Which ones
+matter was found by training with each setting of JAX changed and comparing the final hashes. A setting that this
+version of JAX does not have is passed over.
+"""
+
+import enum
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fdg_jax.errors import BadInput
+
+# Each with JAX's default. These decide random numbers or the precision of numbers: another value is another training.
+TRAINING = {
+    "jax_threefry_partitionable": True,
+    "jax_default_prng_impl": "threefry2x32",
+    "jax_random_seed_offset": 0,
+    "jax_enable_x64": False,
+    "jax_default_matmul_precision": None,
+    "jax_disable_jit": False,
+}
+# These decide how programs are compiled, and so how sums are rounded.
+LAST_BITS = {
+    "jax_disable_most_optimizations": False,
+    "jax_optimization_level": "UNKNOWN",
+    "jax_exec_time_optimization_effort": 0.0,
+    "jax_memory_fitting_level": "O2",
+    "jax_memory_fitting_effort": 0.0,
+}
+DEFAULTS = {**TRAINING, **LAST_BITS}
+ABSENT = object()
+NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # JAX's setting of it is changed by us, so only the environment shows a wish
+
+
+def current() -> dict[str, Any]:
+    """{name: value} of those that this JAX has, as values that JSON can hold."""
+    import jax
+
+    known: Mapping[str, Any] = getattr(jax.config, "values", {})  # some have no attribute of their own
+    found = {name: getattr(jax.config, name, known.get(name, ABSENT)) for name in DEFAULTS}
+    return {name: plain(value) for name, value in found.items() if value is not ABSENT}
+
+
+def plain(value: Any) -> Any:
+    """A setting as JSON can hold it: an enumeration's name."""
+    value = value.name if isinstance(value, enum.Enum) else value
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def check_new() -> None:
+    """Warns of settings with which a new run computes something else than it would with JAX's defaults."""
+    now = current()
+    unusual = [f"{name.upper()} ({now[name]} instead of {DEFAULTS[name]})" for name in differing(DEFAULTS, now)]
+    if count := os.environ.get(NUM_CPU_DEVICES):
+        unusual.append(f"{NUM_CPU_DEVICES} ({count} instead of as many as the run needs)")
+    if unusual:
+        fact = f"JAX is not at its defaults: {', '.join(unusual)}"
+        slow = " Without compilation training is also far slower." if now.get("jax_disable_jit") else ""
+        warn(f"{fact}. This run's numbers will not be those of a run without that.{slow}")
+
+
+def check_resumed(before: Mapping[str, Any]) -> None:
+    """before: config.json of a run that goes on. BadInput where it would be trained otherwise than it began, a warning
+    where its last bits may differ. A run of a version that did not record its settings is let pass."""
+    was, now = before.get("jax_settings") or {}, current()
+    changed = differing(was, now)
+    if other := [name for name in changed if name in TRAINING]:
+        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in other)
+        ways = " and ".join(way_back(name, was[name]) for name in other)
+        fact = f"--resume: the run began with other settings of JAX ({fact}) and would go on otherwise"
+        raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or go on as another run: --resume-into DIR.")
+    if changed:
+        fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
+        warn(f"the run began with other settings of JAX: {fact}. It may not be the same to the last bit.")
+
+
+def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings known on both sides that are not the same."""
+    return [name for name in DEFAULTS if name in was and name in now and was[name] != now[name]]
+
+
+def told_changes(before: Mapping[str, Any]) -> list[str]:
+    """For a run that goes on as another one: a sentence where settings differ."""
+    was, now = before.get("jax_settings") or {}, current()
+    return [f"it began with {name} {was[name]}, now {now[name]}: not the same numbers" for name in differing(was, now)]
+
+
+def way_back(name: str, was: Any) -> str:
+    return f"unset {name.upper()}" if was == DEFAULTS[name] else f"set {name.upper()} to {was!r}"
+
+
+def warn(fact: str) -> None:
+    print(f"warning: {fact}", file=sys.stderr, flush=True)

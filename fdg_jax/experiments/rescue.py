@@ -1,0 +1,47 @@
+"""What a session that cannot go on leaves behind: a checkpoint of where it stands, if the state is that of whole
+batches."""
+
+import errno
+from typing import TYPE_CHECKING
+
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.experiments import saving
+
+if TYPE_CHECKING:
+    from fdg_jax.experiments.train import Loop
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Broken(Exception):
+    """Training ended by an exception that nobody expected, which is the cause of this one. The text says what became of
+    the checkpoint."""
+
+
+def leave_checkpoint(loop: "Loop") -> None:
+    """A checkpoint after the newest batch, waited for. Raises SaveFailed, Diverged or NotReproduced where there can be
+    none."""
+    loop.check_replay()
+    loop.save()
+    loop.check_saver(wait=True, needed=True)
+    if loop.saver.step != loop.record.step:
+        raise saving.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
+
+
+def try_checkpoint(loop: "Loop") -> str:
+    """The same after a fault: never raises, and returns a sentence on what came of it."""
+    step = f"batch {loop.record.step:,}"
+    if not loop.whole:
+        return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
+    if loop.drained and loop.saver.step != loop.record.step:
+        return f"The batches in flight after {step} have been used up, so that state was not saved."
+    try:
+        leave_checkpoint(loop)
+    except Exception as failed:
+        return f"A checkpoint after {step} was tried and failed ({reason(failed)})."
+    return f"A checkpoint after {step} was written."
+
+
+def has_words(error: BaseException) -> bool:
+    """Whether the command knows what to say of an exception: of bad input and of a full disk."""
+    return isinstance(error, BadInput) or (isinstance(error, OSError) and error.errno in FULL)

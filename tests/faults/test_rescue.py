@@ -1,0 +1,196 @@
+"""Whatever ends a training leaves a checkpoint of whole batches, or none: never one of a half-done state."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from toys import WORDS, small_command
+
+from fdg_jax import api
+from fdg_jax.experiments import cifar, feeding, progress, record, report, saving, train
+
+AT = 5  # the batch that something happens at
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    small_command(monkeypatch)
+
+
+def run(path, *more: str) -> int:
+    return cifar.main([*WORDS.split(), "--run-dir", str(path), "--log-every", "1", *more])
+
+
+def summary(path) -> dict:
+    return json.loads((path / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        small_command(patch)
+        assert run(path) == 0
+    return summary(path)
+
+
+def at_batch(monkeypatch, where, name, fault) -> None:
+    """Calls `fault` in place of the AT-th call of a function."""
+    work, calls = getattr(where, name), []
+
+    def counted(*given):
+        calls.append(given)
+        return fault() if len(calls) == AT else work(*given)
+
+    monkeypatch.setattr(where, name, counted)
+
+
+def raising(error: BaseException):
+    def fault():
+        raise error
+
+    return fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [RuntimeError("the loader is gone"), KeyboardInterrupt()], ids=repr)
+def test_an_exception_between_two_batches_leaves_a_checkpoint_that_goes_on_exactly(
+    error, whole, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        at_batch(patch, feeding.InMemory, "next", raising(error))
+        assert run(path) == 1
+    err = capsys.readouterr().err
+    assert err.count("Traceback") == 1  # a defect is still shown
+    said = err[err.index("error: training was ended by") :]
+    assert type(error).__name__ in said and f"A checkpoint after batch {AT - 1} was written." in said
+    assert f"The newest checkpoint is {saving.folder(path / 'checkpoints', AT - 1)}. To go on from there:\n" in said
+    assert f"--run-dir {path} --resume\n" in said
+    assert (path / "report.html").exists() and not (path / "summary.json").exists()
+    assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
+    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
+
+
+@pytest.mark.slow
+def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        train, calls = api.Pipeline.train, []
+
+        def interrupted(self, *given):
+            calls.append(given)
+            train(self, *given)  # the pipeline has the batch, and nobody knows
+            if len(calls) == AT:
+                raise RuntimeError("within the dispatch")
+
+        patch.setattr(api.Pipeline, "train", interrupted)
+        assert run(path, "--checkpoint-every", "2") == 1
+    err = capsys.readouterr().err
+    assert f"The dispatch after batch {AT - 1} was interrupted, so its half-done state was not saved." in err
+    assert [each.name for each in saving.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
+    assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
+    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
+
+
+class Closed(io.StringIO):
+    """A terminal that has been hung up."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, os.strerror(5))
+
+
+@pytest.mark.slow
+def test_the_training_does_not_notice_that_nobody_reads(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(sys, "stderr", Closed())
+    assert run(tmp_path / "run") == 0
+    assert summary(tmp_path / "run")["final_state_sha256"] == whole["final_state_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["the picture", "metrics.jsonl damaged", "config.json gone"])
+def test_a_run_without_a_report_is_a_good_run(how, whole, tmp_path, monkeypatch, capsys):
+    path, last_line = tmp_path / "run", record.Record.last_line
+
+    def damage(self):
+        last_line(self)
+        if how == "config.json gone":
+            (path / "config.json").unlink()
+            (path / "metrics.jsonl").rename(path / "metrics.jsonl.1")  # as by something that rotates logs
+        elif how == "metrics.jsonl damaged":
+            (path / "metrics.jsonl").write_text("no event\n")
+
+    monkeypatch.setattr(record.Record, "last_line", damage)
+    if how == "the picture":
+        monkeypatch.setattr(report, "draw", raising(FileNotFoundError(2, "No usable temporary directory")))
+    assert run(path) == 0
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err and "done: test error" in out
+    warned = [line for line in err.splitlines() if line.startswith("warning: ")]
+    said = {"config.json gone": ["config.json was deleted during the run"]}
+    for words in said.get(how, ["could not be made"]):
+        assert words in warned[0]
+    assert len(warned) == len(said.get(how, ["one"]))
+    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
+    assert summary(path)["test_loss"] == whole["test_loss"]
+    assert (path / "config.json").exists()
+    assert (path / "report.html").exists() is (how in said)
+
+
+@pytest.mark.slow
+def test_an_unknown_window_system_is_no_obstacle_to_a_picture(tmp_path):
+    code = (
+        "from fdg_jax.experiments import curves, options\n"
+        "import dataclasses, os, pathlib, sys\n"
+        "config = dataclasses.asdict(options.Options(train_size=4, batch_size=2, warmup='off'))\n"
+        "curves.draw(config, [], pathlib.Path(sys.argv[1]))\n"
+        "assert os.environ['MPLBACKEND'] == 'nonsense'\n"
+    )
+    made = tmp_path / "curves.png"
+    settings = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.run([sys.executable, "-c", code, str(made)], env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert made.stat().st_size
+
+
+@pytest.mark.slow
+def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
+    assert run(tmp_path / "run", "--steps", "1", "--no-drain") == 0
+    out, err = capsys.readouterr()
+    assert "training loss not known" in out and "diverged" not in err
+    assert "warning: no update was made: 1 batch did not get through 3 stages, and --no-drain" in err
+    assert summary(tmp_path / "run")["updates"] == [0, 0, 0] and summary(tmp_path / "run")["train_loss"] is None
+
+
+@pytest.mark.slow
+def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(whole, tmp_path, monkeypatch, capsys):
+    path, again = tmp_path / "run", ["--resume", "auto", "--seed", "0", "--checkpoint-every", "0"]
+    with monkeypatch.context() as patch:  # ended before it has anything but a directory and config.json
+        patch.setattr(train.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
+        with pytest.raises(KeyboardInterrupt):
+            run(path, *again)
+    assert (path / "config.json").exists() and not saving.stored(path / "checkpoints")
+    with monkeypatch.context() as patch:
+        entered, calls = record.Record.entered, []
+
+        def signalled(self, *given):
+            calls.append(given)
+            if len(calls) == AT:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            entered(self, *given)
+
+        patch.setattr(record.Record, "entered", signalled)
+        assert run(path, *again) == 128 + signal.SIGUSR1
+    assert "stopped by SIGUSR1 after a checkpoint" in capsys.readouterr().out
+    assert run(path, *again) == 0
+    assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
+    assert run(path, *again) == 0
+    assert "is finished: 8 batches. Nothing to do." in capsys.readouterr().out
+    assert run(path, *again, "--learning-rate", "0.5") == 2
+    assert "--learning-rate 0.5 contradicts" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""Files of a run that somebody made up or damaged: what reads them goes on or refuses them in one sentence. Nothing in
+them is ever executed, and a report shows all of it as text."""
+
+import json
+import os
+import random
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import _results, _runs, table3
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import cifar, command, command_line, curves, jax_settings, report, resume_into
+from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY
+from tests import made_up_runs
+
+TABLE = table3.TABLE
+ONE = next(run for run in TABLE.runs if run.flags["K"] == 2)
+FILES_EACH = 100  # runs that one case spoils
+RAW = {  # JSON that Python's writer would not write
+    "endless": "1e999", "digits": "1" * 5000, "-digits": "-" + "9" * 400, "nan": "NaN", "infinity": "-Infinity",
+    "deep": "[" * 100_000, "nested": "[" * 500 + "]" * 500, "objects": '{"a":' * 60 + "1" + "}" * 60, "broken": "{",
+    "half": '"\\ud800"', "exponent": "1e308", "tiny": "1e-320", "minus": "-0.0",
+}  # fmt: skip
+HOSTILE = [
+    None, True, False, 0, 1, -1, 7, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 0.5, -1.5, 1e20, 1e39, 1e300, [], {}, [[]],
+    [None], ["<u>"], {"<u>": "<u>"}, "", "x", "auto", "none", "1", "paper", "measured", "sgd", "cifar10", " ", "\n\n",
+    "\0", "\x1b[31m", "\u202e", "é" * 50, "a" * 100_000, "<script>open('/ran','w')</script>", "</title><u>",
+    "<img src=x onerror=y>", '" onload="y', "' onload='y", "]]></svg><u>", "&lt;u&gt;<u>", "$\\frac{$", "$x$",
+    "{title}", "{0.__class__}", "%s%n", "__import__('os').system('touch ran')", "../../ran", "file:///etc/passwd",
+    "`touch ran`", "$(touch ran)", "; touch ran",
+]  # fmt: skip
+
+
+class Reached(Exception):
+    """The files were taken: what follows is training."""
+
+
+class Seen(HTMLParser):
+    """The tags and attributes of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.found: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found |= {tag, *(f"{tag} {name}" for name, _ in attrs)}
+
+
+def places(value, path=()):
+    """The paths of everything in a JSON value."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+def spoilt_value(rng: random.Random, content: dict) -> str:
+    """The JSON of an object in which one to three values are others, gone or under another name."""
+    content = json.loads(json.dumps(content))
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        path = rng.choice([path for path in places(content) if path] or [("x",)])
+        holder = content
+        for key in path[:-1]:
+            holder = holder[key]
+        how, hostile = rng.random(), rng.choice([*HOSTILE, *(f"@{name}@" for name in RAW)])
+        if path == ("x",):  # nothing is left to spoil
+            holder["x"] = hostile
+        elif how < 0.1:
+            del holder[path[-1]]
+        elif how < 0.2 and isinstance(holder, dict):
+            holder[hostile if isinstance(hostile, str) else "<u>"] = holder.pop(path[-1])
+        else:
+            holder[path[-1]] = hostile
+    text = json.dumps(content)
+    for name, raw in RAW.items():
+        text = text.replace(f'"@{name}@"', raw)
+    return text
+
+
+def spoilt_bytes(rng: random.Random, content: bytes) -> bytes:
+    at = rng.randrange(len(content) + 1)
+    flipped = bytearray(content)
+    for _ in range(rng.choice((1, 1, 2, 20)) if content else 0):
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    return rng.choice([
+        content[:at], bytes(flipped), bytes(flipped), bytes(flipped), b"", bytes(len(content)), content + content[at:],
+        content[:at] + rng.randbytes(9) + content[at:], b"\xef\xbb\xbf" + content,
+        content.decode(errors="replace").encode("utf-16"),
+        b"null", b"[]", b"3", b'"text"', b"{}", RAW["deep"].encode(), rng.randbytes(99), content.replace(b"\n", b"\r"),
+    ])  # fmt: skip
+
+
+def spoil(rng: random.Random, file: Path) -> str:
+    """Does something to a file; what it was."""
+    if not file.is_file() or file.is_symlink():
+        return "nothing"
+    content, how = file.read_bytes(), rng.random()
+    if how < 0.65:
+        lines = content.splitlines(keepends=True) if file.name == METRICS else [content]
+        n = rng.randrange(len(lines)) if lines else 0
+        try:
+            lines[n : n + 1] = [spoilt_value(rng, json.loads(lines[n])).encode() + b"\n"]
+        except (ValueError, TypeError, IndexError, RecursionError):  # it has been spoilt before
+            return "nothing"
+        file.write_bytes(b"".join(lines))
+        return "values"
+    if how < 0.9:
+        file.write_bytes(spoilt_bytes(rng, content))
+        return "bytes"
+    file.unlink()
+    kind = rng.choice(["gone", "folder", "pipe", "dangling", "loop", "device", "unreadable"])
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind in ("dangling", "loop", "device"):
+        file.symlink_to({"dangling": "nowhere", "loop": file.name, "device": "/dev/zero"}[kind])
+    elif kind == "unreadable":
+        file.symlink_to("/proc/self/mem")  # also for root
+    return kind
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The run directory of a table's run, as it was written."""
+    runs, one = tmp_path_factory.mktemp("runs"), ONE
+    path = made_up_runs.make(runs, one, trained=2, lines=6)
+    config = json.loads((path / CONFIG).read_text())
+    config |= {"note": "a note", "cpu_devices": 1, "usable_cores": 2, "xla_flags": None, "processor": "one"}
+    config |= {"jax_settings": jax_settings.DEFAULTS, "warmup": "off"}
+    (path / CONFIG).write_text(json.dumps(config))
+    summary = json.loads((path / SUMMARY).read_text())
+    summary |= {"updates": [3] * len(summary["staleness"]), "stage_parameters": [9], "note": "", "model": "resnet20"}
+    (path / SUMMARY).write_text(json.dumps(summary))
+    return path
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Stops where the training would begin. The same curves are drawn once, the same words are parsed once."""
+    parsed: dict[tuple[str, ...], Any] = {}
+    parse = command_line.parse
+    drawn: dict[str, str] = {}
+
+    def reached(*_):
+        raise Reached
+
+    def draw(config, events, png):
+        of = json.dumps([curves.title(config), curves.learning_rates(config), events])
+        if of not in drawn:
+            drawn[of] = curves.draw(config, events, Path(os.devnull))
+        return drawn[of]
+
+    def parse_once(words, program):
+        if tuple(words) not in parsed:
+            parsed[tuple(words)] = parse(words, program)
+        return parsed[tuple(words)]
+
+    monkeypatch.setattr(command_line, "parse", parse_once)
+    monkeypatch.setattr(command, "prepare_and_run", reached)
+    monkeypatch.setattr(resume_into, "converted", reached)
+    monkeypatch.setattr(report, "draw", draw)
+
+
+def outcome(main, words: list[str], capsys) -> str:
+    """Runs a command here; fails on anything but success and a refusal of one line."""
+    try:
+        code = main(words)
+    except Reached:
+        code = 0
+    out, err = capsys.readouterr()
+    told = [line for line in err.splitlines() if not line.lower().startswith("warning: ")]
+    assert code in (0, 2) and len(told) == (code == 2), (code, out[:2000], err[:2000])
+    assert all(line.startswith("error: ") and len(line) < 2000 for line in told), told
+    return "taken" if code == 0 else "refused"
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+@pytest.mark.cases(sample=1, hundred=30)
+def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
+    seed, all_of_them, run, quick, tmp_path, monkeypatch, capsys, tell
+):
+    monkeypatch.chdir(tmp_path)
+    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "resume", "into", "table"), 0)
+    shutil.copytree(run, copy)
+    assert outcome(report.main, [str(copy)], capsys) == "taken"
+    allowed = Seen((copy / "report.html").read_text()).found
+    for number in range(FILES_EACH if all_of_them else 25):
+        rng = random.Random(1000 * seed + number)
+        shutil.rmtree(copy)
+        shutil.copytree(run, copy)
+        done = [spoil(rng, copy / rng.choice((CONFIG, METRICS, SUMMARY))) for _ in range(rng.choice((1, 1, 2)))]
+        try:
+            counts["report"] += outcome(report.main, [str(copy)], capsys) == "taken"
+            if (copy / "report.html").exists():
+                assert Seen((copy / "report.html").read_text(encoding="utf-8")).found <= allowed
+            where = ["--run-dir", str(copy)]
+            counts["resume"] += outcome(cifar.main, [*where, "--resume"], capsys) == "taken"
+            into = [*where, "--resume-into", str(tmp_path / "new"), "--epochs", "400"]
+            counts["into"] += outcome(cifar.main, into, capsys) == "taken"
+            counts["table"] += in_a_table(copy)
+        except BaseException as error:
+            error.add_note(f"case {1000 * seed + number}: {', '.join(done)}")
+            raise
+        assert not (tmp_path / "ran").exists()
+    assert all(counts.values()), counts
+    tell(f"taken of {number + 1}: {counts}")
+
+
+def in_a_table(copy: Path) -> bool:
+    """Whether the tables take it: they refuse with BadInput or not at all."""
+    try:
+        _runs.state(ONE, copy.parent)
+        _results.line(TABLE, ONE, copy)
+    except BadInput:
+        return False
+    return True

@@ -1,0 +1,152 @@
+"""What a newcomer sees first: the list of commands, --help, and the opening lines of a run in a terminal."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fdg_jax.__main__ as overview
+from fdg_jax import data, methods, models, names
+from fdg_jax.experiments import checks, command, command_line, imagenet, report, story, terminal, tiny_imagenet
+from fdg_jax.experiments.options import FIELDS, spelled
+from fdg_jax.experiments.stored import SAME_BATCHES
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES = [
+    "method     fdg with K=2, order=backward-first, accumulate=1, accumulation=sum, beta=1.0, weights=stashed, seed 0",
+    "stage k=1  blocks 0 to 1, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0",
+    "stage k=10  blocks 20 to 21, 52% of the FLOPs, 5,136 parameters, staleness 1 update, on cpu:0 of this machine",
+    "  memory   28.5 MB + XLA's buffers: weights 0.02, optimizer 0.02, 2 memos of 13.0; sends float32[32, 32, 32, 16]",
+]
+
+
+# The list of commands
+
+
+@pytest.mark.parametrize("package", ["fdg_jax", "fdg_jax.experiments"])
+def test_a_package_run_as_a_command_lists_the_commands(package):
+    done = subprocess.run([sys.executable, "-m", package], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "fdg_jax.experiments.cifar " in done.stdout and "\n  benchmarks " in done.stdout
+
+
+def test_every_module_that_can_be_run_is_in_the_list_and_no_other():
+    found = set()
+    for file in (ROOT / "fdg_jax").rglob("*.py"):
+        if 'if __name__ == "__main__":' in file.read_text():
+            found.add(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
+    listed = {name for group in overview.COMMANDS.values() for name in group}
+    assert {name for name in listed if name.startswith("fdg_jax")} == found - {"fdg_jax", "fdg_jax.experiments"}
+    assert all(overview.there(name) for name in listed)
+
+
+def test_outside_the_repository_its_commands_are_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(overview, "REPOSITORY", tmp_path)
+    text = overview.overview()
+    assert "fdg_jax.schedule" in text and "benchmarks" not in text and "Measure" not in text
+
+
+def test_the_examples_of_the_list_are_accepted(capsys):
+    for example in overview.EXAMPLES:
+        _, module, *words = example.split()
+        if module == "fdg_jax.schedule":
+            from fdg_jax import schedule
+
+            assert schedule.main(words) == 0
+        elif words != ["--help"]:
+            options, given = command_line.parse(words, module)
+            checks.check(options, given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["cifar", "--K", "2"], "Write python -m fdg_jax.experiments.cifar."), (["shedule"], "Did you mean schedule")],
+)
+def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words, said, capsys):
+    assert overview.main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_report_command_explains_itself(capsys):
+    assert report.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m fdg_jax.experiments.report RUN-DIRECTORY")
+
+
+# --help
+
+
+def test_the_models_read_from_the_text_of_the_files_are_all_models():
+    patterns = [each for family in models._families() for each in getattr(family, "PATTERNS", ())]
+    assert names.of_models() == [*models.names(), *patterns]
+    assert all(hasattr(family, "arguments") == hasattr(family, "PATTERNS") for family in models._families())
+
+
+@pytest.mark.parametrize("program", [command.Program("x"), imagenet.PROGRAM, tiny_imagenet.PROGRAM])
+def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(program):
+    shown = {name: command_line.listed(program.help.get(name, FIELDS[name].metadata["help"]), program)
+             for name in ("method", "model", "dataset")}  # fmt: skip
+    for name, known in (("method", methods.names()), ("model", names.of_models())):
+        assert ", ".join(known) in shown[name]
+    assert all(each in shown["dataset"] for each in program.datasets or data.names())
+    assert "{" not in "".join(shown.values())
+
+
+def test_an_unknown_model_is_answered_with_the_patterns_too():
+    with pytest.raises(command.BadInput, match="wrn<d>_<k>"):
+        models.blocks("wrn29_4", 10)
+
+
+def test_help_says_what_a_run_that_goes_on_as_another_may_change():
+    text = FIELDS["resume_into"].metadata["help"]
+    may, must_not = text.split("; only ")
+    assert "--learning-rate" in may
+    named = {word.strip(",.") for word in must_not.split() if word.startswith("--")}
+    assert named == {spelled(name) for name in SAME_BATCHES}
+
+
+# The opening lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_broken_between_words_and_goes_on_under_its_text(line, width):
+    first, *others = terminal.wrapped(line, width).splitlines()
+    indent = " " * (12 if "k=10" in line else 11)
+    assert others and all(len(each) <= width for each in [first, *others])
+    assert all(each.startswith(indent) and each[len(indent)] != " " for each in others)
+    assert [*first.split(), *" ".join(others).split()] == line.split()
+
+
+def test_a_line_that_fits_and_one_for_a_file_stay_as_they_are():
+    assert terminal.wrapped(LINES[0], None) == LINES[0] == terminal.wrapped(LINES[0], len(LINES[0]))
+
+
+def test_a_word_that_is_longer_than_the_terminal_stays_whole():
+    assert terminal.wrapped(f"at {'x' * 60} there", 40).splitlines() == ["at", "x" * 60, "there"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stdout", "longest"), [(Terminal, 80), (io.StringIO, len(LINES[3]))])
+def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a_file(monkeypatch, stdout, longest):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", stdout())
+    monkeypatch.setattr(story, "tell", lambda *_: LINES)
+    command.opening(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
+    lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= longest and lines[-2:] == ["run        /somewhere", "compiling..."]
+    assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)
+
+
+@pytest.mark.parametrize("stdout", [None, "closed"])
+def test_without_a_stdout_there_is_no_width(monkeypatch, stdout):
+    stream = io.StringIO() if stdout else None
+    if stream:
+        stream.close()
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert terminal.columns() is None

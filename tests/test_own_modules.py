@@ -1,0 +1,346 @@
+"""Odd modules, optimizers, losses and arrays of a user's own: they work, or one sentence says why not, and nothing is
+lost by it."""
+
+import copy
+import threading
+import warnings
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from small import CLASSES, batches, cross_entropy, parts, pipeline, recipe
+
+import fdg_jax
+from fdg_jax import checkpoint, turn
+from fdg_jax.errors import BadInput
+
+DATA = batches(8)
+X, Y = DATA[0]
+
+
+def stepped(n=5, K=2, **options):
+    ours = pipeline(K, DATA[0], **options)
+    for batch in DATA[:n]:
+        ours.step(batch)
+    return ours
+
+
+def deleted(array):
+    array = jnp.array(array)
+    array.delete()
+    return array
+
+
+class Fork(nn.Module):
+    """Gives numbers and integers to the next stage, as a dictionary or a tuple."""
+
+    named: bool
+
+    @nn.compact
+    def __call__(self, x):
+        y, sign = nn.Dense(6)(x), (x[:, 0] > 0).astype(jnp.int32)
+        return {"y": y, "sign": sign} if self.named else (y, sign)
+
+
+class Join(nn.Module):
+    @nn.compact
+    def __call__(self, found):
+        y, sign = (found["y"], found["sign"]) if isinstance(found, dict) else found
+        return nn.Dense(CLASSES)(y) + nn.Embed(2, CLASSES)(sign)
+
+
+@pytest.mark.parametrize(("named", "method"), [
+    (True, "fdg"), *[pytest.param(*case, marks=pytest.mark.slow) for case in [(False, "fdg"), (True, "fr")]],
+])  # fmt: skip
+def test_integers_between_stages_go_to_disk_and_back(named, method, tmp_path):
+    def made():
+        return pipeline(2, DATA[0], stages=[Fork(named), Join()], method=method)
+
+    ours, again = made(), made()
+    for batch in DATA[:5]:
+        ours.step(batch)
+    checkpoint.save(tmp_path / "c", ours.state())
+    again.restore(checkpoint.load(tmp_path / "c")[0])
+    assert again.state_sha256() == ours.state_sha256()
+    for one in (ours, again):
+        one.step(DATA[5])
+        one.drain()
+    assert again.state_sha256() == ours.state_sha256()
+
+
+NOISE = optax.chain(optax.add_noise(0.01, 0.5, jax.random.key(3)), optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+def test_an_optimizer_with_a_random_key_in_its_state_goes_on_exactly(engine):
+    ours, again = stepped(optimizer=NOISE, engine=engine), pipeline(2, DATA[0], optimizer=NOISE, engine=engine)
+    again.restore(ours.state())
+    for one in (ours, again):
+        one.step(DATA[5])
+    assert again.state_sha256() == ours.state_sha256()
+    assert {np.asarray(value).dtype.kind for value in ours.state().values()} <= set("fiu")
+
+
+class Counting(nn.Module):
+    """Counts its calls in a collection of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        calls = self.variable("counters", "calls", lambda: jnp.zeros((), jnp.int32))
+        calls.value += 1
+        return nn.Dense(CLASSES)(x)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+def test_a_collection_of_the_modules_own_is_carried_and_evaluation_leaves_it_alone(engine):
+    ours = stepped(4, stages=[Counting(), Counting()], engine=engine)
+    before = ours.state_sha256()
+    assert ours.evaluate(DATA[:2]).images == 32
+    assert ours.state_sha256() == before
+    assert int(ours.params[0]["counters"]["calls"]) == 5  # once in init
+
+
+@pytest.mark.parametrize(("optimizer", "match"), [
+    (optax.contrib.reduce_on_plateau(), r"stage k=1 \(Part\).*missing .* 'value'.*no loss"),
+    (optax.lbfgs(), "missing 3 .*'value_fn'.*Use another optimizer"),
+    (optax.multi_transform({"a": optax.sgd(0.1)}, {"no": "such"}), r"the optimizer cannot train stage k=1 \(Part\)"),
+])  # fmt: skip
+def test_an_optimizer_that_a_stage_cannot_use_is_refused_at_init(optimizer, match):
+    with pytest.raises(BadInput, match=match):
+        pipeline(2, DATA[0], optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("loss", "dtype"), [
+    (lambda outputs, labels: jnp.sum(jnp.argmax(outputs, -1) != labels), "int32"),
+    (lambda outputs, labels: jnp.all(jnp.argmax(outputs, -1) == labels), "bool"),
+    (lambda outputs, labels: jnp.sum(outputs) * 1j, "complex64"),
+])  # fmt: skip
+def test_a_loss_without_a_gradient_is_refused_at_init(loss, dtype):
+    with pytest.raises(BadInput, match=rf"is {dtype}\[\], which has no gradient"):
+        fdg_jax.Pipeline(parts(2), loss, recipe()).init(jax.random.key(0), DATA[0])
+
+
+@pytest.mark.parametrize("value", ["4", 0, -1, 2.5, True])
+def test_read_behind_is_a_whole_number_of_1_or_more(value):
+    with pytest.raises(BadInput, match=f"^read_behind={value!r}: losses are read 1 or more"):
+        fdg_jax.Pipeline(parts(2), cross_entropy, recipe(), read_behind=value)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
+def test_arrays_that_cannot_be_used_are_refused_and_no_batch_is_counted(engine):
+    ours = pipeline(2, DATA[0], engine=engine)
+    before = ours.state_sha256()
+    wrong = [
+        ((deleted(X), Y), r"the inputs: float32\[16, 8\] has been deleted or donated"),
+        ((X, deleted(Y)), r"the labels: int32\[16\] has been deleted or donated"),
+        ((np.ma.masked_array(X), Y), r"the inputs: float32\[16, 8\] is a masked array"),
+        ((jax.ShapeDtypeStruct(X.shape, X.dtype), Y), r"the inputs: float32\[16, 8\] is only a shape"),
+    ]
+    for batch, match in wrong:
+        with pytest.raises(BadInput, match=match):
+            ours.step(batch)
+        with pytest.raises(BadInput, match=match):
+            ours.evaluate([batch])
+    with pytest.raises(BadInput, match=r"images: .* has been deleted"):
+        ours.train(deleted(X), Y, np.zeros((1, 4), np.int32))
+    assert ours.state_sha256() == before and ours.engine.entered == 0 and not ours.interrupted
+
+
+def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
+    def preprocess(x, step):
+        if len(x) == 7:
+            raise ValueError("no sevens")
+        return x
+
+    ours = pipeline(2, DATA[0], preprocess=preprocess)
+    with pytest.raises(ValueError, match="no sevens"):
+        ours.step((X[:7], Y[:7]))
+    assert ours.engine.entered == 0 and not ours.interrupted
+
+
+def test_given_variables_are_copied_and_must_be_arrays_that_exist():
+    given = pipeline(2, DATA[0]).params
+    ours = pipeline(2, DATA[0], variables=given)
+    before = ours.parameters_sha256()
+    jax.tree.map(lambda leaf: leaf.delete(), given)
+    ours.step(DATA[0])
+    assert ours.updates == [0, 0] and ours.parameters_sha256() == before
+    with pytest.raises(BadInput, match=r"the variables of stage k=1: float32\[12\] has been deleted"):
+        pipeline(2, DATA[0], variables=given)
+    with pytest.raises(BadInput, match="variables of stage k=1 are of type list"):
+        pipeline(2, DATA[0], variables=[[], []])
+    loose = [jax.device_get(stage) for stage in ours.params]
+    loose[1]["params"]["Dense_0"]["bias"] = 0.0
+    with pytest.raises(BadInput, match=r"bias.* of stage k=2 is a float, not an array"):
+        pipeline(2, DATA[0], variables=loose)
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
+@pytest.mark.parametrize(("batch", "match"), [
+    ((X[:, :7], Y), r"evaluate cannot take inputs float32\[16, 7\] .*stage 1 takes float32\[16, 8\]"),
+    ((X, Y.astype(np.float32)), r"the labels are float32\[16\], at init they were int32\[16\]"),
+    ((X, {"class": Y}), r"the labels are int32\[16\], at init"),
+])  # fmt: skip
+def test_a_batch_that_does_not_fit_is_refused_in_evaluation_too(batch, match, engine):
+    ours = pipeline(2, DATA[0], engine=engine)
+    with pytest.raises(BadInput, match=match):
+        ours.evaluate([DATA[0], batch])
+
+
+def test_evaluation_takes_what_training_would_not():
+    """Another dtype in front of a transform, other integers as labels."""
+    ours = pipeline(2, DATA[0])
+    pixels = np.round(100 * X).astype(np.int8)
+    found = ours.evaluate([(pixels, Y.astype(np.uint8))], lambda x: x.astype(jnp.float32) / 100)
+    assert found.images == 16
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda pipe: pipe.__reduce_ex__(2)])
+def test_a_pipeline_cannot_be_copied_or_pickled(make):
+    with pytest.raises(BadInput, match=r"cannot be copied or pickled.*second\.restore\(first\.state\(\)\)"):
+        make(pipeline(1, DATA[0]))
+
+
+@pytest.mark.parametrize("batch", [(X * np.float32(np.nan), Y), (X, Y + CLASSES)], ids=["data", "labels"])
+def test_a_loss_that_is_not_finite_is_warned_of_once_with_its_batch(batch):
+    ours = pipeline(2, DATA[0])
+    ours.step(DATA[0])
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for one in [batch, batch, batch]:
+            ours.step(one)
+        ours.drain()
+        assert [metrics.step for metrics in ours.losses(wait=True)] == [1, 2, 3, 4]
+    assert len(told) == 1
+    assert "the loss of batch 2 is nan" in str(told[0].message) and "guard=True" in str(told[0].message)
+
+
+def test_a_guarded_pipeline_tells_of_it_by_its_metrics():
+    ours = pipeline(2, DATA[0], guard=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.step((X * np.float32(np.nan), Y))
+        ours.drain()
+        assert np.isnan(ours.losses(wait=True)[0].loss)
+
+
+def cut_off(ours, name="forward", error=KeyboardInterrupt):
+    """Stage 2's next operation of that name raises instead of running."""
+    stage = ours.engine.stages[2]
+    real = getattr(stage, name)
+
+    def once(*arguments, **named):
+        setattr(stage, name, real)
+        raise error
+
+    setattr(stage, name, once)
+
+
+@pytest.mark.parametrize(("call", "name"), [("step", "forward"), ("drain", "backward")])
+def test_a_pipeline_that_was_interrupted_within_a_tick_says_so_until_it_is_restored(call, name):
+    ours, other = stepped(4, K=3), stepped(4, K=3)
+    state = ours.state()
+    assert not ours.interrupted
+    cut_off(ours, name)
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(DATA[4]) if call == "step" else ours.drain()
+    assert ours.interrupted
+    for attempt in (lambda: ours.step(DATA[5]), ours.drain, ours.state, lambda: ours.evaluate(DATA[:1])):
+        with pytest.raises(BadInput, match=r"interrupted within a tick.*restore\(state\)"):
+            attempt()
+    ours.restore(state)
+    assert not ours.interrupted
+    for one in (ours, other):
+        one.step(DATA[4])
+        one.drain()
+    assert ours.state_sha256() == other.state_sha256()
+
+
+def test_so_does_a_scan_that_was_given_away():
+    ours = pipeline(2, DATA[0], engine="scan")
+    state = ours.state()
+    real = ours.engine._step
+
+    def interrupted(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    ours.engine._step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(DATA[0])
+    with pytest.raises(BadInput, match="interrupted within a tick"):
+        ours.state()
+    ours.engine._step = real
+    ours.restore(state)
+    ours.step(DATA[0])
+    assert ours.engine.entered == 1
+
+
+def test_ctrl_c_while_a_loss_is_read_loses_none(monkeypatch):
+    ours = stepped(3, read_behind=16)
+    seen = len(ours.losses())
+    fetch = fdg_jax.compat.fetch
+
+    def interrupted(arrays):
+        monkeypatch.setattr("fdg_jax.compat.fetch", fetch)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fdg_jax.compat.is_ready", lambda array: False)
+    ours.step(DATA[3])
+    monkeypatch.setattr("fdg_jax.compat.fetch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ours.losses(wait=True)
+    found = ours.losses(wait=True)
+    assert [metrics.step for metrics in found] == list(range(seen + 1, 4)) and not ours.interrupted
+
+
+def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
+    ours = pipeline(2, DATA[0])
+    x, y = jnp.array(X), jnp.array(Y)
+    ours.step((x, y))
+    x.delete()
+    y.delete()
+    ours.step(DATA[1])
+    with pytest.raises(BadInput, match="an array of a batch was deleted or donated while the batch was in flight"):
+        ours.step(DATA[2])  # in which batch 1 goes back through stage 1
+    assert ours.interrupted
+
+
+def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
+    ours, inside, go_on = pipeline(2, DATA[0]), threading.Event(), threading.Event()
+    stage = ours.engine.stages[1]
+    forward = stage.forward
+
+    def slow(*arguments, **named):
+        inside.set()
+        assert go_on.wait(60)
+        return forward(*arguments, **named)
+
+    stage.forward = slow
+    other = threading.Thread(target=lambda: ours.step(DATA[0]))
+    other.start()
+    assert inside.wait(60)
+    for attempt in (lambda: ours.step(DATA[1]), ours.drain, ours.state, lambda: ours.restore({})):
+        with pytest.raises(BadInput, match=r"two threads use this pipeline at the same time.*Lock"):
+            attempt()
+    go_on.set()
+    other.join()
+    stage.forward = forward
+    ours.step(DATA[1])
+    assert ours.engine.loop.t == 2
+
+
+def test_a_turn_that_was_never_given_back_stops_nobody_else_once_its_thread_has_ended():
+    class Engine:
+        within_tick = False
+
+    one = turn.Turn(Engine())
+    thread = threading.Thread(target=one.take)  # as if Ctrl-C came right behind it
+    thread.start()
+    thread.join()
+    with one:
+        pass

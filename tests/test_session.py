@@ -1,0 +1,114 @@
+"""A run that goes on meets the images and the settings of JAX that it began with, or it says so."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from toys import WORDS, small_command
+
+from fdg_jax import data
+from fdg_jax.data import fingerprint
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import cifar, jax_settings, session
+
+
+def one_image_more(images):
+    return np.concatenate([images, images[:1]])
+
+
+def small():
+    digits = data.load("digits").first(20)
+    return digits._replace(fingerprint=fingerprint.of(digits))
+
+
+def test_other_data_are_refused_and_a_checkpoint_that_does_not_know_its_data_is_told(capsys):
+    now = small()
+    session.check_data(now, {"data": now.fingerprint}, "--resume")
+    assert capsys.readouterr().err == ""
+    other = fingerprint.of(now._replace(train_labels=now.train_labels[::-1]))
+    with pytest.raises(BadInput, match=r"--resume: digits is not the data set .*: other labels or another order"):
+        session.check_data(now, {"data": other}, "--resume")
+    for about in ({}, {"data": {**other, "format": 0}}):
+        session.check_data(now, about, "--resume")
+        err = capsys.readouterr().err
+        assert err.startswith("warning: the newest checkpoint does not say which images") and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, capsys):
+    small_command(monkeypatch)
+    run = ["--run-dir", str(tmp_path / "run")]
+    assert cifar.main([*WORDS.split(), "--steps", "5", *run]) == 0
+    capsys.readouterr()
+    before = data.load("digits")
+    more = {name: one_image_more(getattr(before, name)) for name in ("train_images", "train_labels")}
+    mirrored = {"train_images": before.train_images[:, :, ::-1]}
+    changes = [(more, "65 training images, were 64"), (mirrored, "other pixels in the training images")]
+    for change, said in changes:
+        monkeypatch.setattr(data, "load", lambda *_, change=change: before._replace(**change))
+        for words in (["--resume"], ["--resume-into", str(tmp_path / "new")]):
+            assert cifar.main([*run, *words, "--steps", "8"]) == 2
+            err = capsys.readouterr().err
+            assert err.startswith(f"error: {words[0]}: digits is not the data set") and f"made with: {said}." in err
+            assert err.count("\n") == 1 and not (tmp_path / "new").exists()
+    monkeypatch.setattr(data, "load", lambda *_: before)
+    assert cifar.main([*run, "--resume", "--steps", "8"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_this_jax_has_the_settings_and_the_defaults_that_are_listed():
+    code = "from fdg_jax.experiments import jax_settings as s; print(s.current() == s.DEFAULTS, s.current())"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.startswith("True"), done.stdout
+
+
+def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_in_one_that_goes_on(
+    monkeypatch, capsys
+):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    usual = jax_settings.DEFAULTS
+    jax_settings.check_new()
+    jax_settings.check_resumed({"jax_settings": usual})
+    jax_settings.check_resumed({})  # of a version that did not record them
+    assert capsys.readouterr().err == ""
+    unusual = {**usual, "jax_threefry_partitionable": False, "jax_default_prng_impl": "rbg"}
+    with pytest.raises(
+        BadInput, match="jax_threefry_partitionable is True, was False; jax_default_prng_impl is"
+    ) as told:
+        jax_settings.check_resumed({"jax_settings": unusual})
+    ways = "Set JAX_THREEFRY_PARTITIONABLE to False and set JAX_DEFAULT_PRNG_IMPL to 'rbg', or go on as"
+    assert ways in str(told.value)
+    monkeypatch.setattr(jax_settings, "current", lambda: unusual)
+    with pytest.raises(
+        BadInput, match=r"\. Unset JAX_THREEFRY_PARTITIONABLE and unset JAX_DEFAULT_PRNG_IMPL, or go on"
+    ):
+        jax_settings.check_resumed({"jax_settings": usual})
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")
+    jax_settings.check_new()
+    err = capsys.readouterr().err
+    assert "JAX_THREEFRY_PARTITIONABLE (False instead of True)" in err and "JAX_NUM_CPU_DEVICES (4 instead" in err
+    assert err.startswith("warning: ") and err.count("\n") == 1
+    assert jax_settings.told_changes({"jax_settings": {**usual, "jax_default_prng_impl": "rbg"}}) == [
+        "it began with jax_threefry_partitionable True, now False: not the same numbers"
+    ]
+
+
+def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypatch, capsys):
+    other = {**jax_settings.DEFAULTS, "jax_optimization_level": "O0"}
+    monkeypatch.setattr(jax_settings, "current", lambda: other)
+    jax_settings.check_resumed({"jax_settings": jax_settings.DEFAULTS})
+    err = capsys.readouterr().err
+    assert "jax_optimization_level is 'O0', was 'UNKNOWN'. It may not be the same to the last bit" in err
+
+
+def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():
+    code = (
+        "import jax; from fdg_jax.experiments import setup\n"
+        "setup.prepare_cpu({'cpu_devices': 3}); print(jax.device_count())"
+    )
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "5"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "3\n"
