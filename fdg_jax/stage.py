@@ -58,6 +58,7 @@ class Stage:
     cotangent_down = True  # whether a method sends cotangents from stage to stage
     # Of what a stage keeps of a batch, as its state names it: the kind of operation that uses it up.
     keeps: Mapping[str, str] = {"memo": "B"}
+    local_loss = False  # whether every stage has a loss of its own, and so takes the labels in its forward pass
     packs = True  # False: small arrays stay as they are, for a method whose programs or places want them so
 
     def __init__(
@@ -96,7 +97,8 @@ class Stage:
         # way wherever it is used, so that both engines agree bit for bit (inside a larger program XLA contracts
         # beta*g + decay*p into one or the other fused multiply-add).
         platform = place.device.platform
-        first = self.state.params, self.state.extra, spec.x, spec.labels
+        labels = spec.labels if spec.last or self.local_loss else None
+        first = self.state.params, self.state.extra, spec.x, labels
         self.fast_reductions = programs.reductions_are_right(platform, functions.forward, *first)
         self._forward = programs.jit(functions.forward, platform, reductions=self.fast_reductions)
         self._backward = programs.jit(backward, platform, convolutions=False, reductions=self.fast_reductions)

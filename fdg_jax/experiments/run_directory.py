@@ -74,7 +74,7 @@ class MetricsLog:
         handle = self.file.fileno()
         durable.write(path, os.pread(handle, os.fstat(handle).st_size, 0))
         self.file.close()
-        self.file = path.open("a+")
+        self.file = path.open("a+", encoding="utf-8")
 
     def close(self) -> None:
         self.file.close()

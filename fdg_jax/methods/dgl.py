@@ -49,6 +49,7 @@ class Local(Stage):
     """
 
     cotangent_down = False
+    local_loss = True
 
     def make(self, spec: Spec):
         if spec.last:
