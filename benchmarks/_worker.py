@@ -37,7 +37,6 @@ class FusedStage(Stage):
         self._fused = programs.jit(
             backward_update,
             place.device.platform,
-            convolutions=False,
             reductions=self.fast_reductions,
             donate_argnames="opt_state",
         )

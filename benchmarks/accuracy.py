@@ -124,9 +124,7 @@ def by_default(function: Callable, program: str) -> Any:
 
 def as_a_stage(function: Callable, program: str) -> Any:
     """As fdg_jax.stage does."""
-    if program == "evaluation":
-        return programs.jit(function, "cpu", reductions=False)
-    return programs.jit(function, "cpu", convolutions=program != "backward")
+    return programs.jit(function, "cpu", reductions=program != "evaluation")
 
 
 def without_ynnpack(function: Callable, program: str) -> Any:

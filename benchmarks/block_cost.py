@@ -87,7 +87,7 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     platform = jax.devices()[0].platform
     forward = programs.jit(made.forward, platform)
     backward = programs.jit(
-        lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform, convolutions=False
+        lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform
     )
     messages, _, closure = forward(params, extra, x, labels)
     (y,) = messages.values()

@@ -104,15 +104,15 @@ def xla(shape: Shape, batch: int) -> dict[str, Call]:
 
     if not shape.kernel:
         kept = programs.jit(partial(jax.vjp, forward), "cpu")
-        backward = programs.jit(lambda closure, dy: closure(dy), "cpu", convolutions=False)
+        backward = programs.jit(lambda closure, dy: closure(dy), "cpu")
         return {"F": partial(kept, x, weights), "B": partial(backward, kept(x, weights)[1], dy)}
 
     def gradient(which: int, x, weights, dy):
         return jax.vjp(forward, x, weights)[1](dy)[which]
 
-    dx, dw = (programs.jit(partial(gradient, which), "cpu", convolutions=False) for which in (0, 1))
+    dx, dw = (programs.jit(partial(gradient, which), "cpu") for which in (0, 1))
     gradients = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
-    return {"F": partial(jax.jit(forward), x, weights), **gradients}
+    return {"F": partial(programs.jit(forward, "cpu"), x, weights), **gradients}
 
 
 def onednn(shape: Shape, batch: int) -> dict[str, Call]:

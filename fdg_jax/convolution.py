@@ -4,21 +4,18 @@
 implementations do (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are float32.
 
 `conv` has a hand-written backward pass (so reverse mode only). Elsewhere than on a CPU all of it is XLA's convolutions.
-What each cure is worth, `benchmarks/block_cost.py` measures. They are made for a device that is one core: a weight
-gradient by patches spreads over several cores less well than XLA's convolution (the option `layers=plain` of
-`benchmarks.images_per_second` is without them).
+What each of these ways is worth, `benchmarks/block_cost.py` measures. They are made for a device that is one core, and
+for programs without YNNPACK's convolutions (fdg_jax.programs). The option `layers=plain` of
+`benchmarks.images_per_second` is without them.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-PATCH_BYTES = 2_500_000  # of patches at a time
 PLAIN = False  # True: everything is XLA's own on a CPU as well. Benchmarks set it for devices of several cores.
 
 
@@ -100,60 +97,22 @@ def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
     return runs.reshape(*x.shape[:3], kernel.shape[3])
 
 
-_spread = ContextVar("_spread", default=False)
-
-
-@contextmanager
-def spread_batches() -> Iterator[None]:
-    """While tracing: batches lie on several devices and XLA is to insert the communication. Parts of such a batch, one
-    after the other, would be sent to every device first, so weight gradients are plain ones."""
-    token = _spread.set(True)
-    try:
-        yield
-    finally:
-        _spread.reset(token)
-
-
 def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The gradient of `conv`'s kernel, of which only shape and dtype count.
-
-    XLA's CPU convolution is slow here, so kernels of 1 x 1 and maps of up to 16 x 16 are multiplied as matrices there:
-    dy by the patches of x that the kernel saw. On maps of 32 x 32 that is slower (16 channels) or equal (64).
-    """
+    """The gradient of `conv`'s kernel, of which only shape and dtype count; of 1 x 1 on a CPU a product of matrices."""
 
     def plain(x, dy):
         return plain_weight_gradient(x, dy, kernel, stride)
 
-    if PLAIN or _spread.get() or (kernel.shape[0] > 1 and dy.shape[1] * dy.shape[2] > 16 * 16):
+    if PLAIN or kernel.shape[0] > 1:
         return plain(x, dy)
-    return lax.platform_dependent(x, dy, cpu=partial(_by_patches, kernel.shape[0], stride), default=plain)
+    return lax.platform_dependent(x, dy, cpu=partial(_product, stride), default=plain)
 
 
-def _by_patches(size: int, stride: int, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """A few images at a time: all patches at once would go through memory instead of the core's caches."""
-    b, h, w, features = dy.shape
-    c, pad = x.shape[3], (size // 2, size // 2)
-    an_image = h * w * size * size * c * x.dtype.itemsize
-    at_once = b if size == 1 else max(1, min(b, PATCH_BYTES // an_image))
-    first = b % at_once or at_once
-
-    def part(begin, images):
-        seen = jnp.pad(lax.dynamic_slice_in_dim(x, begin, images), ((0, 0), pad, pad, (0, 0)))
-        patches = [
-            seen[:, i : i + (h - 1) * stride + 1 : stride, j : j + (w - 1) * stride + 1 : stride]
-            for i in range(size)
-            for j in range(size)
-        ]
-        patches = jnp.concatenate(patches, axis=3).reshape(-1, size * size * c)
-        cotangents = lax.dynamic_slice_in_dim(dy, begin, images).reshape(-1, features)
-        # This way round, as XLA's product of matrices on a CPU is faster with the wider one on the right.
-        accurate = jnp.promote_types(x.dtype, jnp.float32)
-        return lax.dot_general(cotangents, patches, (((0,), (0,)), ((), ())), preferred_element_type=accurate)
-
-    def add(number, before):
-        return before + part(first + number * at_once, at_once)
-
-    summed = part(0, first)
-    if first < b:
-        summed = lax.fori_loop(0, (b - first) // at_once, add, summed)
-    return summed.T.reshape(size, size, c, features).astype(x.dtype)
+def _product(stride: int, x: jax.Array, dy: jax.Array) -> jax.Array:
+    """The gradient of a kernel of 1 x 1, [1, 1, c, features]."""
+    seen = x[:, ::stride, ::stride].reshape(-1, x.shape[3])
+    # This way round, as XLA's product of matrices on a CPU is faster with the wider one on the right.
+    accurate = jnp.promote_types(x.dtype, jnp.float32)
+    cotangents = dy.reshape(-1, dy.shape[3])
+    product = lax.dot_general(cotangents, seen, (((0,), (0,)), ((), ())), preferred_element_type=accurate)
+    return product.T[None, None].astype(x.dtype)

@@ -1,14 +1,14 @@
 """`jax.jit` for the programs of a stage: on a CPU it chooses what XLA may hand to its library YNNPACK.
 
-XLA's CPU backend has YNNPACK compute reductions, convolutions and products of matrices. That is faster for most of
-them. These are the two exceptions, chosen for each program by itself (`jax.jit(compiler_options=)`):
+XLA's CPU backend has YNNPACK compute reductions, convolutions and products of matrices. It is fast for most of them.
+These are the two exceptions, chosen for each program by itself (`jax.jit(compiler_options=)`):
 
-- Convolutions of backward passes. YNNPACK takes up to ten times as long as XLA for the gradient by the kernel
-  (`python -m benchmarks.images_per_second` with the sides that LOG.md names, 2026-11-23).
-- Reductions in jaxlib 0.10.2, which can be wrong (jax issue 39103): where a product of matrices that contracts three
-  numbers is fused with the sum over its rows, every column from number 32,768 on is another one's (float64: 16,384).
-  0.10.1 and 0.11.0 compute it correctly. YNNPACK is several times faster for the statistics of a batch norm, so it
-  keeps the reductions of programs in which no product has a dimension that small.
+- No convolutions. For the gradient by the kernel YNNPACK takes two to ten times as long as XLA itself, and the cores
+  of a pipeline idle more with it in forward passes (LOG.md, 2026-11-23).
+- Not all reductions in jaxlib 0.10.2, which can be wrong (jax issue 39103): if a product of matrices that contracts
+  three numbers is fused with the sum over its rows, every column from number 32,768 on is another one's (float64:
+  16,384). 0.10.1 and 0.11.0 compute it correctly. YNNPACK is several times faster for the statistics of a batch norm,
+  so it keeps the reductions of programs in which no product has a dimension that small.
 
 Whoever sets the flag in XLA_FLAGS decides for all programs; then nothing is chosen here.
 """
@@ -24,31 +24,27 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 FLAG = "xla_cpu_experimental_ynn_fusion_type"
-DOTS, CONVOLUTIONS, REDUCTIONS = (
-    f"LIBRARY_FUSION_TYPE_{kind}" for kind in ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION", "REDUCE")
-)
-BY_DEFAULT = (DOTS, CONVOLUTIONS, REDUCTIONS)  # of the flag, in jaxlib 0.10.2 to 0.12.0.1
+# By default the flag has these and INDIVIDUAL_CONVOLUTION, in jaxlib 0.10.2 to 0.12.0.1.
+PRODUCTS, REDUCTIONS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
 WRONG_REDUCTIONS = ("0.10.2",)  # versions of jaxlib
 SMALL = 4  # products are wrong that contract 3; in the backward pass another dimension may be contracted
 
 
-def jit(function: Callable, platform: str, convolutions: bool = True, reductions: bool = True, **options: Any) -> Any:
+def jit(function: Callable, platform: str, reductions: bool = True, **options: Any) -> Any:
     """`jax.jit(function, **options)` for devices of a platform ("cpu", "gpu", ...).
 
-    convolutions, reductions: whether YNNPACK may compute these on a CPU. Reductions stay allowed all the same where
-    this jaxlib computes them correctly. Such a program cannot be called while another one is traced.
+    reductions: whether YNNPACK may compute these on a CPU. They stay allowed all the same where this jaxlib computes
+    them correctly. Such a program cannot be called while another one is traced.
     """
-    return jax.jit(function, compiler_options=compiler_options(platform, convolutions, reductions), **options)
+    return jax.jit(function, compiler_options=compiler_options(platform, reductions), **options)
 
 
-def compiler_options(platform: str, convolutions: bool = True, reductions: bool = True) -> dict[str, str] | None:
+def compiler_options(platform: str, reductions: bool = True) -> dict[str, str] | None:
     """What `jit` compiles with; None where that is what JAX does anyway."""
-    refused = set() if convolutions else {CONVOLUTIONS}
-    if not reductions and reductions_can_be_wrong():
-        refused.add(REDUCTIONS)
-    if platform != "cpu" or not refused or FLAG in os.environ.get("XLA_FLAGS", "") or not known():
+    if platform != "cpu" or FLAG in os.environ.get("XLA_FLAGS", "") or not known():
         return None
-    return {FLAG: ",".join(kind for kind in BY_DEFAULT if kind not in refused)}
+    allowed = (PRODUCTS, REDUCTIONS) if reductions or not reductions_can_be_wrong() else (PRODUCTS,)
+    return {FLAG: ",".join(allowed)}
 
 
 def reductions_are_right(platform: str, function: Callable, *arguments: Any) -> bool:
@@ -69,7 +65,7 @@ def reductions_can_be_wrong() -> bool:
 def known() -> bool:
     """Whether XLA knows the flag and its values. It is experimental, so that may change."""
     try:
-        jax.jit(lambda x: x, compiler_options={FLAG: ",".join(BY_DEFAULT)}).lower(0.0).compile()
+        jax.jit(lambda x: x, compiler_options={FLAG: f"{PRODUCTS},{REDUCTIONS}"}).lower(0.0).compile()
     except Exception:  # JAX raises several kinds
         return False
     return True

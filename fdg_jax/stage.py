@@ -101,7 +101,7 @@ class Stage:
         first = self.state.params, self.state.extra, spec.x, labels
         self.fast_reductions = programs.reductions_are_right(platform, functions.forward, *first)
         self._forward = programs.jit(functions.forward, platform, reductions=self.fast_reductions)
-        self._backward = programs.jit(backward, platform, convolutions=False, reductions=self.fast_reductions)
+        self._backward = programs.jit(backward, platform, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
         self._outputs = programs.jit(functions.outputs, platform, reductions=False)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)

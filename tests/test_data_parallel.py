@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
 from test_engines import ROUNDING, Two
 
-from fdg_jax import convolution, models, split
+from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import digits
 from fdg_jax.errors import BadInput
@@ -314,8 +314,7 @@ def residual(K, size=20):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", NORMS)
-def test_only_gradients_and_statistics_travel_between_devices(norm, monkeypatch):
-    monkeypatch.setattr(convolution, "PATCH_BYTES", 1)  # weight gradients of a device's own batch image by image
+def test_only_gradients_and_statistics_travel_between_devices(norm):
     stages, batch = residual(K=2)
     ours = replicated(2, batch, stages=stages, batch_norm=norm)
     seen = recorded(ours, batch)

@@ -91,12 +91,11 @@ def test_the_models_keep_their_fast_reductions(name):
 
 def test_only_cpu_programs_are_compiled_otherwise(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert programs.compiler_options("gpu", convolutions=False, reductions=False) is None
-    assert programs.compiler_options("cpu") is None
-    (chosen,) = programs.compiler_options("cpu", convolutions=False).values()
-    assert chosen.split(",") == [programs.DOTS, programs.REDUCTIONS]
+    assert programs.compiler_options("gpu", reductions=False) is None
+    (chosen,) = programs.compiler_options("cpu").values()
+    assert chosen.split(",") == [programs.PRODUCTS, programs.REDUCTIONS]
 
 
 def test_a_flag_of_the_user_decides_alone(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--{programs.FLAG}=-reduce")
-    assert programs.compiler_options("cpu", convolutions=False) is None
+    assert programs.compiler_options("cpu") is None

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks._serve import clocked
 from benchmarks._sides import Side
-from fdg_jax import convolution, models, split
+from fdg_jax import convolution, models, programs, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.experiments import huge_pages
@@ -47,8 +47,7 @@ class Trainer:
                 logits, changed = net.apply({"params": params, "batch_stats": own}, x, True, mutable=["batch_stats"])
                 return cross_entropy(logits, labels), changed
 
-            with convolution.spread_batches():  # in one program loops over parts of a batch cost more
-                (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
+            (loss, changed), gradients = jax.value_and_grad(loss_of, has_aux=True)(params)
             gradients, loss = lax.pmean((gradients, loss), "replica")
             updates, momentum = optimizer.update(gradients, momentum, params)
             statistics = jax.tree.map(lambda leaf: leaf[None], changed.get("batch_stats", {}))
@@ -64,7 +63,7 @@ class Trainer:
             out_specs=(everywhere, own, everywhere, everywhere),
             check_vma=False,
         )
-        self.step = jax.jit(spread, donate_argnums=(0, 1, 2))
+        self.step = programs.jit(spread, "cpu", donate_argnums=(0, 1, 2))
         copies = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (side.K, *leaf.shape)), statistics)
         self.state = jax.device_put((params, copies, optimizer.init(params)))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))

@@ -86,7 +86,7 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
         return grads, None if first else dx
 
     forward, update = programs.jit(made.forward, device.platform), jax.jit(made.update, donate_argnums=1)
-    backward = programs.jit(gradients, device.platform, convolutions=False)
+    backward = programs.jit(gradients, device.platform)
 
     def step() -> float:
         jax.block_until_ready((batch, params, state))

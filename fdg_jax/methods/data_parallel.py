@@ -24,7 +24,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fdg_jax import convolution
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, Spec
@@ -77,8 +76,6 @@ class Replicated(Stage):
         self.local = batch_norm == "local" and spec.K > 1  # one replica is BP
         assert isinstance(place, Spread)
         if not self.local:
-            if place.mesh.size > 1:
-                functions = functions._replace(backward=convolution.spread_batches()(functions.backward))
             return functions, state
         return by_replica(functions, spec.K, place.mesh), state._replace(extra=copies(state.extra, spec.K, spec.key))
 

@@ -111,8 +111,7 @@ class Synthetic(Stage):
 
         # Guessing looks at the batch's own statistics and leaves the running ones alone.
         self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
-        # `learn` goes back through convolutions.
-        self._learn = programs.jit(learn, self.place.device.platform, convolutions=False, donate_argnums=0)
+        self._learn = programs.jit(learn, self.place.device.platform, donate_argnums=0)
         return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
 
     def __init__(self, spec: Spec, place, **options):
