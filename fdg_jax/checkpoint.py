@@ -19,6 +19,7 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
+REPLACED = ".replaced"  # behind the name of a checkpoint whose place another one is about to take
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 
 
@@ -76,7 +77,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
     """
     path = Path(path).absolute()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
-    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}{REPLACED}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
@@ -89,7 +90,11 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
     if path.exists():
         shutil.rmtree(before, ignore_errors=True)
         path.rename(before)
-    durable.rename(temporary, path)
+    try:
+        durable.rename(temporary, path)
+    except OSError:
+        durable.put_back(before, path)
+        raise
     shutil.rmtree(before, ignore_errors=True)
 
 
@@ -97,9 +102,9 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
     """(state, about) as `save` was given them. BadInput where there is none; Damaged where a byte of it has changed,
     OtherFormat, and Unreadable, all of fdg_jax.manifest and kinds of BadInput."""
     path = Path(path).absolute()
-    if not path.is_dir():
-        raise BadInput(f"there is no checkpoint at {path}.")
     try:
+        if not path.is_dir():
+            raise BadInput(f"there is no checkpoint at {path}.")
         content = manifest.check(path)
         with ocp.PyTreeCheckpointer() as checkpointer:
             tree = checkpointer.restore(path / ARRAYS)
@@ -113,6 +118,8 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fact = f"the checkpoint at {path} is damaged: {manifest.NAME} does not describe its arrays"
         raise manifest.Damaged(f"{fact} ({first_line(error)}).") from error
+    except MemoryError as error:
+        raise manifest.Unreadable(path, error) from error
 
 
 def named(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:

@@ -59,6 +59,12 @@ def rename(old: Path, new: Path) -> None:
     flush_folder(new.parent)
 
 
+def put_back(aside: Path, path: Path) -> None:
+    """Gives a file or folder its name again, if nothing else has it by now."""
+    if aside.exists() and not path.exists():
+        rename(aside, path)
+
+
 def write(path: Path, content: bytes) -> None:
     """A file whole or not at all, whatever happens: it is written beside, flushed, and then renamed. Where that fails,
     nothing is left beside it."""

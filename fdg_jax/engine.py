@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fdg_jax import compat
+from fdg_jax import compat, programs
 from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
 from fdg_jax.functions import Functions, Spec, StageState
@@ -97,7 +97,11 @@ def first_unsound(stages: Sequence[tuple[Functions, StageState, Place]], x: Tree
     for k, (functions, state, place) in enumerate(stages, 1):
         if not jax.jit(finite)(state.params):
             return Unsound(k, "weights")
-        run = jax.jit(lambda params, extra, x, labels, run=functions.forward: run(params, extra, x, labels)[0])
+        run = programs.jit(
+            lambda params, extra, x, labels, run=functions.forward: run(params, extra, x, labels)[0],
+            place.device.platform,
+            reductions=False,
+        )
         messages = run(state.params, state.extra, place.batch(x), place.batch(labels))
         if not jax.jit(finite)(messages):
             return Unsound(k, "loss" if "loss" in messages else "outputs")

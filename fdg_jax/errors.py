@@ -8,6 +8,11 @@ class BadInput(ValueError):
     """States the fact, the numbers and the way out. Commands print it as one message and exit with code 2."""
 
 
+class Unreadable(BadInput):
+    """What is there cannot be read at the moment, so nothing is known of it: neither that it is whole nor that it is
+    not."""
+
+
 class ScheduleError(AssertionError):
     """A schedule asks for something that does not exist yet, twice, or with other staleness than derived."""
 

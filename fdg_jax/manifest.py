@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
 
 NAME, FORMAT = "manifest.json", 1
@@ -29,7 +30,7 @@ class Damaged(BadInput):
     """It is proven that the folder is not as it was sealed."""
 
 
-class Unreadable(BadInput):
+class Unreadable(errors.Unreadable):
     """The folder cannot be read at the moment. Whether it is as it was sealed is not known."""
 
     def __init__(self, folder: Path, error: BaseException):
@@ -94,18 +95,20 @@ def refuse_odd(name: str, mode: int, fact: str) -> None:
 
 
 def inside(folder: Path) -> dict[str, int]:
-    """{name in the folder, with /: mode} of everything below it that is no folder. Links are not followed. Raises
-    OSError where a folder cannot be listed, which Path.rglob passes over."""
+    """{name in the folder, with /: mode} of everything below it that is no folder, and of folders that are empty. Links
+    are not followed. Raises OSError where a folder cannot be listed, which Path.rglob passes over."""
     found, left = {}, [""]
     while left:
         place = left.pop()
         with os.scandir(folder / place) as entries:
-            for entry in entries:
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if stat.S_ISDIR(mode):
-                    left.append(f"{place}{entry.name}/")
-                else:
-                    found[f"{place}{entry.name}"] = mode
+            modes = {f"{place}{entry.name}": entry.stat(follow_symlinks=False).st_mode for entry in entries}
+        if not modes and place:
+            found[place] = stat.S_IFDIR
+        for name, mode in modes.items():
+            if stat.S_ISDIR(mode):
+                left.append(f"{name}/")
+            else:
+                found[name] = mode
     return found
 
 

@@ -60,5 +60,9 @@ class Turn:
             self._owner.clear()
 
     def check_whole(self) -> None:
+        """Raises BadInput where another thread is within a call, or one was cut off."""
+        owner = self._owner.get("thread", threading.get_ident())
+        if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
+            raise BadInput(BUSY)
         if self.engine.within_tick:
             raise BadInput(INTERRUPTED)

@@ -1,6 +1,8 @@
 """A run directory that is deleted, renamed or replaced while its run is under way."""
 
+import errno
 import shutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from fdg_jax.engine import Metrics
 from fdg_jax.experiments import claim, run_directory
 from fdg_jax.experiments.home import Gone, Home
 from fdg_jax.experiments.record import Record
+from fdg_jax.experiments.saving import SaveFailed
 
 CONFIG = {"K": 2, "note": "as it was"}
 
@@ -96,3 +99,15 @@ def test_a_directory_that_comes_back_is_used_again(run, home, record):
     assert home.lost() is not None
     run.with_name("elsewhere").rename(run)
     assert home.lost() is None and home.keep(record, anew=False) is None
+
+
+def test_what_could_not_be_moved_at_once_is_moved_by_the_next_save(run, home, record, monkeypatch):
+    take_away(run, "delete")
+    move = record.move
+    monkeypatch.setattr(record, "move", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(SaveFailed, match="No space left on device"):
+        home.keep(record, anew=True)
+    monkeypatch.setattr(record, "move", move)
+    said = home.keep(record, anew=True)
+    assert said is not None and "It is made anew" in said
+    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1]

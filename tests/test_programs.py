@@ -1,5 +1,7 @@
 """Programs on a CPU: what YNNPACK may compute, and that sums are right here which jaxlib 0.10.2 computes wrongly."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -87,6 +89,27 @@ def test_the_models_keep_their_fast_reductions(name):
     variables = jax.eval_shape(lambda x: functions.init_variables(module, jax.random.PRNGKey(0), x), x)
     forward = functions.functions(module, optax.sgd(0.1)).forward
     assert not programs.has_small_products(forward, *functions.split(variables), x)
+
+
+def convolutions_by_ynnpack(program, *arguments) -> int:
+    """How many of a compiled program's convolutions YNNPACK computes."""
+    text = program.lower(*arguments).compile().as_text()
+    bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
+    called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
+    return sum(" convolution(" in bodies[name] for name in called)
+
+
+def test_a_stage_trains_without_convolutions_by_ynnpack():
+    x, labels = np.zeros((16, 16, 16, 32), np.float32), np.zeros(16, np.int32)
+    block = split.stages(models.blocks("resnet8", 10)[2:3], ())
+    pipeline = fdg_jax.Pipeline(block, lambda outputs, labels: outputs.mean(), optax.sgd(0.1), method="bp")
+    stage = pipeline.init(jax.random.key(0), (x, labels)).engine.stages[1]
+    params, extra = stage.state.params, stage.state.extra
+    _, _, closure = stage._forward(params, extra, x, labels)
+    assert convolutions_by_ynnpack(stage._forward, params, extra, x, labels) == 0
+    assert convolutions_by_ynnpack(stage._backward, closure, params, x, None) == 0
+    plainly = jax.jit(stage.functions.forward)
+    assert convolutions_by_ynnpack(plainly, params, extra, x, labels) > 0  # so what is asserted above can fail
 
 
 def test_only_cpu_programs_are_compiled_otherwise(monkeypatch):

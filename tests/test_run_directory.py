@@ -1,6 +1,7 @@
 """The files of a run, without running one: whole or not at all, cut back on resume, never mixed up."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from fdg_jax import strict_json
 from fdg_jax.engine import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import (
@@ -33,6 +35,7 @@ from fdg_jax.experiments import (
     stored,
     train,
 )
+from fdg_jax.experiments.home import Home
 from fdg_jax.experiments.options import FIELDS, Options
 from fdg_jax.experiments.progress import per_second
 from fdg_jax.experiments.record import Diverged, Record
@@ -216,6 +219,20 @@ def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_se
 
     monkeypatch.setattr(claim, "lock", late)
     with pytest.raises(BadInput, match="already holds a run"), claim.claim(path, resume=False):
+        pass
+
+
+@pytest.mark.parametrize("unreadable", ["config.json", "checkpoints"])
+def test_auto_begins_nothing_where_there_may_be_a_run_that_cannot_be_read_now(unreadable, tmp_path, monkeypatch):
+    stored_run(tmp_path)
+    (tmp_path / "checkpoints" / "step-000000001").mkdir(parents=True)
+    away = mock.Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    if unreadable == "config.json":
+        monkeypatch.setattr(strict_json, "read", away)
+    else:
+        (tmp_path / "config.json").write_text("{")
+        monkeypatch.setattr(os, "listdir", away)
+    with pytest.raises(BadInput, match="Input/output error"), claim.claim(tmp_path, resume="auto"):
         pass
 
 
@@ -615,7 +632,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(saving, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(train.Loop, "train", lambda self: None)
     monkeypatch.setattr(train.Loop, "finish", lambda self: ("", ""))
-    train.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
+    train.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), Home(tmp_path, False))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

@@ -331,3 +331,39 @@ def test_arrays_that_are_used_up_are_no_lasting_loss(tmp_path):
     saver.save(2, {}, {"unread/4": bad, "error": np.nan}, refused=())
     with pytest.raises(saving.NotFinite, match="unread/4 is not finite"):
         saver.wait()
+
+
+def test_a_checkpoint_that_could_not_be_replaced_stays(tmp_path, monkeypatch):
+    """A save of a step that is there already: the second rename fails, or the process ends before it."""
+    saved(tmp_path, 1, 2, keep=1)
+    rename = durable.rename
+
+    def fails_once(old, new):
+        monkeypatch.setattr(durable, "rename", rename)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(durable, "rename", fails_once)
+    saver = saving.Saver(tmp_path, {}, 1)
+    saver.save(2, {"a": np.zeros(100)}, {"step": 2})
+    with pytest.raises(saving.SaveFailed, match="Input/output error"):
+        saver.wait()
+    assert names(tmp_path) == ["step-000000002"]
+    (tmp_path / "step-000000002").rename(tmp_path / f".step-000000002{checkpoint.REPLACED}")
+    saving.sweep(tmp_path)
+    state, _, _ = saving.load_newest(tmp_path)  # type: ignore[misc]
+    assert state["a"].sum() == 100
+
+
+def test_both_know_the_name_of_what_is_replaced():
+    assert saving.REPLACED == checkpoint.REPLACED
+
+
+@pytest.mark.parametrize("call", ["is_dir", "listdir"])
+def test_a_file_system_that_is_away_ends_the_command_in_a_sentence(call, two, monkeypatch):
+    """Also where it fails before the manifest is opened: when one looks whether there are folders, and remainders."""
+    away = mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
+    monkeypatch.setattr(*((Path, "is_dir", away) if call == "is_dir" else (os, "listdir", away)))
+    saving.sweep(two / "checkpoints")
+    if call == "is_dir":
+        with pytest.raises(manifest.Unreadable, match="Stale file handle"):
+            checkpoint.load(two / "checkpoints" / "step-000000002")

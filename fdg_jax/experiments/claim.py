@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fdg_jax import durable
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.experiments import stored
 from fdg_jax.experiments.options import Options, Resume
 from fdg_jax.experiments.run_directory import CHECKPOINTS, CONFIG, METRICS, SUMMARY
@@ -39,6 +39,8 @@ def resumes(path: Path) -> bool:
     if (path / CONFIG).is_file():
         try:
             stored.config(path)
+        except Unreadable:  # nothing may be begun in the place of what may be there
+            raise
         except BadInput:  # cut off while it was made, by a power cut, say; with results, somebody damaged it
             return holds_results(path)
         return True
@@ -50,7 +52,12 @@ def resumes(path: Path) -> bool:
 
 
 def holds_results(path: Path) -> bool:
-    return (path / SUMMARY).exists() or any((path / CHECKPOINTS).glob("*step-*"))
+    """Whether there is more than the beginning of a run. Raises Unreadable where that cannot be seen."""
+    try:
+        names = os.listdir(path / CHECKPOINTS) if (path / CHECKPOINTS).is_dir() else []
+    except OSError as error:
+        raise Unreadable(f"{path / CHECKPOINTS} cannot be listed: {error.strerror}. Nothing was changed.") from None
+    return (path / SUMMARY).exists() or any("step-" in name for name in names)
 
 
 def refuse(path: Path, resume: Resume, flag: str) -> None:

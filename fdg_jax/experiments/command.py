@@ -110,11 +110,16 @@ def prepare_and_run(
         opening(job, path, known, resumed=before is not None)
         return train(job, path, program, signals, begun)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
-        print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
-        return 1
+        return tell_full(path, error)
+
+
+def tell_full(path: Path, error: OSError) -> int:
+    """Says that the disk is full; returns the exit code. Raises any other error."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
+    print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
+    return 1
 
 
 def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
@@ -151,7 +156,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.jpeg import Damaged
     from fdg_jax.experiments import ending
     from fdg_jax.experiments import train as training
-    from fdg_jax.experiments.home import Gone
+    from fdg_jax.experiments.home import Gone, Home
     from fdg_jax.experiments.record import Diverged
     from fdg_jax.experiments.replay import NotReproduced
     from fdg_jax.experiments.rescue import Broken
@@ -159,15 +164,17 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
 
     (path / run_directory.SUMMARY).unlink(missing_ok=True)
     config = run_directory.read_json(path / run_directory.CONFIG)  # kept, should somebody delete the file
+    home = Home(path, job.options.tensorboard)
 
     def ended(tell: Callable[..., int], *what: Any) -> int:
         """The report comes first, so that what ended the training is the last line."""
-        ending.keep_config(path, config)
-        ending.write_report(path, config)
+        if not home.lost():
+            ending.complete(home)
+            ending.write_report(path, config)
         return tell(path, *what)
 
     try:
-        record, parameters, state = training.run(job, path, signals, begun)
+        record, parameters, state = training.run(job, path, signals, begun, home)
     except Gone as gone:
         print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
         return 1
@@ -184,6 +191,8 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
         return ended(ending.tell_stopped, stopped, program.command)
     except Broken as broken:
         return ended(ending.tell_broken, broken, program.command)
+    except OSError as error:
+        return tell_full(path, error)
     summary = ending.summarise(job, record, parameters, state)
     run_directory.write_json(path / run_directory.SUMMARY, summary)
     code = ended(ending.tell_done, summary)

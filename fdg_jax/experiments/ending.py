@@ -1,5 +1,6 @@
 """The words and files that end a session: what came out, or where the run can be taken up again."""
 
+import contextlib
 import math
 import shlex
 import sys
@@ -9,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax import methods
-from fdg_jax.errors import reason
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.experiments import report, run_directory, saving
 from fdg_jax.experiments.progress import count, per_second
 from fdg_jax.experiments.signals import Stopped
 
 if TYPE_CHECKING:
+    from fdg_jax.experiments.home import Home
     from fdg_jax.experiments.record import Record
     from fdg_jax.experiments.rescue import Broken
     from fdg_jax.experiments.setup import Job
@@ -99,15 +101,11 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
 
 
-def keep_config(path: Path, config: Mapping[str, Any]) -> None:
+def complete(home: "Home") -> None:
     """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
-    if path.is_dir() and not (path / run_directory.CONFIG).exists():
-        try:
-            run_directory.write_json(path / run_directory.CONFIG, config)
-        except OSError:  # a full disk, say, which is reported where it costs more
-            return
-        fact = f"{path / run_directory.CONFIG} was deleted during the run"
-        print(f"warning: {fact}. It was written again, with the same content.", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk, say, which is reported where it costs more
+        if mended := home.complete():
+            print(f"warning: {mended}.", file=sys.stderr)
 
 
 def tell_broken(path: Path, broken: "Broken", program: str) -> int:
@@ -115,7 +113,7 @@ def tell_broken(path: Path, broken: "Broken", program: str) -> int:
     from fdg_jax.experiments.loading import LoaderFailed
 
     cause = broken.__cause__ or broken
-    if isinstance(cause, LoaderFailed):
+    if isinstance(cause, LoaderFailed | BadInput):
         fact = str(cause)
     else:  # a defect, of this package or of what it uses: the traceback says where
         traceback.print_exception(cause)

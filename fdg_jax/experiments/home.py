@@ -28,6 +28,7 @@ class Home:
         self.ours = inode(path)
         self.config = (path / CONFIG).read_bytes() if (path / CONFIG).is_file() else None
         self.locks = contextlib.ExitStack()
+        self.left: Gone | None = None  # why there is another directory, until the run's files are in it
 
     def close(self) -> None:
         self.locks.close()
@@ -53,11 +54,15 @@ class Home:
         try:
             if gone:
                 self.make(gone)
+                self.left = gone
+            if self.left:
                 record.move(self.path, self.tensorboard)
                 self.complete()
-                return f"{gone} It is made anew, and has config.json, metrics.jsonl and what is saved from now on"
+                told, self.left = f"{self.left} It is made anew, and has config.json, metrics.jsonl and what", None
+                return f"{told} is saved from now on"
             return self.complete()
         except OSError as error:
+            gone = self.left or gone
             raise SaveFailed(f"{gone or ''} Nothing can be written to {self.path}: {reason(error)}.".strip()) from None
 
     def make(self, gone: Gone) -> None:

@@ -5,6 +5,7 @@ it would then wait for ever, in grain's `next` as well as in its `close`. So bot
 and the training loop can still obey a signal and learn that a worker has died.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -50,7 +51,8 @@ class Loading:
                 self.answers.put((next(self.loader), None))
             except BaseException as error:  # raised again by who waits
                 self.answers.put((None, error))
-        self.loader.close()
+        with contextlib.suppress(Exception):  # nobody waits for what a loader that is closed still has to say
+            self.loader.close()
 
     def __iter__(self) -> Iterator[Batch]:
         return self

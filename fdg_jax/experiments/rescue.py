@@ -4,8 +4,10 @@ batches."""
 import errno
 from typing import TYPE_CHECKING
 
-from fdg_jax.errors import BadInput, reason
+from fdg_jax.errors import reason
 from fdg_jax.experiments import saving
+from fdg_jax.experiments.record import Diverged
+from fdg_jax.experiments.replay import NotReproduced
 
 if TYPE_CHECKING:
     from fdg_jax.experiments.train import Loop
@@ -21,9 +23,14 @@ class Broken(Exception):
 def leave_checkpoint(loop: "Loop") -> None:
     """A checkpoint after the newest batch, waited for. Raises SaveFailed, Diverged or NotReproduced where there can be
     none."""
-    loop.check_replay()
-    loop.save()
-    loop.check_saver(wait=True, needed=True)
+    try:
+        loop.check_replay()
+        loop.save()
+        loop.check_saver(wait=True, needed=True)
+    except (saving.SaveFailed, Diverged, NotReproduced):
+        raise
+    except Exception as error:  # of JAX, say: the device may be lost
+        raise saving.SaveFailed(f"The state cannot be had ({reason(error)}).") from error
     if loop.saver.step != loop.record.step:
         raise saving.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
 
@@ -43,5 +50,5 @@ def try_checkpoint(loop: "Loop") -> str:
 
 
 def has_words(error: BaseException) -> bool:
-    """Whether the command knows what to say of an exception: of bad input and of a full disk."""
-    return isinstance(error, BadInput) or (isinstance(error, OSError) and error.errno in FULL)
+    """Whether the command knows what to say of an exception: of a full disk."""
+    return isinstance(error, OSError) and error.errno in FULL

@@ -104,6 +104,7 @@ def converted(
 ) -> "Job":
     """Makes the new run directory, with a checkpoint to resume from; says what was given up."""
     from fdg_jax import devices
+    from fdg_jax.data import interruptible
     from fdg_jax.experiments import compile_cache, setup, stages
     from fdg_jax.experiments.session import about_job, check_data, versions
 
@@ -114,9 +115,10 @@ def converted(
     check_left(old, step, options)
     signals.check()
     compile_cache.enable()
-    first = setup.prepare(before, note)
-    check_data(first.dataset, about, "--resume-into")
-    job = setup.prepare(options, note)
+    with interruptible.by(signals.at_once):
+        first = setup.prepare(before, note)
+        check_data(first.dataset, about, "--resume-into")
+        job = setup.prepare(options, note)
     signals.check()
     moved = move(first, job, state)
     unread = {f"unread/{each.step}": each.loss for each in moved.losses}

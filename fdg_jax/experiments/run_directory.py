@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax import durable, strict_json
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.experiments import machine
 from fdg_jax.experiments.options import FIELDS, Options
 
@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput(f"{path} is not there.") from None
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise Unreadable(f"{path} cannot be read: {error.strerror or error}.") from None
     except ValueError as error:
         raise BadInput(f"{path} cannot be read: {error}. Start a new run in another --run-dir.") from None
     if not isinstance(content, dict):

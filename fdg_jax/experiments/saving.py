@@ -26,6 +26,8 @@ from fdg_jax.experiments import quiet
 from fdg_jax.manifest import Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
+REPLACED = ".replaced"  # as fdg_jax.checkpoint, which needs JAX, has it
+REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
 MOST_LOOKS, LOOK_SECONDS = 100, 0.1
 # Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
 PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
@@ -146,11 +148,13 @@ class Saver:
         best = None if self.best is None else folder(self.root, self.best)
         spare = [old for old in stored(self.root)[: -self.keep] if old != best]
         aside = [old.with_name(f".{old.name}.old") for old in spare]
-        with contextlib.suppress(OSError):
+        try:
             for old, new in zip(spare, aside, strict=True):
                 old.rename(new)
             if spare:
                 durable.flush_folder(self.root)
+        except OSError:  # the next one removes them
+            return
         for old in aside:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -199,13 +203,25 @@ def sweep(root: Path, looks: int = 1) -> None:
     """
     clean = looks - 1
     for _ in range(MOST_LOOKS):
-        left = [*root.glob(".step-*"), *root.glob("step-*.orbax-checkpoint-tmp*")]
+        left = remainders(root)
         clean = 0 if left else clean + 1
         if clean == looks:
             return
         for path in left:
+            if path.name.endswith(REPLACED):  # its process ended before the other checkpoint had the name
+                with contextlib.suppress(OSError):
+                    durable.put_back(path, path.with_name(path.name.removeprefix(".").removesuffix(REPLACED)))
             shutil.rmtree(path, ignore_errors=True)
         time.sleep(LOOK_SECONDS)
+
+
+def remainders(root: Path) -> list[Path]:
+    """Folders that are no whole checkpoints; none where the folder cannot be listed, which is said when it is read."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return []
+    return [root / name for name in names if name.startswith(".step-") or REMAINDER.match(name)]
 
 
 def listed(root: Path, beginning: str = "") -> list[Path]:

@@ -37,12 +37,12 @@ WARNINGS = 10  # of numbers that are none, before silence
 class Loop:
     """One session of a run: from the newest checkpoint (or the beginning) to the end or a signal."""
 
-    def __init__(self, job: Job, run: Path, signals: Signals, progress: Progress, record: Record, fresh: bool):
-        self.job, self.run, self.signals, self.progress, self.record = job, run, signals, progress, record
+    def __init__(self, job: Job, home: Home, signals: Signals, progress: Progress, record: Record, fresh: bool):
+        self.job, self.run, self.signals, self.progress, self.record = job, home.path, signals, progress, record
+        self.home = home
         self.pipeline, self.options = job.pipeline, job.options
         self.feed = feeding.feed(job.dataset, job.options, job.steps, signals.check)
-        self.saver = saving.Saver(run / CHECKPOINTS, about_job(job), job.options.keep, record.flush)
-        self.home = Home(run, job.options.tensorboard)
+        self.saver = saving.Saver(self.run / CHECKPOINTS, about_job(job), job.options.keep, record.flush)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
         self.saver.prune()  # which a process that was killed may not have come to
@@ -55,7 +55,7 @@ class Loop:
         self.stamp: tuple[float, int] | None = None  # (when the clock of images/s was started, images then)
         seconds = job.options.stall_seconds
         self.trail = job.pipeline.watch() if seconds else None
-        self.watchdog = Watchdog(self.trail, seconds, run) if self.trail else None
+        self.watchdog = Watchdog(self.trail, seconds, self.run) if self.trail else None
         every = job.options.replay_check
         self.replay = Replay(every, job.options.seed) if every else None
         self.told = 0  # of batches with numbers that are none
@@ -97,6 +97,8 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
+        if gone := self.home.lost():  # after the last checkpoint, so nobody has the weights
+            raise gone
         self.record.flush()  # what is written after this says that the run is finished, so nobody would add a lost line
         return self.pipeline.parameters_sha256(), self.state_sha256
 
@@ -123,6 +125,8 @@ class Loop:
     def roll_back(self, why: Diverged) -> None:
         """To the newest checkpoint. BadInput where none is whole."""
         self.saver.close()
+        if self.saver.failure:
+            self.progress.say(f"WARNING: {self.saver.failure}")
         self.whole = False
         found = saving.load_newest(self.run / CHECKPOINTS)
         if found is None:
@@ -252,7 +256,8 @@ class Loop:
             return
         if mended:
             self.progress.say(f"WARNING: {mended}.")
-            self.saver.step = -1  # what was saved may be gone as well
+            if not saving.folder(self.run / CHECKPOINTS, self.saver.step).is_dir():
+                self.saver.step = -1  # what was saved is gone as well
         if self.saver.step == self.record.step:
             self.saver.best = self.record.step if best else self.saver.best
             return
@@ -309,7 +314,7 @@ class Loop:
             self.record.speed.paused(time.monotonic() - start)
 
 
-def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
+def run(job: Job, path: Path, signals: Signals, session: Session, home: Home) -> tuple[Record, str, str]:
     """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
 
     Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
@@ -323,7 +328,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
         with Progress(job.steps, record.step, job.options.epochs) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
-            loop = Loop(job, path, signals, progress, record, session.fresh)
+            loop = Loop(job, home, signals, progress, record, session.fresh)
             with closing(loop.feed), closing(loop.home), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
                     return record, *to_the_end(loop)

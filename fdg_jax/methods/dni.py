@@ -110,8 +110,11 @@ class Synthetic(Stage):
             return Guesser(optax.apply_updates(own.params, updates), extra, opt_state)
 
         # Guessing looks at the batch's own statistics and leaves the running ones alone.
-        self._guess = jax.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
-        self._learn = programs.jit(learn, self.place.device.platform, donate_argnums=0)
+        platform = self.place.device.platform
+        self._guess = programs.jit(
+            lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y), platform, reductions=False
+        )
+        self._learn = programs.jit(learn, platform, reductions=False, donate_argnums=0)
         return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
 
     def __init__(self, spec: Spec, place, **options):
