@@ -4,6 +4,7 @@ The tests make the same small pipelines again and again; JAX's persistent cache 
 """
 
 import os
+import time
 
 import jax
 import pytest
@@ -21,6 +22,28 @@ def pytest_configure(config):
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--within", type=float, metavar="SECONDS", help="begin no test any more after so many seconds")
+
+
+BEGAN = time.monotonic()
+OUT_OF_TIME = "out of time"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    within = item.config.getoption("--within")
+    if within is not None and time.monotonic() - BEGAN > within:
+        pytest.skip(f"{OUT_OF_TIME}: {within:g} s are over")
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())]
+    left_out = sum(OUT_OF_TIME in reason for reason in skipped)
+    if left_out:
+        terminalreporter.write_line(f"{left_out} tests were not begun: out of time. `make test-slow` runs them all.")
 
 
 ENGINES, METHODS = ("test_engines", "test_pipeline", "test_api"), ("test_methods", "test_data_parallel")

@@ -181,7 +181,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     if old.cuts == new.cuts and same(new.pipeline, state):
         return Moved(state, [], ["the stages are the same and go on exactly, batches in flight included"])
     pipeline = old.pipeline
-    pipeline.restore(state)
+    pipeline.restore(state, finite=False)  # its checkpoints are judged when they are written
     before = pipeline.updates
     pipeline.drain()
     made = [after - first for after, first in zip(pipeline.updates, before, strict=True)]
@@ -196,7 +196,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
 def same(pipeline: Any, state: Flat) -> bool:
     """Whether a state fits a pipeline without anything left over."""
     try:
-        pipeline.restore(state)
+        pipeline.restore(state, finite=False)
     except BadInput:
         return False
     return pipeline.state().keys() == state.keys()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax.data import fingerprint
 from fdg_jax.data.augment import test_transform
 from fdg_jax.data.jpeg import Damaged
 from fdg_jax.engine import Metrics
@@ -268,6 +269,12 @@ class Loop:
         known = None if self.options.on_nan == "skip" else self.record.bad
         self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, known, best)
 
+    def expect_repair(self) -> None:
+        """Makes the next checkpoint one that goes on with the same images also after a damaged one is repaired."""
+        now = self.job.dataset.fingerprint
+        self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
+        self.saver.step = -1  # one of this very batch is written again
+
     def check_saver(self, wait: bool = False, needed: bool = False, last: bool = False) -> None:
         """Learns how the writing went, if it is done (or once it is): the policy for a checkpoint that failed.
 
@@ -332,7 +339,9 @@ def run(job: Job, path: Path, signals: Signals, session: Session, home: Home) ->
             with closing(loop.feed), closing(loop.home), closing(loop.saver), loop.watchdog or nullcontext():
                 try:
                     return record, *to_the_end(loop)
-                except (Stopped, Damaged):
+                except (Stopped, Damaged) as ended:
+                    if isinstance(ended, Damaged):
+                        loop.expect_repair()
                     leave_checkpoint(loop)
                     raise
                 except (Diverged, NotReproduced, saving.SaveFailed):  # states that are not worth a checkpoint
