@@ -19,7 +19,6 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
-REPLACED = ".replaced"  # behind the name of a checkpoint whose place another one is about to take
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 
 
@@ -77,7 +76,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
     """
     path = Path(path).absolute()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
-    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}{REPLACED}")
+    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}{manifest.REPLACED}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.

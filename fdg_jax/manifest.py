@@ -20,6 +20,7 @@ from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
 
 NAME, FORMAT = "manifest.json", 1
+REPLACED = ".replaced"  # behind the name of a checkpoint whose place another one is about to take
 
 
 class OtherFormat(BadInput):

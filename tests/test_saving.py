@@ -348,14 +348,10 @@ def test_a_checkpoint_that_could_not_be_replaced_stays(tmp_path, monkeypatch):
     with pytest.raises(saving.SaveFailed, match="Input/output error"):
         saver.wait()
     assert names(tmp_path) == ["step-000000002"]
-    (tmp_path / "step-000000002").rename(tmp_path / f".step-000000002{checkpoint.REPLACED}")
+    (tmp_path / "step-000000002").rename(tmp_path / f".step-000000002{manifest.REPLACED}")
     saving.sweep(tmp_path)
     state, _, _ = saving.load_newest(tmp_path)  # type: ignore[misc]
     assert state["a"].sum() == 100
-
-
-def test_both_know_the_name_of_what_is_replaced():
-    assert saving.REPLACED == checkpoint.REPLACED
 
 
 @pytest.mark.parametrize("call", ["is_dir", "listdir"])

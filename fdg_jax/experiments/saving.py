@@ -23,10 +23,9 @@ import numpy as np
 from fdg_jax import durable
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.experiments import quiet
-from fdg_jax.manifest import Damaged
+from fdg_jax.manifest import REPLACED, Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
-REPLACED = ".replaced"  # as fdg_jax.checkpoint, which needs JAX, has it
 REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
 MOST_LOOKS, LOOK_SECONDS = 100, 0.1
 # Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
