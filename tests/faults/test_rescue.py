@@ -133,7 +133,7 @@ def test_a_run_without_a_report_is_a_good_run(how, whole, tmp_path, monkeypatch,
     out, err = capsys.readouterr()
     assert "Traceback" not in err and "done: test error" in out
     warned = [line for line in err.splitlines() if line.startswith("warning: ")]
-    said = {"config.json gone": ["config.json was deleted during the run"]}
+    said = {"config.json gone": ["config.json was gone. It was written again"]}
     for words in said.get(how, ["could not be made"]):
         assert words in warned[0]
     assert len(warned) == len(said.get(how, ["one"]))
