@@ -4,10 +4,11 @@
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
 
 XLA's CPU backend hands reductions and convolutions to its library YNNPACK, which in jaxlib 0.10.2 can compute rows
-wrongly (fdg_jax.programs). For each model one batch goes through the network in training mode, backwards, and through
-it in evaluation mode: in float32 as JAX compiles it by default, in float32 as a stage compiles it, and in float64
-without YNNPACK. A difference is the largest one of an array over the largest number of that array in float64; the
-table has the worst array's. Rectifiers are replaced by tanh: at a kink float32 and float64 may take different sides.
+wrongly (fdg_jax.machine.programs). For each model one batch goes through the network in training mode, backwards, and
+through it in evaluation mode: in float32 as JAX compiles it by default, in float32 as a stage compiles it, and in
+float64 without YNNPACK. A difference is the largest one of an array over the largest number of that array in float64;
+the table has the worst array's. Rectifiers are replaced by tanh: at a kink float32 and float64 may take different
+sides.
 
 The second table lists what YNNPACK reduces in each program of a stage: how many reductions, how many of them together
 with a product of matrices (the ones that can be wrong), and the most numbers that one of these gives.
@@ -30,12 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks import _report
-from fdg_jax import checkpoint, models, programs, split
+from benchmarks.harness import report
+from fdg_jax import models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import compile_cache
-from fdg_jax.functions import Functions, functions, init_variables
-from fdg_jax.functions import split as parts_of
+from fdg_jax.machine import compile_cache, programs
+from fdg_jax.stage.functions import Functions, functions, init_variables
+from fdg_jax.stage.functions import split as parts_of
+from fdg_jax.storage import checkpoint
 
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
 MODELS = (
@@ -123,7 +125,7 @@ def by_default(function: Callable, program: str) -> Any:
 
 
 def as_a_stage(function: Callable, program: str) -> Any:
-    """As fdg_jax.stage does."""
+    """As fdg_jax.stage.stage does."""
     return programs.jit(function, "cpu", reductions=program != "evaluation")
 
 
@@ -198,7 +200,7 @@ def measured(of: Wanted) -> dict[str, Any]:
         }
         reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
     row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
-    return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **_report.machine()}
+    return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -215,11 +217,11 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     ]
     heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
     about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
-    return "\n\n".join([_report.markdown(head, body), _report.markdown(heads, counted), about])
+    return "\n\n".join([report.markdown(head, body), report.markdown(heads, counted), about])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    made = _report.parser("accuracy", __doc__)
+    made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
 
     def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
@@ -233,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append(measured(of))
         return rows
 
-    return _report.run(made, measure, table, arguments)
+    return report.run(made, measure, table, arguments)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
@@ -37,11 +37,12 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from benchmarks import _report
-from fdg_jax import convolution, layers, models, programs, split
-from fdg_jax.experiments import machine
-from fdg_jax.experiments.setup import cross_entropy
-from fdg_jax.functions import Functions, functions
+from benchmarks.harness import report
+from fdg_jax import layers, models, split
+from fdg_jax.layers import convolution
+from fdg_jax.machine import facts, programs
+from fdg_jax.stage.functions import Functions, functions
+from fdg_jax.training.setup import cross_entropy
 
 
 class Row(NamedTuple):
@@ -86,9 +87,7 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     params, extra = variables.pop("params"), variables
     platform = jax.devices()[0].platform
     forward = programs.jit(made.forward, platform)
-    backward = programs.jit(
-        lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform
-    )
+    backward = programs.jit(lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform)
     messages, _, closure = forward(params, extra, x, labels)
     (y,) = messages.values()
     jax.block_until_ready(backward(closure, params, x, y))
@@ -144,8 +143,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = _report.here()
-    where["cores"] = machine.usable_cores()
+    where = report.here()
+    where["cores"] = facts.usable_cores()
     made = []
     for row, (forward, backward) in seconds.items():
         costs = {
@@ -179,23 +178,23 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     ]
     about = (
         f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
-        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {_report.versions(one)}."
+        f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("block_cost", __doc__)
+    made = report.parser("block_cost", __doc__)
     add = made.add_argument
     add("--model", default="resnet20")
-    add("--batch-size", type=_report.positive, default=128)
-    add("--rounds", type=_report.positive, default=10, help="(default 10)")
+    add("--batch-size", type=report.positive, default=128)
+    add("--rounds", type=report.positive, default=10, help="(default 10)")
     add("--blocks", action="store_true", help="a row a block instead of a row a choice of layers")
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

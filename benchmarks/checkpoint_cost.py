@@ -22,18 +22,19 @@ from typing import Any
 from unittest import mock
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
 import jax
 import numpy as np
 
-from benchmarks import _report
-from fdg_jax.data import Dataset
+from benchmarks.harness import report
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, saving, setup
-from fdg_jax.experiments.options import Options
+from fdg_jax.runs import checkpoints, option_checks
+from fdg_jax.runs.options import Options
+from fdg_jax.training import setup
 
 GOALS = {"every epoch": 0.98, "every 50": 0.90}
 NOT_FLUSHED = "every 50, not flushed"
@@ -42,7 +43,7 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
     """(seconds, checkpoints) of training on the batches indices [batches, batch], with one every so many (0: none)."""
-    pipeline, saver, saves = job.pipeline, saving.Saver(root, {}, keep=2), 0
+    pipeline, saver, saves = job.pipeline, checkpoints.Saver(root, {}, keep=2), 0
     assert isinstance(job.dataset, Dataset)  # made-up images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
@@ -92,7 +93,7 @@ def rows(found: dict[str, list[tuple[float, int]]], images: int, given: argparse
             "batches_per_window": images // given.batch_size,
             **{option: getattr(given, option) for option in ("model", "batch_size", "K", "method", "windows")},
             "jax": jax.__version__,
-            **_report.machine(),
+            **report.machine(),
         }
         for name in found
     ]
@@ -109,8 +110,8 @@ def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
         [
             row["checkpoints"],
             str(row["checkpoints_per_window"]),
-            _report.spread(row["images_per_second_windows"], 1),
-            _report.spread(row["ratio_windows"], 3),
+            report.spread(row["images_per_second_windows"], 1),
+            report.spread(row["ratio_windows"], 3),
             "" if row["goal"] is None else f"{row['goal']:.2f}",
         ]
         for row in told
@@ -120,18 +121,18 @@ def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
         f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
         f"{megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit {one['commit']}."
     )
-    return f"{_report.markdown(['checkpoints', 'a window', 'images/s', 'over none', 'goal'], body)}\n\n{about}"
+    return f"{report.markdown(['checkpoints', 'a window', 'images/s', 'over none', 'goal'], body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("checkpoint_cost", __doc__)
+    made = report.parser("checkpoint_cost", __doc__)
     add = made.add_argument
     add("--model", default="resnet20")
-    add("--batch-size", type=_report.positive, default=128)
-    add("--K", type=_report.positive, default=2, help="stages (default 2)")
+    add("--batch-size", type=report.positive, default=128)
+    add("--K", type=report.positive, default=2, help="stages (default 2)")
     add("--method", default="fdg")
-    add("--batches", type=_report.positive, help="of an epoch, which is a window (default: CIFAR-10's, 391 of 128)")
-    add("--windows", type=_report.positive, default=4, help="turns a side (default 4)")
+    add("--batches", type=report.positive, help="of an epoch, which is a window (default: CIFAR-10's, 391 of 128)")
+    add("--windows", type=report.positive, default=4, help="turns a side (default 4)")
     return made
 
 
@@ -143,21 +144,21 @@ def main(arguments: list[str] | None = None) -> int:
         learning_rate=0.01, epochs=1,
     )  # fmt: skip
     try:
-        _report.check_json(given.json)
+        report.check_json(given.json)
         if batches < EVERY:
             raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
-        checks.check(options, frozenset())
-        checks.check_names(options)
+        option_checks.check(options, frozenset())
+        option_checks.check_names(options)
         job = setup.prepare(options)
         with tempfile.TemporaryDirectory() as folder:
             found = measure(job, batches, given.windows, Path(folder))
-            files = [file for file in saving.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+            files = [file for file in checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
             megabytes = sum(file.stat().st_size for file in files) / 1e6
-    except (BadInput, saving.SaveFailed) as error:
+    except (BadInput, checkpoints.SaveFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
     told = rows(found, batches * given.batch_size, given)
-    _report.emit(told, table(told, megabytes), given.json)
+    report.emit(told, table(told, megabytes), given.json)
     return 0
 
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import _report, _sides
-from benchmarks._turns import Worker, command, say
+from benchmarks.harness import report, side_specs
+from benchmarks.harness.turns import Worker, command, say
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -36,8 +36,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.every % TURNS:
         raise BadInput(f"--every {given.every} does not make {TURNS} turns. Use a multiple of {TURNS}.")
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-    side = _sides.parse(methods.find(given.method).name, common, "", given.split)
-    cores = _sides.cores_available()
+    side = side_specs.parse(methods.find(given.method).name, common, "", given.split)
+    cores = side_specs.cores_available()
     side = dataclasses.replace(side, cores=min(side.cores, len(cores)))
     rows: list[dict[str, Any]] = []
     with Worker(side, cores) as old:
@@ -56,7 +56,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
                     "new_images_per_second": round(given.every * given.batch_size / fresh_seconds, 2),
                     "over_new": round(fresh_seconds / seconds, 4),
                     **{name: told[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
-                    **_report.machine(),
+                    **report.machine(),
                 }
             )
             say(f"{ticks} of {given.ticks} ticks, {rows[-1]['over_new']:.3f} times as fast as a new process")
@@ -91,21 +91,21 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about = (
         f"The last rows are {change(rows):.3f} times as fast as the first (medians of up to three), each beside a new "
         f"process. {given.model}, {given.method}, K={one['K']}, batch {given.batch_size}, after {WARM_UP} "
-        f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {_report.versions(one)}."
+        f"ticks of warm-up, {TURNS} turns a row. {one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}."
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("endurance", __doc__)
+    made = report.parser("endurance", __doc__)
     add = made.add_argument
     add("--model", default="resnet8")
     add("--method", default="fdg", help="a method (default fdg)")
-    add("--K", type=_report.positive, default=2)
+    add("--K", type=report.positive, default=2)
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--batch-size", type=_report.positive, default=8)
-    add("--ticks", type=_report.positive, default=10_000, help="(default 10000)")
-    add("--every", type=_report.positive, default=1000, help="ticks a row (default 1000)")
+    add("--batch-size", type=report.positive, default=8)
+    add("--ticks", type=report.positive, default=10_000, help="(default 10000)")
+    add("--every", type=report.positive, default=1000, help="ticks a row (default 1000)")
     return made
 
 

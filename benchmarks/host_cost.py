@@ -13,7 +13,7 @@ device has next to nothing to do. Two clocks, medians over many ticks in the ste
 
 The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
 of the same, to see what one dispatch a tick would save.
-`--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.packing).
+`--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.stage.packing).
 
 The loop's own part (schedule, mailboxes; losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
@@ -29,11 +29,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _report
-from benchmarks._timed import Small
-from fdg_jax import devices, schedule
+from benchmarks.harness import report
+from benchmarks.harness.timed import Small
+from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.errors import BadInput
-from fdg_jax.pipeline import HostLoop
+from fdg_jax.methods import fdg
+from fdg_jax.transport import devices
 
 GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U of one tick) in 1 ms
 
@@ -48,7 +49,7 @@ class Nothing:
 def loop_microseconds(K: int, ticks: int) -> float:
     """Median microseconds of a tick of the host loop without anything to dispatch."""
     stages = {k: Nothing() for k in range(1, K + 1)}
-    taken, loop = [], HostLoop(schedule.fdg(K), stages, lambda box, message: message, lambda batch, loss: None)
+    taken, loop = [], HostLoop(fdg.fdg(K), stages, lambda box, message: message, lambda batch, loss: None)
     for _ in range(ticks):
         start = time.perf_counter()
         loop.step([{"x": 0, "labels": 0}])
@@ -128,21 +129,21 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         f"Lines through the calls, µs + µs an array in and out: {lines or 'none'}. "
         f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {given.image_size}x{given.image_size}, "
         f"split {given.split}. Devices {one['device']}; {one['cpu']}, {one['machine_cores']} cores, "
-        f"{_report.versions(one)}."
+        f"{report.versions(one)}."
     )
-    return f"{_report.markdown(stage_head, stages)}\n\n{_report.markdown(tick_head, ticks)}\n\n{about}"
+    return f"{report.markdown(stage_head, stages)}\n\n{report.markdown(tick_head, ticks)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("host_cost", __doc__)
+    made = report.parser("host_cost", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet20"])
-    add("--K", type=_report.positive, nargs="+", default=[1, 2, 3, 4])
+    add("--K", type=report.positive, nargs="+", default=[1, 2, 3, 4])
     add("--packing", choices=["on", "off"], nargs="+", default=["on"], help="small arrays as one (default on)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
-    add("--ticks", type=_report.positive, default=300, help="(default 300)")
-    add("--batch-size", type=_report.positive, default=1)
-    add("--image-size", type=_report.positive, default=8, help="pixels a side, at most 32 (default 8)")
+    add("--ticks", type=report.positive, default=300, help="(default 300)")
+    add("--batch-size", type=report.positive, default=1)
+    add("--image-size", type=report.positive, default=8, help="pixels a side, at most 32 (default 8)")
     return made
 
 
@@ -157,12 +158,12 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         for packing in given.packing
         for row in measure(model, K, packing, given)
     ]
-    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **_report.here()}
+    where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **report.here()}
     return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import _report, _sides
-from benchmarks._peers import sides as peers
-from benchmarks._turns import Worker, WorkerDied, measure
+from benchmarks.harness import report, side_specs
+from benchmarks.harness.turns import Worker, WorkerDied, measure
+from benchmarks.peers import sides as peers
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import huge_pages
-from fdg_jax.ideal import COMPARED, free_time, tick_time
+from fdg_jax.machine import huge_pages
+from fdg_jax.schedule.ideal import COMPARED, free_time, tick_time
 
 DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
 OPERATIONS = 20  # batches over which they are timed
@@ -59,7 +59,7 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
         "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
         "core_numbers": worker.cores,
         "operations": worker.operations,
-        **_report.machine(),
+        **report.machine(),
     }
 
 
@@ -95,8 +95,8 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
             str(r["K"]),
             str(r["cores"]),
             ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
-            _report.spread(r["images_per_second_windows"], 1),
-            *(_report.spread(over(r[windows], base[windows]), 3) for base in (one, *also)),
+            report.spread(r["images_per_second_windows"], 1),
+            *(report.spread(over(r[windows], base[windows]), 3) for base in (one, *also)),
             ideal(r),
             # On a GPU the host's cores are not what is compared.
             ", ".join(f"{s:.0f}%" for s in (r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])),
@@ -108,10 +108,9 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
         f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
         f"side in turns: median (least to most). {where}{one['cpu']}, {one['machine_cores']} cores, "
         f"{versions(rows)}, huge pages {'on' if one['huge_pages'] else 'off'}, "
-        f"commit {one['commit']}. "
-        + _report.disturbed(rows)
+        f"commit {one['commit']}. " + report.disturbed(rows)
     )
-    return "\n\n".join([_report.markdown(head, body), *stage_times(rows), about, *missing])
+    return "\n\n".join([report.markdown(head, body), *stage_times(rows), about, *missing])
 
 
 def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -125,21 +124,21 @@ def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
             taken = [1e3 * (host[key] + device[key]) if (key := f"{kind}/{k}") in device else None for kind in kinds]
             cells = ["" if ms is None else f"{ms:.3f}" for ms in taken]
             body.append([f"`{row['side']}`", str(k), *cells])
-    return [_report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
+    return [report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
 
 
 def parser() -> argparse.ArgumentParser:
-    names, options = ", ".join(_sides.PRESETS), _sides.OPTIONS.items()
+    names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {_sides.METHODS_OWN}", peers.help()]
+    lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {side_specs.METHODS_OWN}", peers.help()]
     told, told_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
-    made = _report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
+    made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
-    add("--K", type=_report.positive, default=2, help="stages, one worker each (default 2)")
+    add("--batch-size", type=report.positive, default=128, help="(default 128)")
+    add("--K", type=report.positive, default=2, help="stages, one worker each (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--windows", type=_report.positive, default=6, help="turns a side (default 6)")
+    add("--windows", type=report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
     add("--also-over", metavar="SIDE", help="another side, over which the table has everyone's images/s as well")
@@ -154,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not given.seconds > 0:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
-        _report.check_json(given.json)
+        report.check_json(given.json)
         device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
         wanted = given.sides or DEFAULT[device]
@@ -162,8 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
             fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
             raise BadInput(f"{fact}. Name one of them.")
         sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
-        cores = _sides.cores_available()
-        _sides.check(sides, len(cores))
+        cores = side_specs.cores_available()
+        side_specs.check(sides, len(cores))
         sides, missing = peers.available(sides, given.python)
         for sentence in missing:
             print(sentence, file=sys.stderr)
@@ -176,7 +175,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     rows = [row(worker, workers[0], given) for worker in workers]
-    _report.emit(rows, table(rows, given, missing), given.json)
+    report.emit(rows, table(rows, given, missing), given.json)
     return 0
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import _report, _sides
-from experiments.table7 import SPEEDS
+from benchmarks.harness import report, side_specs
+from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -69,8 +69,8 @@ def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
     import fdg_jax
     from fdg_jax import models, split
     from fdg_jax.data.augment import train_transform
-    from fdg_jax.experiments.setup import cross_entropy
-    from fdg_jax.optimizer import paper_sgd
+    from fdg_jax.recipe import paper_sgd
+    from fdg_jax.training.setup import cross_entropy
 
     stages = split.stages(models.blocks(given.model, source.classes), ())
     transform = train_transform(source, 0)
@@ -139,14 +139,14 @@ def rows(found: dict[str, list[float]], given: argparse.Namespace, size: float) 
             "over_demand_windows": [round(a / b, 3) for a, b in zip(values, first, strict=True)],
             "file_bytes": round(size),
             "device": device,
-            **_report.machine(),
+            **report.machine(),
         }
         for side, values in found.items()
     ]
 
 
 def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    spread = _report.spread
+    spread = report.spread
     body = [
         [f"`{row['side']}`", str(row["cores"]), spread(row["images_per_second_windows"], 2),
          spread(row["over_demand_windows"], 1)]
@@ -165,17 +165,17 @@ def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
             f"needs {math.ceil(PAPER / each)} such cores."
         )
     head = ["side", "cores", "images/s", "over demand"]
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("loader", __doc__)
+    made = report.parser("loader", __doc__)
     add = made.add_argument
     add("--model", default="resnet101_imagenet", help="what is trained: any model (default resnet101_imagenet)")
-    add("--batch-size", type=_report.positive, default=8, help="images a batch (default 8)")
+    add("--batch-size", type=report.positive, default=8, help="images a batch (default 8)")
     add("--workers", type=int, nargs="+", default=None, help="processes of each loader (default 0 1 2, as cores allow)")
-    add("--images", type=_report.positive, default=200, help="files that are made (default 200)")
-    add("--windows", type=_report.positive, default=4, help="turns a side (default 4)")
+    add("--images", type=report.positive, default=200, help="files that are made (default 200)")
+    add("--windows", type=report.positive, default=4, help="turns a side (default 4)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     return made
 
@@ -193,14 +193,14 @@ def check(given: argparse.Namespace, cores: int) -> None:
     if given.images < given.batch_size:
         raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
     models.blocks(given.model, CLASSES)
-    _report.check_json(given.json)
+    report.check_json(given.json)
 
 
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
-        cores = _sides.cores_available()
+        cores = side_specs.cores_available()
         check(given, len(cores))
         os.sched_setaffinity(0, cores[:1])  # before JAX makes its threads
         with tempfile.TemporaryDirectory() as folder:
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
         if before:
             os.sched_setaffinity(0, before)
     made = rows(found, given, size)
-    _report.emit(made, table(made, given), given.json)
+    report.emit(made, table(made, given), given.json)
     return 0
 
 

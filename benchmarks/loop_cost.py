@@ -12,7 +12,7 @@ from statistics import median
 import jax
 import jax.numpy as jnp
 
-from benchmarks import _report
+from benchmarks.harness import report
 from fdg_jax.errors import BadInput
 
 STEPS = 4
@@ -31,9 +31,7 @@ def variants():
         return kernel - 1e-3 * jax.grad(loss)(kernel, x)
 
     def scan(unroll):
-        return jax.jit(
-            lambda kernel, xs: jax.lax.scan(lambda k, x: (step(k, x), None), kernel, xs, unroll=unroll)[0]
-        )
+        return jax.jit(lambda kernel, xs: jax.lax.scan(lambda k, x: (step(k, x), None), kernel, xs, unroll=unroll)[0])
 
     one = jax.jit(step)
 
@@ -60,12 +58,12 @@ def measure(batch_size: int, rounds: int) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _report.parser("loop_cost", __doc__)
-    parser.add_argument("--batch-size", type=_report.positive, default=64, help="images a batch (default 64)")
-    parser.add_argument("--rounds", type=_report.positive, default=5, help="turns of each variant (default 5)")
+    parser = report.parser("loop_cost", __doc__)
+    parser.add_argument("--batch-size", type=report.positive, default=64, help="images a batch (default 64)")
+    parser.add_argument("--rounds", type=report.positive, default=5, help="turns of each variant (default 5)")
     given = parser.parse_args(arguments)
     try:
-        _report.check_json(given.json)
+        report.check_json(given.json)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -76,9 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in found
     ]
     lines = [[name, f"{found[name]:.0f}", f"{over[name]:.2f}"] for name in found]
-    table = _report.markdown(["variant", "ms", "over four calls"], lines)
+    table = report.markdown(["variant", "ms", "over four calls"], lines)
     where = f"JAX {jax.__version__}, {jax.devices()[0].platform}, batch {given.batch_size}"
-    _report.emit(rows, f"{table}\n\n{where}, median of {given.rounds} turns.", given.json)
+    report.emit(rows, f"{table}\n\n{where}, median of {given.rounds} turns.", given.json)
     return 0
 
 

@@ -26,10 +26,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks import _report, _sides
-from benchmarks._turns import Worker, command, same_network, say, started
+from benchmarks.harness import report, side_specs
+from benchmarks.harness.turns import Worker, command, same_network, say, started
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.methods import interface
 
 CAUSES = ("cut", "cores together", "uneven stages", "the rest")
 
@@ -44,7 +45,7 @@ def by_stage(operations: Mapping[str, float], K: int) -> list[float]:
 
 def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], took: float, K: int) -> dict[str, float]:
     """By cause, seconds a batch; their sum is took - bp / K. bp, took: of a batch. one_core, pipeline: what
-    benchmarks._operations tells of all stages on one core, and on K."""
+    benchmarks.harness.operation_times tells of all stages on one core, and on K."""
 
     def stages(device: Mapping[str, float], host: Mapping[str, float]) -> list[float]:
         return [sum(both) for both in zip(by_stage(device, K), by_stage(host, K), strict=True)]
@@ -64,11 +65,11 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.windows < 2:
         raise BadInput("--windows 1: one turn has no standard error. Use 2 or more.")
     method = check_pipelined(given.method)
-    cores = _sides.cores_available()
+    cores = side_specs.cores_available()
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     names = ["bp", f"{method}:cores=1", method, *(["bp-on-each-core"] if given.K == 2 else [])]
-    sides = [_sides.parse(name, common, "", given.split) for name in names]
-    _sides.check(sides, len(cores))
+    sides = [side_specs.parse(name, common, "", given.split) for name in names]
+    side_specs.check(sides, len(cores))
     with ExitStack() as stack:
         workers = [started(stack, side, cores, given.seconds) for side in sides]
         same_network(workers)
@@ -76,13 +77,13 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     about = {"benchmark": "lost", **workers[2].about, "windows": given.windows, "seconds": given.seconds}
     windows = [worker.column("others_percent") for worker in workers if worker.windows]
     others = max(map(statistics.median, [*windows, [turn["others_percent"] for turn in turns]]))
-    return [{**about, "turns": turns, "others_percent": round(others, 1), **_report.machine()}]
+    return [{**about, "turns": turns, "others_percent": round(others, 1), **report.machine()}]
 
 
 def check_pipelined(name: str) -> str:
     """The method's whole name. BadInput where stages do not take turns on whole batches, a device each."""
 
-    def pipelined(method: methods.Method) -> bool:
+    def pipelined(method: interface.Method) -> bool:
         return method.name != "bp" and not method.places and method.schedule(2).micro_batches == 1
 
     method = methods.find(name)
@@ -134,23 +135,23 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         body.append(line("for comparison: lone BPs, a core each", [turn["lone"] for turn in turns]))
     ratios = [turn["bp"] / turn["pipeline"] for turn in turns]
     about = (
-        f"{given.method} over BP: {_report.spread(ratios, 3)}. Means of {len(turns)} turns with windows of about "
+        f"{given.method} over BP: {report.spread(ratios, 3)}. Means of {len(turns)} turns with windows of about "
         f"{given.seconds:g} s and their standard errors. {given.model}, batch {given.batch_size}, later stages begin "
         f"at {','.join(map(str, one['cuts']))} of {one['blocks']}. {one['cpu']}, {one['machine_cores']} cores, "
-        f"{_report.versions(one)}. " + _report.disturbed(rows)
+        f"{report.versions(one)}. " + report.disturbed(rows)
     )
-    return f"{_report.markdown(['', 'µs a batch', 'standard error', 'of BP/K'], body)}\n\n{about}"
+    return f"{report.markdown(['', 'µs a batch', 'standard error', 'of BP/K'], body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("lost", __doc__)
+    made = report.parser("lost", __doc__)
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
     add("--method", default="fdg", help="a pipelined method (default fdg)")
-    add("--K", type=_report.positive, default=2, help="stages, each a core (default 2)")
+    add("--K", type=report.positive, default=2, help="stages, each a core (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
-    add("--windows", type=_report.positive, default=20, help="turns (default 20)")
+    add("--batch-size", type=report.positive, default=128, help="(default 128)")
+    add("--windows", type=report.positive, default=20, help="turns (default 20)")
     add("--seconds", type=float, default=2.0, help="of a window, about (default 2)")
     return made
 

@@ -4,13 +4,13 @@
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
 Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and the
-schedule alone (fdg_jax.memory), as the training command prints it. Live: the bytes of all arrays on the stage's device,
-each buffer once however many refer to it, the most over a run into the steady state, looked at before every operation
-of the host loop and after every tick. Memos: the most that a stage keeps by the schedule, and that it was seen to keep.
-One memo: what is kept of a batch, predicted, and from what the compiled forward program says it gives (where the method
-has no stages of its own). Temporary: XLA's buffers within the largest of the stage's programs (of the runtime's own
-memory, such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a backward pass and
-its update, one gradient, as large as the weights.
+schedule alone (fdg_jax.engine.memory), as the training command prints it. Live: the bytes of all arrays on the stage's
+device, each buffer once however many refer to it, the most over a run into the steady state, looked at before every
+operation of the host loop and after every tick. Memos: the most that a stage keeps by the schedule, and that it was
+seen to keep. One memo: what is kept of a batch, predicted, and from what the compiled forward program says it gives
+(where the method has no stages of its own). Temporary: XLA's buffers within the largest of the stage's programs (of the
+runtime's own memory, such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a
+backward pass and its update, one gradient, as large as the weights.
 """
 
 import argparse
@@ -23,14 +23,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import _report
-from fdg_jax import devices, memory, methods
-from fdg_jax.data import Dataset
+from benchmarks.harness import report
+from fdg_jax import methods
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.engine import memory
+from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import compile_cache, setup, stages
-from fdg_jax.experiments.options import Options
-from fdg_jax.host_engine import HostEngine
-from fdg_jax.stage import Stage
+from fdg_jax.machine import compile_cache
+from fdg_jax.runs.options import Options
+from fdg_jax.stage.stage import Stage
+from fdg_jax.training import setup, stages
+from fdg_jax.transport import devices
 
 
 def buffers() -> dict[tuple[Any, int], int]:
@@ -163,7 +166,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
                 "temporary_bytes": compiled["temporary_bytes"],
                 "temporary_of": compiled["temporary_of"],
                 "predicted": {f"{name}_bytes": getattr(memo, name) for name in stages.PARTS},
-                **_report.here(),
+                **report.here(),
             }
         )
     return rows
@@ -186,21 +189,18 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         for r in rows
     ]  # fmt: skip
     one = rows[0]
-    about = (
-        f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, "
-        f"{_report.versions(one)}."
-    )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    about = f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, {report.versions(one)}."
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("memory", __doc__)
+    made = report.parser("memory", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet56", "wrn16_4"])
     add("--method", nargs="+", default=["fdg"], help="any with a device a stage (default fdg)")
-    add("--K", nargs="+", type=_report.positive, default=[2, 4], help="stages, a device each (default 2 4)")
+    add("--K", nargs="+", type=report.positive, default=[2, 4], help="stages, a device each (default 2 4)")
     add("--weights", nargs="+", choices=["stashed", "current"], default=["stashed", "current"], help="(default both)")
-    add("--batch-size", type=_report.positive, default=128)
+    add("--batch-size", type=report.positive, default=128)
     add("--split", help="paper, even, balanced or block numbers (default as in training)")
     return made
 
@@ -225,7 +225,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

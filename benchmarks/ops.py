@@ -24,7 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
@@ -32,8 +32,9 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from benchmarks import _report
-from fdg_jax import layers, models, programs, split
+from benchmarks.harness import report
+from fdg_jax import layers, models, split
+from fdg_jax.machine import programs
 
 Call = Callable[[], Any]
 
@@ -169,7 +170,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
             row = {**about, "times": times, "operation": operation, "gigaflops": shape.gigaflops(given.batch_size)}
             rows.append(row | {f"{name}_milliseconds": round(1e3 * s, 3) for name, s in took.items()})
             print(f"{shape}, {operation}: {took}", file=sys.stderr)
-    return [row | {"jax": jax.__version__, **_report.machine()} for row in rows]
+    return [row | {"jax": jax.__version__, **report.machine()} for row in rows]
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
@@ -198,19 +199,19 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about += f" {rows[0]['cpu']}, JAX {rows[0]['jax']}, commit {rows[0]['commit']}."
     if not both:
         about += " oneDNN is left out, as this interpreter has no PyTorch: requirements-peers.txt."
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("ops", __doc__)
+    made = report.parser("ops", __doc__)
     made.add_argument("--model", default="resnet20")
-    made.add_argument("--batch-size", type=_report.positive, default=128)
-    made.add_argument("--rounds", type=_report.positive, default=10, help="(default 10)")
+    made.add_argument("--batch-size", type=report.positive, default=128)
+    made.add_argument("--rounds", type=report.positive, default=10, help="(default 10)")
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks._report import machine
+from benchmarks.harness.report import machine
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE / "README.md", HERE / "results"

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from benchmarks import _machines, _report, _scaling_page
-from benchmarks._machines import LINKS, BlockTimes
-from experiments.table7 import SPEEDS
+from benchmarks.harness import machines, report, scaling_page
+from benchmarks.harness.machines import LINKS, BlockTimes
+from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.ideal import COMPARED, tick_time
-from fdg_jax.simulator import Link, Prediction, predict
+from fdg_jax.schedule.ideal import COMPARED, tick_time
+from fdg_jax.schedule.simulator import Link, Prediction, predict
 
 HOST_MICROSECONDS = 100.0  # assumed for a dispatch; benchmarks.host_cost measures it
 
@@ -92,7 +92,7 @@ def run(
     sizes = {("x", k + 1): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
     sizes |= {("dy", k): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
     schedule = methods.find(method).schedule(len(cuts) + 1, **options)
-    machine = _machines.of_blocks(times, cuts, schedule, link=link, size=_machines.sizes(sizes))
+    machine = machines.of_blocks(times, cuts, schedule, link=link, size=machines.sizes(sizes))
     return predict(schedule, machine._replace(host_seconds=lambda kind, k: host * 1e-6))
 
 
@@ -178,7 +178,7 @@ def scaling_rows(
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("scaling", __doc__)
+    made = report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
     dispatch = f"a dispatch (default {HOST_MICROSECONDS:g})"
     made.add_argument("--host-microseconds", type=float, default=HOST_MICROSECONDS, help=dispatch)
@@ -191,8 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not host >= 0:
             raise BadInput(f"--host-microseconds {host}: give 0 or more.")
-        _report.check_json(given.json)
-        out = _report.folder(given.out)
+        report.check_json(given.json)
+        out = report.folder(given.out)
         known = {network.label: measures(network) for network in NETWORKS}
         speeds = {n.label: flops_per_second(n, known[n.label]) for n in NETWORKS if n.fitted_to == n.label}
         of = {n.label: times_of(known[n.label], speeds[n.fitted_to]) for n in NETWORKS}
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
         for network in NETWORKS:
             times, measured = of[network.label], known[network.label]
             rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
-            for order in _scaling_page.ORDERS:
+            for order in scaling_page.ORDERS:
                 rows += scaling_rows(network, times, measured, links, host, order)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -220,10 +220,10 @@ def main(arguments: list[str] | None = None) -> int:
         f"fitted to FDG's images/s for {last.label} and K = 2; {1e-9 / blocking[1]:.2f} GB/s where a copy occupies the "
         "stage that sends (blocking)."
     )  # fmt: skip
-    (out / "scaling.md").write_text(_scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
-    _scaling_page.picture(rows, out / "scaling.png", host)
+    (out / "scaling.md").write_text(scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
+    scaling_page.picture(rows, out / "scaling.png", host)
     told = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
-    _report.emit(rows, f"{_scaling_page.summary(rows)}\n\n{told}", given.json)
+    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{told}", given.json)
     return 0
 
 

@@ -3,8 +3,8 @@
     taskset -c 1 .venv/bin/python -m benchmarks.seeds --model resnet8 --batch-size 32 --seeds 2 4
     .venv/bin/python -m benchmarks.seeds --model resnet20 --batch-size 128 --seeds 3
 
-FDG on one device (fdg_jax.delay_line), each seed with its own weights and batches, a dispatch a step, no augmentation.
-The two sides take turns in one process; the numbers they compute are compared first.
+FDG on one device (fdg_jax.stage.delay_line), each seed with its own weights and batches, a dispatch a step, no
+augmentation. The two sides take turns in one process; the numbers they compute are compared first.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg_jax
-from benchmarks import _report
+from benchmarks.harness import report
 from fdg_jax import models, split
 from fdg_jax.api import ENGINES
-from fdg_jax.experiments.setup import cross_entropy
-from fdg_jax.optimizer import paper_sgd
-from fdg_jax.scan_engine import ScanEngine
+from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.recipe import paper_sgd
+from fdg_jax.training.setup import cross_entropy
 
 ENGINES["scan"] = ScanEngine  # what delay-line is on an accelerator
 IMAGE, CLASSES = (32, 32, 3), 10
@@ -119,7 +119,7 @@ def measured(seeds: int, given: argparse.Namespace) -> dict[str, Any]:
         "ratio": round(statistics.median(ratios), 4),
         "ratio_windows": [round(value, 4) for value in ratios],
         "largest_difference": apart,
-        **_report.here(),
+        **report.here(),
     }
 
 
@@ -131,8 +131,8 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     head = ["seeds", "one by one images/s", "together images/s", "together/one by one", "largest difference"]
     body = [
         [
-            str(r["seeds"]), _report.spread(r["apart_images_per_second"], 1),
-            _report.spread(r["together_images_per_second"], 1), _report.spread(r["ratio_windows"], 3),
+            str(r["seeds"]), report.spread(r["apart_images_per_second"], 1),
+            report.spread(r["together_images_per_second"], 1), report.spread(r["ratio_windows"], 3),
             f"{r['largest_difference']:.0e}",
         ]
         for r in rows
@@ -141,25 +141,25 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about = (
         f"{given.model}, FDG with K={given.K}, batch {given.batch_size} a seed, {given.windows} windows of "
         f"{given.steps} steps in turns: median (least to most), images of all seeds. The difference is between weights "
-        f"after 3 steps. Device {one['device']}; {one['cpu']}, {_report.versions(one)}."
+        f"after 3 steps. Device {one['device']}; {one['cpu']}, {report.versions(one)}."
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("seeds", __doc__)
+    made = report.parser("seeds", __doc__)
     add = made.add_argument
     add("--model", default="resnet8")
-    add("--batch-size", type=_report.positive, default=32)
-    add("--K", type=_report.positive, default=2, help="stages that the one device stands in for (default 2)")
-    add("--seeds", type=_report.positive, nargs="+", default=[2, 4], help="how many (default 2 4)")
-    add("--windows", type=_report.positive, default=5, help="turns a side (default 5)")
-    add("--steps", type=_report.positive, default=10, help="of a window (default 10)")
+    add("--batch-size", type=report.positive, default=32)
+    add("--K", type=report.positive, default=2, help="stages that the one device stands in for (default 2)")
+    add("--seeds", type=report.positive, nargs="+", default=[2, 4], help="how many (default 2 4)")
+    add("--windows", type=report.positive, default=5, help="turns a side (default 5)")
+    add("--steps", type=report.positive, default=10, help="of a window (default 10)")
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

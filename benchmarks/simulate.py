@@ -1,4 +1,4 @@
-"""Predicted images/s, utilisation, bubble and memory of any method, K, split and link (fdg_jax.simulator).
+"""Predicted images/s, utilisation, bubble and memory of any method, K, split and link (fdg_jax.schedule.simulator).
 
     .venv/bin/python -m benchmarks.simulate --model wrn16_4 --K 2 4 --method fdg ddg gpipe:micro_batches=8 --link pcie
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
@@ -21,18 +21,19 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from benchmarks import _machines, _report, _sides, _validate
-from benchmarks._sides import Side
-from benchmarks._turns import Worker, WorkerDied, say
-from fdg_jax import devices, methods, models, split
+from benchmarks.harness import machines, report, side_specs, validate
+from benchmarks.harness.side_specs import Side
+from benchmarks.harness.turns import Worker, WorkerDied, say
+from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.simulator import Machine, Prediction, predict
+from fdg_jax.schedule.simulator import Machine, Prediction, predict
+from fdg_jax.transport import devices
 
 CLASSES = {True: 1000, False: 10}  # of a model in ImageNet's form, or not
 IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
 
 
-def cuts_of(side: Side, blocks: int, times: _machines.BlockTimes) -> tuple[int, ...]:
+def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
     """As the flag says; `measured` by these very times."""
     if side.K == 1:
         return ()
@@ -46,35 +47,35 @@ def cuts_of(side: Side, blocks: int, times: _machines.BlockTimes) -> tuple[int, 
 def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """(the machine, the cuts, bytes of its stages and messages) of a side, measured now or from the file. known: what
     was measured before."""
-    from benchmarks import _shapes
+    from benchmarks.harness import model_shapes
 
     imagenet = side.model.endswith("_imagenet")
-    blocks, link = models.blocks(side.model, CLASSES[imagenet]), _machines.link(given.link)
+    blocks, link = models.blocks(side.model, CLASSES[imagenet]), machines.link(given.link)
     shared: dict[str, Any] = {"link": link, "run_ahead": given.run_ahead}
     if given.host_microseconds:
         shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
     if given.times != "measured":
-        times = _machines.read(given.times, len(blocks))
+        times = machines.read(given.times, len(blocks))
         cuts = cuts_of(side, len(blocks), times)
     else:
         times, programs = None, programs_of(side)
         if programs not in known:
             known[programs] = measured(side, given)
         told, cuts = known[programs]
-    shapes = _shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
-    shared["size"] = _machines.sizes(shapes.messages)
+    shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
+    shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = _machines.of_operations(told, side.method, side.K, None)._replace(
+        made = machines.of_operations(told, side.method, side.K, None)._replace(
             host_seconds=lambda kind, k: 0, patient=False
         )
         return made._replace(**shared), cuts, shapes
-    return _machines.of_blocks(times, cuts, _sides.schedule_of(side), shapes.weights, **shared), cuts, shapes
+    return machines.of_blocks(times, cuts, side_specs.schedule_of(side), shapes.weights, **shared), cuts, shapes
 
 
 def programs_of(side: Side) -> str:
     """What decides which programs a side's stages run, and how. Ordinary stages are the same in all methods that have
     them and are measured once, so that such methods differ by their schedules only."""
-    method, schedule = methods.find(side.method), _sides.schedule_of(side)
+    method, schedule = methods.find(side.method), side_specs.schedule_of(side)
     if method.stage is not None or schedule.micro_batches > 1:
         return repr(side)
     decides = {"accumulate": schedule.accumulate, "accumulation": side.options.get("accumulation")}
@@ -87,7 +88,7 @@ def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tup
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
     say(f"{side.name}, K={side.K}: measuring its operations on one core")
-    with Worker(side, _sides.cores_available()) as worker:
+    with Worker(side, side_specs.cores_available()) as worker:
         worker.about = worker.answer()
         return worker.time_operations(given.batches), tuple(worker.about["cuts"])
 
@@ -114,7 +115,7 @@ def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], sha
         "memory_bytes": parts,
         "kept_batches": found.kept,
         "waiting_bytes": [round(n) for n in found.waiting],
-        **_report.machine(),
+        **report.machine(),
     }
 
 
@@ -135,29 +136,31 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}, times of {times}, "
         f"{given.host_microseconds:g} us of the host a dispatch, at most {given.run_ahead} losses unread. Limited by: "
         f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
-        f"other. Memory without XLA's temporary buffers (fdg_jax.memory)."
-        + (f" {_report.disturbed(rows)}" if given.times == "measured" else "")
+        f"other. Memory without XLA's temporary buffers (fdg_jax.engine.memory)."
+        + (f" {report.disturbed(rows)}" if given.times == "measured" else "")
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("simulate", __doc__, f"A method may have options: NAME:option=value, {_sides.METHODS_OWN}.")
+    made = report.parser(
+        "simulate", __doc__, f"A method may have options: NAME:option=value, {side_specs.METHODS_OWN}."
+    )
     add = made.add_argument
     add("--model", default="wrn16_4", help="any of the training command's (default wrn16_4)")
-    add("--batch-size", type=_report.positive, default=64, help="(default 64)")
-    add("--K", type=_report.positive, nargs="+", default=[2, 4], help="stages (default 2 4)")
+    add("--batch-size", type=report.positive, default=64, help="(default 64)")
+    add("--K", type=report.positive, nargs="+", default=[2, 4], help="stages (default 2 4)")
     names = "methods, compared with BP on one device (default bp ddg fdg)"
     add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]", help=names)
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="of the host's thread, a dispatch (default 0)")
-    add("--run-ahead", type=_report.positive, default=16, help="losses that may be unread (default 16)")
-    add("--batches", type=_report.positive, default=8, help="whose operations are timed (default 8)")
+    add("--run-ahead", type=report.positive, default=16, help="losses that may be unread (default 16)")
+    add("--batches", type=report.positive, default=8, help="whose operations are timed (default 8)")
     add("--validate", action="store_true", help="hold the prediction against training on this machine")
-    add("--cores", type=_report.positive, help="of --validate: of each process (default as many as stages)")
-    add("--windows", type=_report.positive, default=4, help="of --validate: turns a method (default 4)")
+    add("--cores", type=report.positive, help="of --validate: of each process (default as many as stages)")
+    add("--windows", type=report.positive, default=4, help="of --validate: turns a method (default 4)")
     add("--seconds", type=float, default=8.0, help="of --validate: length of a window (default 8)")
     return made
 
@@ -167,9 +170,9 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
     def of(text: str, K: int) -> Side:
-        side = _sides.parse(text, {**common, "K": K}, "", given.split)
-        _validate.check(side)
-        return _validate.on_cores(side, 1)
+        side = side_specs.parse(text, {**common, "K": K}, "", given.split)
+        validate.check(side)
+        return validate.on_cores(side, 1)
 
     # BP on one device is the same for every K.
     pairs = product(given.method, given.K)
@@ -179,11 +182,11 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     for side in (side for side in sides if side.K > 1):  # before anything is measured
         split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
     alone = of("bp", 1)
-    baseline = predict(_sides.schedule_of(alone), machine(alone, given, known)[0]).seconds
+    baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known)[0]).seconds
     rows = []
     for side in sides:
         device, cuts, shapes = machine(side, given, known)
-        rows.append(row(side, predict(_sides.schedule_of(side), device), baseline, cuts, shapes, given))
+        rows.append(row(side, predict(side_specs.schedule_of(side), device), baseline, cuts, shapes, given))
     others = max((told["others_percent"] for told, _ in known.values()), default=0.0)
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
@@ -195,11 +198,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
         if not given.host_microseconds >= 0:
             raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
-        _report.check_json(given.json)
-        _machines.link(given.link)
+        report.check_json(given.json)
+        machines.link(given.link)
         if given.validate:
-            rows = _validate.rows(given)
-            text = _validate.table(rows, given)
+            rows = validate.rows(given)
+            text = validate.table(rows, given)
         else:
             devices.emulate_cpu(1)
             rows = simulated(given)
@@ -209,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
         return 130
-    _report.emit(rows, text, given.json)
+    report.emit(rows, text, given.json)
     return 0
 
 

@@ -4,7 +4,7 @@
 
 The time per batch of K decoupled stages is that of the slowest one, so its share of the whole says how much faster
 than one stage K of them can be: 100 / share times, if nothing else were in the way. Every block's forward pass, its
-backward pass and its update are measured anew (fdg_jax.experiments.block_times); all splits of a model are judged by
+backward pass and its update are measured anew (fdg_jax.training.block_times); all splits of a model are judged by
 the same times. What they make of images/s is for another benchmark:
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
@@ -17,17 +17,18 @@ from itertools import pairwise
 from typing import Any
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
 import jax
 import numpy as np
 
-from benchmarks import _report
+from benchmarks.harness import report
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import block_times, compile_cache, machine
+from fdg_jax.machine import compile_cache, facts
+from fdg_jax.training import block_times
 
 CLASSES, IMAGE = 10, (32, 32, 3)
 
@@ -74,8 +75,8 @@ def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
                     "block_seconds": [round(value, 6) for value in seconds],
                     "batch_size": given.batch_size,
                     "rounds": given.rounds,
-                    "cores": machine.usable_cores(),
-                    **_report.here(),
+                    "cores": facts.usable_cores(),
+                    **report.here(),
                 }
             )
     return rows
@@ -98,18 +99,18 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
     about = (
         f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
-        f"{one['cores']} of {one['machine_cores']} cores, {_report.versions(one)}."
+        f"{one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
     )
-    return f"{_report.markdown(head, body)}\n\n{about}"
+    return f"{report.markdown(head, body)}\n\n{about}"
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("split", __doc__)
+    made = report.parser("split", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet56", "wrn16_4"])
-    add("--K", nargs="+", type=_report.positive, default=[2, 4], help="stages (default 2 4)")
-    add("--batch-size", type=_report.positive, default=128)
-    add("--rounds", type=_report.positive, default=9, help="(default 9)")
+    add("--K", nargs="+", type=report.positive, default=[2, 4], help="stages (default 2 4)")
+    add("--batch-size", type=report.positive, default=128)
+    add("--rounds", type=report.positive, default=9, help="(default 9)")
     return made
 
 
@@ -119,7 +120,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _report.run(parser(), results, table, arguments)
+    return report.run(parser(), results, table, arguments)
 
 
 if __name__ == "__main__":

@@ -29,23 +29,25 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
+    from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
 import jax
 import numpy as np
 
-from benchmarks import _gantt, _report, _sides, _validate
-from benchmarks._turns import say
-from benchmarks._worker import Trainer
-from fdg_jax import compat, devices, methods
-from fdg_jax.data import Dataset
+from benchmarks.harness import gantt, report, side_specs, validate
+from benchmarks.harness.bench_worker import Trainer
+from benchmarks.harness.turns import say
+from fdg_jax import methods
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
-from fdg_jax.host_engine import HostEngine
+from fdg_jax.machine import jax_internals
 from fdg_jax.schedule import Box, Op
-from fdg_jax.simulator import Event
-from fdg_jax.stage import Stage
+from fdg_jax.schedule.simulator import Event
+from fdg_jax.stage.stage import Stage
+from fdg_jax.transport import devices
 
 
 class Dispatched(NamedTuple):
@@ -180,7 +182,7 @@ def lateness(tries: int = 40) -> list[float]:
     for n in range(tries):
         y = step(x)
         watcher.queue.put((Dispatched("F", 1, n, 0.0), y))
-        while not compat.is_ready(y):
+        while not jax_internals.is_ready(y):
             pass
         seen = time.perf_counter()
         while len(watcher.ended) <= n:
@@ -195,9 +197,9 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
     made: list[dict[str, Any]] = []
     for process, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
         made.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
-        rows = sorted({_gantt.row_of(event) for event in found})
+        rows = sorted({gantt.row_of(event) for event in found})
         for row in rows:
-            names = {"name": _gantt.name_of(row)}
+            names = {"name": gantt.name_of(row)}
             made.append({"ph": "M", "name": "thread_name", "pid": process, "tid": rows.index(row), "args": names})
         made += [
             {
@@ -205,7 +207,7 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
                 "name": f"{event.what}{event.batch}",
                 "cat": event.what,
                 "pid": process,
-                "tid": rows.index(_gantt.row_of(event)),
+                "tid": rows.index(gantt.row_of(event)),
                 "ts": round(event.begin * 1e6, 3),
                 "dur": round((event.end - event.begin) * 1e6, 3),
                 "args": {"k": event.k, "batch": event.batch},
@@ -235,7 +237,7 @@ def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], 
     return [e._replace(begin=max(e.begin, start) - start, end=min(e.end, end) - start) for e in inside], end - start
 
 
-def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
+def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
     """(what happened while so many batches entered a full pipeline, what its operations take one by one)."""
     trainer = Trainer(side)
     engine, data = trainer.job.pipeline.engine, trainer.job.dataset
@@ -251,14 +253,14 @@ def record(side: _sides.Side, batches: int) -> tuple[list[Event], dict[str, Any]
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _report.parser("timeline", __doc__)
+    made = report.parser("timeline", __doc__)
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--batch-size", type=_report.positive, default=128, help="(default 128)")
-    add("--K", type=_report.positive, default=2)
+    add("--batch-size", type=report.positive, default=128, help="(default 128)")
+    add("--K", type=report.positive, default=2)
     add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
-    add("--batches", type=_report.positive, default=6, help="that are drawn (default 6)")
+    add("--batches", type=report.positive, default=6, help="that are drawn (default 6)")
     add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
     return made
 
@@ -266,13 +268,13 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     given = parser().parse_args(arguments)
     try:
-        _report.check_json(given.json)
-        cores = len(_sides.cores_available())
+        report.check_json(given.json)
+        cores = len(side_specs.cores_available())
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-        side = _validate.on_cores(_sides.parse(given.method, common, "", given.split), cores)
+        side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
         if methods.find(side.method).places:
             raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Take another method.")
-        out = _report.folder(given.out)
+        out = report.folder(given.out)
         devices.emulate_cpu(given.K)
         ahead = 2 * given.K + 2  # after the first batches the host has run ahead
         with quick_threads():
@@ -281,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    predicted = _validate.predicted(side, told)
+    predicted = validate.predicted(side, told)
     first = min(e.batch for e in found if e.what == "enter") + ahead
     measured, took = window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted.events if e.what == "enter") - given.batches - 2
@@ -301,15 +303,15 @@ def main(arguments: list[str] | None = None) -> int:
             "predicted_percent": shares(simulated, predicted_to_take, k),
             "late_microseconds": round(1e6 * statistics.median(late), 1),
             "late_microseconds_most": round(1e6 * max(late), 1),
-            **_report.here(),
+            **report.here(),
         }
         for k in range(1, side.K + 1)
     ]
     about = {name: rows[0][name] for name in ("side", "model", "batch_size", "K", "cores", "late_microseconds")}
     (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
     title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
-    _gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
-    _report.emit(rows, table(rows, given), given.json)
+    gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
+    report.emit(rows, table(rows, given), given.json)
     return 0
 
 
@@ -323,8 +325,8 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         cores += f" for {one['K']} stages, which wait for cores, too"
     body = [[str(r["k"]), words(r["measured_percent"]), words(r["predicted_percent"])] for r in rows]
     return (
-        f"{_report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "
-        f"{one['batch_size']}, {given.batches} batches, {cores}, {_report.versions(one)}. "
+        f"{report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "
+        f"{one['batch_size']}, {given.batches} batches, {cores}, {report.versions(one)}. "
         f"An end is seen {one['late_microseconds']:.0f} us late (median; most {one['late_microseconds_most']:.0f}). "
         f"In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
     )

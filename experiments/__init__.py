@@ -1,22 +1,21 @@
 """The paper's tables as code: one file a table, which lists its runs, runs what is missing, renders itself.
 
-A table is a module here that holds `TABLE` (see `_runs.Table`); its file name is its name, and nothing needs
-to be registered. Modules with an underscore are what the tables share. Numbers live in
-`results/<table>.jsonl`, a line a finished run, and everything that is shown is made from these lines alone.
+A table is a module here that holds `TABLE` (see `harness.run_table.Table`); its file name is its name, and nothing
+needs to be registered. What the tables share is in `harness/`. Numbers live in `results/<table>.jsonl`, a line a
+finished run, and everything that is shown is made from these lines alone.
 """
 
 import pkgutil
 from importlib import import_module
-from pathlib import Path
 
-from experiments._runs import Table
-
-RESULTS = Path(__file__).resolve().parent / "results"
+from experiments.harness.run_table import Table
 
 
 def names() -> list[str]:
     """Every table there is: the files of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(
+        module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg and module.name != "__main__"
+    )
 
 
 def find(name: str) -> Table:

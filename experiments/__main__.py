@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import experiments
-from experiments import _command, _results
+from experiments.harness import result_files, run_table, table_command
 from fdg_jax.errors import BadInput, meant
 
 
@@ -17,7 +17,7 @@ def overview() -> str:
     for name in experiments.names():
         table = experiments.find(name)
         try:
-            found, runs = len(_results.read(table, experiments.RESULTS)), len(table.runs)
+            found, runs = len(result_files.read(table, run_table.RESULTS)), len(table.runs)
             done = f"{found} of {runs} runs have results" if runs else "no runs of its own"
         except BadInput as error:
             done = str(error)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         asked = f"{meant(name, known)} There are {', '.join(known)}."
         print(f"error: there is no table {name!r}.{asked}", file=sys.stderr)
         return 2
-    return _command.main(experiments.find(name), arguments[1:])
+    return table_command.main(experiments.find(name), arguments[1:])
 
 
 if __name__ == "__main__":

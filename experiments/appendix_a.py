@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper, _printed
-from experiments._command import main
+from experiments.harness import paper, printed
+from experiments.harness.table_command import main
 from experiments.table3 import NOTES as OF_TABLE_3
 
 # As printed, rows and columns (\label{table_appendix1}); the notation is that of table3.py.
-CELLS = _printed.read(
+CELLS = printed.read(
     """
     network   | parameters | FDG-forward       | FDG-backward
     ResNet-20 | 0.27M      | 8.03(1)/7.57(0.2) | 7.92(1)/7.23(0.2)
@@ -22,8 +22,8 @@ WORDS = (
     "**Staleness:** with K = 2 stage 1 uses a gradient that is two updates old with the forward pass first, and one "
     "with the backward pass first. Backward first is what Table 3 shows, so those runs are the same.",
 )
-PLAN = _paper.Plan("appendix_a", "Appendix A: forward or backward first, CIFAR-10, K = 2", CELLS, NOTES, WORDS)
-TABLE = _paper.table(PLAN)
+PLAN = paper.Plan("appendix_a", "Appendix A: forward or backward first, CIFAR-10, K = 2", CELLS, NOTES, WORDS)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import _curves, _markdown
-from experiments._command import main
-from experiments._runs import Lines, Run, Table
+from experiments.harness import curve_plot, markdown
+from experiments.harness.run_table import Lines, Run, Table
+from experiments.harness.table_command import main
 
 NAME, EPOCHS = "cifar10_short", 5
 SHARED = {
@@ -86,26 +86,26 @@ def document(lines: Lines, beside: str) -> str:
     """The table, what it was made with, and what it can't be used for."""
     finished = f"{len(lines)} of {len(RUNS)} runs are finished; the others' cells are blank."
     parts = [
-        _markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
+        markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
         finished if len(lines) < len(RUNS) else "",
         f"![Training loss and test error over epochs]({beside}{NAME}.png)",
-        _markdown.origin(lines),
+        markdown.origin(lines),
         *WORDS,
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def curve(run: Run, line: Any) -> _curves.Curve:
+def curve(run: Run, line: Any) -> curve_plot.Curve:
     style, marker = STYLES[run.flags.get("beta", 1.0)]
     label = "BP" if run.flags["method"] == "bp" else f"FDG K={run.flags['K']}, β={run.flags['beta']:g}"
     label += f": {line['test_error_percent']:.2f}%"
-    return _curves.Curve(label, COLOURS[run.flags["K"]], style, marker, line)
+    return curve_plot.Curve(label, COLOURS[run.flags["K"]], style, marker, line)
 
 
 def picture(lines: Lines, path: Path) -> None:
     curves = [curve(run, lines[run.name]) for run in RUNS if run.name in lines]
     title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs, one seed (beside the names: the last test error)"
-    _curves.draw(curves, path, title, "epoch (391 batches of up to 128 images each)")
+    curve_plot.draw(curves, path, title, "epoch (391 batches of up to 128 images each)")
 
 
 TABLE = Table(

@@ -9,29 +9,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import _curves, _paper, _printed, table6
-from experiments._command import main
-from experiments._runs import Lines
+from experiments import table6
+from experiments.harness import curve_plot, paper, printed
+from experiments.harness.run_table import Lines
+from experiments.harness.table_command import main
 
 # DDG with K = 2 is the training of FDG with beta = 1, whose curve is there.
-CELLS = tuple(cell for cell in table6.CELLS if cell.network == "WRN-28-10" and _paper.trained(cell) == cell)
+CELLS = tuple(cell for cell in table6.CELLS if cell.network == "WRN-28-10" and paper.trained(cell) == cell)
 COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7", "FDG": "#0072b2"}  # for all eyes
 STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
-def curve(cell: _printed.Cell, line: Mapping[str, Any]) -> _curves.Curve:
+def curve(cell: printed.Cell, line: Mapping[str, Any]) -> curve_plot.Curve:
     """FDG with the paper's best beta has dots, all others have none."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
     label += f": {line['test_error_percent']:.2f}%"
-    return _curves.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
+    return curve_plot.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
 
 
-def draw(cells: Sequence[_printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
-    found = [(cell, _paper.median_line(cell, lines)) for cell in cells]
+def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
+    found = [(cell, paper.median_line(cell, lines)) for cell in cells]
     curves = [curve(cell, line) for cell, line in found if line]
     title = f"WRN-28-10 on CIFAR-10, {epochs} epochs; of each the median run, beside its name the last test error"
-    _curves.draw(curves, path, title, "epoch", long=True)
+    curve_plot.draw(curves, path, title, "epoch", long=True)
 
 
 WORDS = (
@@ -41,11 +42,11 @@ WORDS = (
     "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
     "every stage had a device of its own. DDG with K = 2 has no curve: it is the training of FDG with beta = 1.",
 )
-PLAN = _paper.Plan(
+PLAN = paper.Plan(
     "figure3ab", "Figures 3(a), (b): learning curves of WRN-28-10 on CIFAR-10", CELLS, words=WORDS, draws=draw,
     alt="Training loss and test error over epochs and over hours", rows=False,
 )  # fmt: skip
-TABLE = _paper.table(PLAN)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -8,38 +8,39 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import _bars, _paper, _printed, table3
-from experiments._command import main
-from experiments._runs import Lines
+from experiments import table3
+from experiments.harness import bars, paper, printed
+from experiments.harness.run_table import Lines
+from experiments.harness.table_command import main
 
 BETAS = tuple(tenth / 10 for tenth in range(1, 11))
 KNOWN = {(cell.method, cell.beta): cell for cell in table3.CELLS if cell.network == "ResNet-20"}
 CELLS = (
     KNOWN["BP", None],
-    *(KNOWN.get(("FDG", b), _printed.Cell("ResNet-20", "cifar10", "FDG", 2, b, "", parameters="0.27M")) for b in BETAS),
+    *(KNOWN.get(("FDG", b), printed.Cell("ResNet-20", "cifar10", "FDG", 2, b, "", parameters="0.27M")) for b in BETAS),
 )
 
 
-def draw(cells: Sequence[_printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
-    found = [_paper.errors(cell, lines) for cell in cells]
+def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
+    found = [paper.errors(cell, lines) for cell in cells]
     series: dict[str, list[float | None]] = {
         "paper (300 epochs)": [float(cell.error.rstrip("*")) if cell.error else None for cell in cells],
         f"ours ({epochs} epochs)": [statistics.median(errors) if errors else None for errors in found],
     }
     labels = ["BP" if cell.beta is None else f"{cell.beta:g}" for cell in cells]
     title = "ResNet-20 on CIFAR-10: BP, and FDG with K = 2 by beta (the axis does not start at zero)"
-    _bars.draw_beside(labels, series, path, title, "beta")
+    bars.draw_beside(labels, series, path, title, "beta")
 
 
 WORDS = (
     "**The paper's bars:** the picture is not in the paper's source. Its numbers here are the three that Table 3 "
     "prints; which other betas it shows is not known, so ours go from 0.1 to 1 in tenths.",
 )
-PLAN = _paper.Plan(
+PLAN = paper.Plan(
     "figure3c", "Figure 3(c): ResNet-20 on CIFAR-10, K = 2, by beta", CELLS, words=WORDS, draws=draw,
     alt="Test error of ResNet-20 by beta",
 )  # fmt: skip
-TABLE = _paper.table(PLAN)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import _bars, _markdown
-from experiments._command import main
-from experiments._runs import Lines, Run, Table
+from experiments.harness import bars, markdown
+from experiments.harness.run_table import Lines, Run, Table
+from experiments.harness.table_command import main
 
 NAME, EPOCHS = "methods_short", 1
 SHARED = {"dataset": "cifar10", "model": "resnet20", "epochs": EPOCHS, "batch_size": 128, "seed": 0}
@@ -109,13 +109,13 @@ def document(lines: Lines, beside: str) -> str:
     """The table, whether it has the paper's order, what it was made with, and what it can't be used for."""
     finished = f"{len(lines)} of {len(RUNS)} runs are finished; the others' cells are blank."
     parts = [
-        _markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
+        markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
         finished if len(lines) < len(RUNS) else "",
         f"![Test error of every method]({beside}{NAME}.png)",
         f"**The paper's order** (after 300 epochs): {BEST} at least as good as {', '.join(OTHERS)}. It has no "
         "errors of DNI. With n = 1 small differences mean nothing.",
         *[verdict(lines, K) for K in (2, 4)],
-        _markdown.origin(lines),
+        markdown.origin(lines),
         *WORDS,
     ]
     return "\n\n".join(part for part in parts if part)
@@ -128,7 +128,7 @@ def picture(lines: Lines, path: Path) -> None:
     }
     title = f"ResNet-20 on CIFAR-10 by every method, {EPOCHS} epoch, one seed"
     reference = ("BP", lines["bp"]["test_error_percent"]) if "bp" in lines else None
-    _bars.draw(groups, path, title, "test error (% of the test images)", reference)
+    bars.draw(groups, path, title, "test error (% of the test images)", reference)
 
 
 TABLE = Table(

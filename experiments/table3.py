@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper, _printed
-from experiments._command import main
+from experiments.harness import paper, printed
+from experiments.harness.table_command import main
 
 # As printed, rows and columns (\label{table_k_2_300}). 8.75/7.78*: of the original publication / rerun by the authors;
 # 7.92(1): FDG with beta = 1.
-CELLS = _printed.read(
+CELLS = printed.read(
     """
     network     | parameters | BP         | DDG        | DGL        | FR    | FDG
     ResNet-20   | 0.27M      | 8.75/7.78* | -          | -          | -     | 7.92(1)/7.23(0.2)
@@ -24,8 +24,8 @@ NOTES = {
     ("ResNet-110", "BP", 1, None): "The README of the authors' code has 6.41 for the original publication's.",
     ("ResNet-110", "FDG", 2, 0.2): "The README of the authors' code has this error with beta = 0.5.",
 }
-PLAN = _paper.Plan("table3", "Table 3: CIFAR-10, K = 2, five methods, six networks", CELLS, NOTES)
-TABLE = _paper.table(PLAN)
+PLAN = paper.Plan("table3", "Table 3: CIFAR-10, K = 2, five methods, six networks", CELLS, NOTES)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

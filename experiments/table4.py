@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper, _printed
-from experiments._command import main
+from experiments.harness import paper, printed
+from experiments.harness.table_command import main
 from experiments.table3 import NOTES as OF_TABLE_3
 
 # As printed, rows and columns (\label{table_cifa100}); the notation is that of table3.py.
-CELLS = _printed.read(
+CELLS = printed.read(
     """
     network    | parameters | BP           | DDG          | DGL    | FR     | FDG
     ResNet-56  | 0.46M      | 30.21/27.68* | 29.83/28.44* | 29.51* | 28.39* | 27.87(1)/27.49(0.4)
@@ -21,8 +21,8 @@ NOTES = {
     ("ResNet-56",): OF_TABLE_3[("ResNet-56",)],
     ("ResNet-56", "FDG", 2, 0.4): "The README of the authors' code has 27.70 with beta = 0.8 as the best.",
 }
-PLAN = _paper.Plan("table4", "Table 4: CIFAR-100, K = 2, five methods, four networks", CELLS, NOTES)
-TABLE = _paper.table(PLAN)
+PLAN = paper.Plan("table4", "Table 4: CIFAR-100, K = 2, five methods, four networks", CELLS, NOTES)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

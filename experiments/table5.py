@@ -2,11 +2,11 @@
 
 import sys
 
-from experiments import _paper, _printed
-from experiments._command import main
+from experiments.harness import paper, printed
+from experiments.harness.table_command import main
 
 # As printed, rows and columns (\label{table_tiny}); the notation is that of table3.py.
-CELLS = _printed.read(
+CELLS = printed.read(
     """
     network      | parameters | BP     | FDG
     ResNet-18    | 11.2M      | 38.32* | 38.58(1)/38.22(0.5)
@@ -22,8 +22,8 @@ NOTES = {
     "without shrinking (46.36) better than with it.",
 }
 WORDS = ("**Data:** `--data-dir` is the directory that holds the unpacked folder `tiny-imagenet-200`.",)
-PLAN = _paper.Plan("table5", "Table 5: Tiny-ImageNet, K = 2, BP and FDG, two networks", CELLS, NOTES, WORDS)
-TABLE = _paper.table(PLAN)
+PLAN = paper.Plan("table5", "Table 5: Tiny-ImageNet, K = 2, BP and FDG, two networks", CELLS, NOTES, WORDS)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

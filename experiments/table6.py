@@ -2,12 +2,12 @@
 
 import sys
 
-from experiments import _paper, _printed
-from experiments._command import main
+from experiments.harness import paper, printed
+from experiments.harness.table_command import main
 
 # As printed, rows and columns (\label{table_many_modules}); the notation is that of table3.py. BP is printed with
 # every K and is one and the same.
-CELLS = _printed.read(
+CELLS = printed.read(
     """
     network   | K | BP   | DDG   | DGL   | FR    | FDG
     ResNet-56 | 2 | 6.19 | 6.60* | 6.77* | 6.07* | 6.20(1)/5.90(0.5)
@@ -29,8 +29,8 @@ NOTES = {
     ("WRN-28-10", "DDG", 4, None): SAME,
     ("WRN-28-10", "FDG", 4, 0.5): "The text says that shrinking restores the level of BP, which is 4.01.",
 }
-PLAN = _paper.Plan("table6", "Table 6: CIFAR-10, K = 2, 3 and 4, five methods, two networks", CELLS, NOTES)
-TABLE = _paper.table(PLAN)
+PLAN = paper.Plan("table6", "Table 6: CIFAR-10, K = 2, 3 and 4, five methods, two networks", CELLS, NOTES)
+TABLE = paper.table(PLAN)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

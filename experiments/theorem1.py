@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import _markdown
-from experiments._command import main
-from experiments._runs import Lines, Run, Table
+from experiments.harness import markdown
+from experiments.harness.run_table import Lines, Run, Table
+from experiments.harness.table_command import main
 
 NAME = "theorem1"
 KS, BETAS = (1, 2, 3, 4, 8), (1.0, 0.8, 0.5, 0.2)
@@ -29,7 +29,7 @@ SEARCH = Run("search", {"K": [2, 3, 4, 8], "problems": 100, "rounds": 200, "seed
 
 def measure(run: Run) -> dict[str, Any]:
     """What is kept of a run, beside what it was asked for."""
-    from experiments import _theorem1_measured as measured
+    from experiments.theorem import measured
 
     if run in GRID:
         return measured.on_grid(**run.flags)
@@ -122,19 +122,19 @@ SAID = {FILLING.name: filling, FALLS.name: falls, FALLS_ALWAYS.name: falls_alway
 def document(lines: Lines, beside: str) -> str:
     """The table, what breaks the theorem, and how both were found."""
     parts = [
-        _markdown.table(HEADS, (row(run, lines.get(run.name)) for run in GRID)),
+        markdown.table(HEADS, (row(run, lines.get(run.name)) for run in GRID)),
         f"![The change of the loss and the bounds]({beside}{NAME}.png)",
         *(say(lines[name]) for name, say in SAID.items() if name in lines),
         *(words.format(up="" if beside else "../") for words in WORDS),
-        _markdown.origin(lines),
+        markdown.origin(lines),
     ]
     return "\n\n".join(parts)
 
 
 def picture(lines: Lines, path: Path) -> None:
-    from experiments import _theorem1_picture
+    from experiments.theorem import theorem_picture
 
-    _theorem1_picture.draw(lines, KS, BETAS, [FILLING.name, FALLS.name], path)
+    theorem_picture.draw(lines, KS, BETAS, [FILLING.name, FALLS.name], path)
 
 
 TABLE = Table(

@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {"Pipeline": "api", "Metrics": "api", "Evaluation": "evaluate", "BadInput": "errors"}
-__all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline"]
+_HOME = {
+    "Pipeline": "api",
+    "Metrics": "api",
+    "Evaluation": "engine.evaluate",
+    "BadInput": "errors",
+    "emulate_cpu": "transport.devices",
+}
+__all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline", "emulate_cpu"]
 
 if TYPE_CHECKING:
     from fdg_jax.api import Metrics, Pipeline
+    from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.errors import BadInput
-    from fdg_jax.evaluate import Evaluation
+    from fdg_jax.transport.devices import emulate_cpu
 
 
 def __dir__() -> list[str]:

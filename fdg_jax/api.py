@@ -16,9 +16,8 @@ import numpy as np
 import optax
 from flax.core import unfreeze
 
-from fdg_jax import checkpoint, names
-from fdg_jax import remat as rematerialisation
-from fdg_jax.arguments import (
+from fdg_jax.checks import names
+from fdg_jax.checks.arguments import (
     check_beta,
     check_devices,
     check_dtype,
@@ -27,21 +26,23 @@ from fdg_jax.arguments import (
     check_problem,
     check_read_behind,
 )
-from fdg_jax.batches import check_batch, check_example, check_indices, checked, own
-from fdg_jax.devices import Place
-from fdg_jax.engine import Metrics, Parts, Unsound, warn_of_lost
+from fdg_jax.checks.batches import check_batch, check_example, check_indices, checked, own
+from fdg_jax.engine.common import Metrics, Parts, Unsound, warn_of_lost
+from fdg_jax.engine.evaluate import Evaluation
+from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
+from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.engine.turn import Turn
+from fdg_jax.engine.unfinished import Trail
 from fdg_jax.errors import BadInput
-from fdg_jax.evaluate import Evaluation
-from fdg_jax.functions import How, Spec, init_variables
-from fdg_jax.host_engine import HostEngine, delay_line_engine
-from fdg_jax.optimizer import shrink
-from fdg_jax.precision import precision
-from fdg_jax.reading import check_finite, check_state
-from fdg_jax.scan_engine import ScanEngine
-from fdg_jax.shapes import check_shapes, zeros
-from fdg_jax.stage import Stage
-from fdg_jax.trail import Trail
-from fdg_jax.turn import Turn
+from fdg_jax.recipe import shrink
+from fdg_jax.stage import remat as rematerialisation
+from fdg_jax.stage.functions import How, Spec, init_variables
+from fdg_jax.stage.precision import precision
+from fdg_jax.stage.shapes import check_shapes, zeros
+from fdg_jax.stage.stage import Stage
+from fdg_jax.storage import checkpoint
+from fdg_jax.storage.restoring import check_finite, check_state
+from fdg_jax.transport.devices import Place
 
 Tree = Any
 ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
@@ -63,7 +64,7 @@ class Pipeline:
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
-        everything that is remembered, and the loss, in float32 (fdg_jax.precision). Flax layers need `dtype` too.
+        everything that is remembered, and the loss, in float32 (fdg_jax.stage.precision). Flax layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
@@ -121,7 +122,8 @@ class Pipeline:
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
-        jax.ShapeDtypeStruct, and of the dtypes that batches will have (fdg_jax.batches says what becomes of 64 bits).
+        jax.ShapeDtypeStruct, and of the dtypes that batches will have (fdg_jax.checks.batches says what becomes of 64
+        bits).
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage; they are copied.
         """
         check_key(key)

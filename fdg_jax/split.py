@@ -137,7 +137,7 @@ def _paper(name: str, K: int, n_blocks: int) -> Split:
 
 def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1, 32, 32, 3)) -> list[float]:
     """FLOPs of each block's forward pass in training, by XLA's analysis of the program lowered for this kind of device
-    (on a CPU narrow convolutions are computed with more of them, `fdg_jax.convolution`).
+    (on a CPU narrow convolutions are computed with more of them, `fdg_jax.layers.convolution`).
 
     Nothing is compiled or run. example_shape: [batch, height, width, channel]. The backward pass takes about
     twice as many in every block, so the ratios hold for training if FLOPs tell time; where they do not,

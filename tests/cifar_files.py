@@ -55,9 +55,7 @@ def example(image: bytes, label: int, name: str, coarse: int | None = None) -> b
     return message.SerializeToString()
 
 
-def tfds_directory(
-    data_dir: Path, image_format: str = "PNG", shards: int = 3, splits=None, classes: int = 10
-) -> tuple:
+def tfds_directory(data_dir: Path, image_format: str = "PNG", shards: int = 3, splits=None, classes: int = 10) -> tuple:
     """Writes `<data_dir>/cifar10/3.0.2` (or cifar100); returns it and the arrays (training images, labels, test ...).
 
     `splits` may give other examples: {split: [(encoded image, label), ...]}.
@@ -146,10 +144,7 @@ def archive(classes: int, lacking: str = "", cut: str = "") -> tuple[bytes, tupl
     if classes == 10:
         folder, names = "cifar-10-batches-bin", {"batches.meta.txt": CLASS_NAMES[10]}
         # The real archive ends its list of names with an empty line.
-        files = {
-            f"data_batch_{i + 1}.bin": rows(train, slice(i * TRAIN // 5, (i + 1) * TRAIN // 5))
-            for i in range(5)
-        }
+        files = {f"data_batch_{i + 1}.bin": rows(train, slice(i * TRAIN // 5, (i + 1) * TRAIN // 5)) for i in range(5)}
         files["test_batch.bin"] = rows(test, slice(None))
     else:
         folder = "cifar-100-binary"

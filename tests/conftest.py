@@ -9,7 +9,7 @@ import time
 import jax
 import pytest
 
-from fdg_jax.devices import emulate_cpu
+from fdg_jax.transport.devices import emulate_cpu
 
 
 def pytest_configure(config):

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from experiments._runs import Run
-from fdg_jax.experiments.options import FIELDS
+from experiments.harness.run_table import Run
+from fdg_jax.runs.options import FIELDS
 
 DATA, SOMEWHERE = "/home/someone/data", "/home/someone/runs"
 
@@ -35,15 +35,11 @@ def events(epochs: int, lines: int = 40) -> list[dict]:
         rate = 0.1 if i <= 100 else 0.01
         made.append({"step": 10 * i, "epoch": i / lines, "train_loss": 2.0 - i / 400, "learning_rate": rate})
         if i % lines == 0:
-            made.append(
-                {"step": 10 * i, "epoch": i / lines, "test_loss": 1.0, "test_error_percent": 60.0 - i / 10}
-            )
+            made.append({"step": 10 * i, "epoch": i / lines, "test_loss": 1.0, "test_error_percent": 60.0 - i / 10})
     return made
 
 
-def make(
-    runs_dir: Path, run: Run, error: float | None = 31.25, trained: int = 5, lines: int = 40, **changed
-) -> Path:
+def make(runs_dir: Path, run: Run, error: float | None = 31.25, trained: int = 5, lines: int = 40, **changed) -> Path:
     """A run directory; error: of a finished run, None of one that was cut off. trained: epochs, lines: of each."""
     path = runs_dir / run.name
     path.mkdir(parents=True)

@@ -10,7 +10,7 @@ import pytest
 import fdg_jax
 from fdg_jax import layers
 from fdg_jax.api import ENGINES
-from fdg_jax.scan_engine import ScanEngine
+from fdg_jax.engine.scan_engine import ScanEngine
 
 CLASSES = 5
 ENGINES["scan"] = ScanEngine  # what delay-line is on an accelerator; it runs on a CPU too, only slowly

@@ -11,7 +11,7 @@ from small import CurrentPart, Part, batches, cross_entropy, parts, pipeline, re
 import fdg_jax
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import functions, init_variables, split
+from fdg_jax.stage.functions import functions, init_variables, split
 
 DATA = batches(3)
 

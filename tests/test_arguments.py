@@ -12,9 +12,10 @@ from flax import nnx
 from small import Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import methods, names
-from fdg_jax.devices import emulate_cpu, stage_devices
+from fdg_jax import methods
+from fdg_jax.checks import names
 from fdg_jax.errors import BadInput
+from fdg_jax.transport.devices import emulate_cpu, stage_devices
 
 DATA = batches(3)
 X, Y = DATA[0]

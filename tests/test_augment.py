@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fdg_jax.data import Dataset, augment
+from fdg_jax.data import augment
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 
 NONE = np.zeros(0)
@@ -143,9 +144,7 @@ def test_normalisation_is_the_textbook_formula():
     mean, std = np.array(meta().mean), np.array(meta().std)
     expected = (batch.astype(np.float64) / 255 - mean) / std
     # float32's 24 bits on values up to 255 before the subtraction: 255 * 2**-24 / 60, and rounding after it.
-    np.testing.assert_allclose(
-        np.asarray(augment.test_transform(meta())(batch)), expected, rtol=1e-6, atol=1e-6
-    )
+    np.testing.assert_allclose(np.asarray(augment.test_transform(meta())(batch)), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_training_and_test_images_are_normalised_alike():
@@ -162,11 +161,7 @@ def test_the_first_draws_are_what_they_were():
 
 
 def test_an_epochs_order_is_a_permutation_given_by_seed_and_epoch():
-    orders = {
-        (seed, epoch): augment.epoch_order(1000, seed, epoch)
-        for seed in (0, 1, 2**32 - 1)
-        for epoch in range(3)
-    }
+    orders = {(seed, epoch): augment.epoch_order(1000, seed, epoch) for seed in (0, 1, 2**32 - 1) for epoch in range(3)}
     for order in orders.values():
         assert order.dtype == np.int32
         assert sorted(order.tolist()) == list(range(1000))

@@ -21,24 +21,17 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import (
-    _sides,
-    _worker,
-    block_cost,
-    checkpoint_cost,
-    host_cost,
-    images_per_second,
-    loader,
-    memory,
-    readme,
-    seeds,
-)
+from benchmarks import block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory, readme, seeds
 from benchmarks import split as benchmark_split
-from benchmarks._peers import sides as peers
-from fdg_jax import api, durable, host_engine, schedule
+from benchmarks.harness import bench_worker, side_specs
+from benchmarks.peers import sides as peers
+from fdg_jax import api, schedule
 from fdg_jax.data.jpeg import opened
 from fdg_jax.data.streams import imagenet
+from fdg_jax.engine import host_engine
 from fdg_jax.errors import BadInput
+from fdg_jax.methods import fdg
+from fdg_jax.storage import durable
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = {"K": 2, "model": "resnet8", "batch_size": 4}
@@ -81,7 +74,7 @@ def commands_shown():
     files = [
         ROOT / "benchmarks" / "README.md",
         *(ROOT / "benchmarks").glob("[a-z]*.py"),
-        ROOT / "fdg_jax/layers.py",
+        ROOT / "fdg_jax/layers/basic.py",
     ]
     for file in files:
         text = file.read_text().replace("\\\n", " ")
@@ -98,7 +91,7 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
         raise Parsed
 
     parse, shown = argparse.ArgumentParser.parse_args, list(commands_shown())
-    assert {file for file, _ in shown} >= {"README.md", "layers.py", "block_cost.py", "images_per_second.py"}
+    assert {file for file, _ in shown} >= {"README.md", "basic.py", "block_cost.py", "images_per_second.py"}
     for _, line in shown:
         before, _, command = line.partition(".venv/bin/python -m benchmarks.")
         assert "python" not in before and command, line
@@ -109,7 +102,7 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
 
 def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     def parse(text):
-        return _sides.parse(text, COMMON, "--a", "balanced")
+        return side_specs.parse(text, COMMON, "--a", "balanced")
 
     bp, fdg, two = parse("bp"), parse("fdg"), parse("bp-two-cores")
     assert (bp.method, bp.K, bp.cores, bp.split) == ("bp", 1, 1, None)
@@ -141,7 +134,7 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
 )
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
-        _sides.parse(side, COMMON, "", "balanced")
+        side_specs.parse(side, COMMON, "", "balanced")
 
 
 @pins_cores
@@ -167,14 +160,14 @@ def test_what_a_side_refuses_is_one_message_and_exit_code_2(capfd):
 
 
 def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
-    fdg = _sides.parse("fdg:hugepages=off:xla=--b", COMMON, "", "balanced")
+    fdg = side_specs.parse("fdg:hugepages=off:xla=--b", COMMON, "", "balanced")
     with mock.patch.dict(os.environ, {"XLA_FLAGS": "--a", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}):
-        started = _sides.environment(fdg)
+        started = side_specs.environment(fdg)
     assert (started["XLA_FLAGS"], started["JAX_PLATFORMS"]) == ("--a --b", "cpu")
     assert "GLIBC_TUNABLES" not in started
     wanted = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    with mock.patch("fdg_jax.experiments.huge_pages.wanted_environment", lambda given: given | wanted):
-        assert _sides.environment(_sides.parse("fdg", COMMON, "", "balanced")).items() >= wanted.items()
+    with mock.patch("fdg_jax.machine.huge_pages.wanted_environment", lambda given: given | wanted):
+        assert side_specs.environment(side_specs.parse("fdg", COMMON, "", "balanced")).items() >= wanted.items()
 
 
 def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
@@ -198,10 +191,10 @@ ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
 
 @pins_cores
 def test_on_a_gpu_a_side_has_all_cores_and_takes_what_memory_it_needs():
-    side = _sides.parse("fdg", ON_GPU, "", "1")
-    assert side.cores == len(_sides.cores_available())
+    side = side_specs.parse("fdg", ON_GPU, "", "1")
+    assert side.cores == len(side_specs.cores_available())
     with mock.patch.dict(os.environ, clear=True):
-        started = _sides.environment(side)
+        started = side_specs.environment(side)
     assert "JAX_PLATFORMS" not in started and started["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
     with pytest.raises(BadInput, match="torch trains on cores"):
         peers.parse("torch", ON_GPU, "", "1")
@@ -211,13 +204,13 @@ def test_on_a_gpu_a_side_has_all_cores_and_takes_what_memory_it_needs():
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is one")
 def test_without_a_gpu_a_side_on_one_is_refused():
     with pytest.raises(BadInput, match="no accelerator here"):
-        _worker.Trainer(_sides.parse("fdg", ON_GPU, "", "1"))
+        bench_worker.Trainer(side_specs.parse("fdg", ON_GPU, "", "1"))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("dense")
 def test_what_each_operation_of_a_stage_takes_is_a_table():
-    trainer = _worker.Trainer(_sides.parse("fdg", COMMON, "", "1"))
+    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
     trainer.run(6)
     rows = [{"side": "scan", "K": 2, "operations": {}}, {"side": "fdg", "K": 2, "operations": trainer.operations(3)}]
     head, _, *lines = images_per_second.stage_times(rows)[0].splitlines()
@@ -233,7 +226,7 @@ def trained(stage=None, turned=False):
     with mock.patch.object(api, "Stage", stage or api.Stage):
         made = small.pipeline(3, data[0])
     if turned:
-        made.engine.loop.schedule = _worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
+        made.engine.loop.schedule = bench_worker.downwards(made.engine.loop.schedule)  # type: ignore[union-attr]
     for batch in data:
         made.step(batch)
     made.drain()
@@ -247,7 +240,7 @@ def test_dispatching_a_ticks_stages_from_K_down_to_1_changes_no_bit():
 
 
 def test_an_update_fused_with_the_backward_pass_trains_the_same():
-    (apart, *counts), (fused, *same) = trained(), trained(_worker.FusedStage)
+    (apart, *counts), (fused, *same) = trained(), trained(bench_worker.FusedStage)
     assert counts == same
     for a, b in zip(apart, fused, strict=True):
         # XLA contracts other products into fused multiply-adds there: a few last bits of float32, six times.
@@ -256,7 +249,7 @@ def test_an_update_fused_with_the_backward_pass_trains_the_same():
 
 def test_bp_cannot_be_dispatched_downwards():
     with pytest.raises(BadInput, match="impossible"):
-        _worker.downwards(schedule.bp(2))
+        bench_worker.downwards(schedule.bp(2))
 
 
 class Flat(nn.Module):
@@ -277,8 +270,8 @@ def dense(monkeypatch):
 )
 @pytest.mark.usefixtures("dense")
 def test_the_order_asked_for_is_the_order_of_the_sides_schedule(option, order):
-    trainer = _worker.Trainer(_sides.parse(f"fdg{option}", COMMON, "", "1"))
-    runner, expected = trainer.job.pipeline.engine, schedule.fdg(2, order)
+    trainer = bench_worker.Trainer(side_specs.parse(f"fdg{option}", COMMON, "", "1"))
+    runner, expected = trainer.job.pipeline.engine, fdg.fdg(2, order)
     assert isinstance(runner, host_engine.HostEngine)
     assert [runner.loop.schedule.tick(t) for t in range(1, 9)] == [expected.tick(t) for t in range(1, 9)]
     assert runner.loop.schedule.staleness == expected.staleness
@@ -313,7 +306,7 @@ def test_host_cost_measures_a_residual_network(capsys, tmp_path):
 
 
 def test_the_clock_takes_the_update_and_the_waiting_out_of_the_backward_pass():
-    from benchmarks._timed import Calls
+    from benchmarks.harness.timed import Calls
 
     now = [0.0]
 
@@ -334,7 +327,7 @@ def test_the_clock_takes_the_update_and_the_waiting_out_of_the_backward_pass():
 
 
 def test_the_arrays_counted_are_those_the_programs_take_and_give():
-    from benchmarks._timed import count_leaves
+    from benchmarks.harness.timed import count_leaves
 
     data = small.batches(1)[0]
     stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
@@ -431,7 +424,7 @@ def test_block_cost_finds_out_before_it_compiles_that_its_result_cannot_be_writt
 
 @pytest.mark.usefixtures("dense")
 def test_split_judges_every_way_to_cut_by_the_same_measured_times(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("fdg_jax.experiments.block_times.measure", lambda blocks, *_: [3.0, 1.0])
+    monkeypatch.setattr("fdg_jax.training.block_times.measure", lambda blocks, *_: [3.0, 1.0])
     monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
     monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
     file = tmp_path / "rows.jsonl"
@@ -625,7 +618,7 @@ def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
 
 @pytest.mark.usefixtures("dense")
 def test_ticks_without_end_leave_nothing_behind():
-    trainer = _worker.Trainer(_sides.parse("fdg", COMMON, "", "1"))
+    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
     told = [trainer.memory(100) for _ in range(3)]
     assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
     if told[0]["resident_bytes"] is not None:  # Linux

@@ -11,8 +11,8 @@ import pytest
 
 from fdg_jax import data, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import block_times, setup, stages
-from fdg_jax.experiments.options import Options
+from fdg_jax.runs.options import Options
+from fdg_jax.training import block_times, setup, stages
 
 
 class Block(nn.Module):

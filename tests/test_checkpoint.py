@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small import CurrentPart, Part, batches, parts, pipeline
 
-from fdg_jax import checkpoint, manifest
 from fdg_jax.errors import BadInput
+from fdg_jax.storage import checkpoint, manifest
 
 DATA = batches(6)
 

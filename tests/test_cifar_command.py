@@ -19,9 +19,11 @@ import pytest
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, command_line, huge_pages
-from fdg_jax.experiments.options import FIELDS, GROUPS, Options, spelled
-from fdg_jax.experiments.run_directory import read_metrics
+from fdg_jax.machine import huge_pages
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import FIELDS, GROUPS, Options, spelled
+from fdg_jax.runs.run_files import read_metrics
+from fdg_jax.training import command_line
 
 FLAGS = {
     "--K": 2,
@@ -222,9 +224,9 @@ def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, mo
 )
 def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, message, place, monkeypatch, capsys):
     from fdg_jax.experiments import cifar
-    from fdg_jax.experiments import command as shared
+    from fdg_jax.training import launch
 
-    monkeypatch.setattr(shared, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(launch, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
     (place / "run" / file).write_text(content)
     assert cifar.main(["--run-dir", str(place / "run"), "--resume"]) == 2
     out, err = capsys.readouterr()
@@ -241,7 +243,7 @@ def test_a_split_is_judged_before_the_data_are_loaded(monkeypatch, tmp_path, cap
     for split, said in (("2,2", "stage k=2 is empty"), ("paper", "the authors give no split"), ("x", "neither paper")):
         assert cifar.main(f"--model resnet8 --K 3 --split {split} --run-dir {tmp_path}/x".split()) == 2
         assert said in capsys.readouterr().err
-    checks.check_names(Options(model="resnet8", K=3, split="balanced"))
+    option_checks.check_names(Options(model="resnet8", K=3, split="balanced"))
 
 
 @pytest.mark.skipif(huge_pages.gpu_visible({}), reason="there is a GPU")
@@ -255,7 +257,7 @@ def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
 
 
 def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypatch):
-    from fdg_jax.experiments import setup
+    from fdg_jax.training import setup
 
     def chosen(platform, found, **options):
         devices = [Device(platform, n, platform) for n in range(found)]
@@ -290,9 +292,9 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
     ],
 )
 def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(cores, given, then, monkeypatch):
-    from fdg_jax.experiments import setup
+    from fdg_jax.training import setup
 
-    monkeypatch.setattr(setup.machine, "usable_cores", lambda: cores)
+    monkeypatch.setattr(setup.facts, "usable_cores", lambda: cores)
     environment = {"XLA_FLAGS": given} if isinstance(given, str) else {}
     monkeypatch.setattr(setup.os, "environ", environment)
     setup.prepare_cpu(given if isinstance(given, dict) else None)
@@ -305,8 +307,8 @@ def test_on_one_core_one_device_is_emulated_and_a_resumed_run_has_those_it_had(b
     code = f"""
 import os
 os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})
-from fdg_jax import devices
-from fdg_jax.experiments import setup
+from fdg_jax.transport import devices
+from fdg_jax.training import setup
 setup.prepare_cpu({before!r})
 found, remark = devices.stage_devices(4)
 print(len(set(found)), remark)
@@ -317,13 +319,13 @@ print(len(set(found)), remark)
 
 
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
-    from fdg_jax.experiments import ending
+    from fdg_jax.training import closing
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert ending.interpreter() == ".venv/bin/python"
+    assert closing.interpreter() == ".venv/bin/python"
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
-    assert ending.interpreter() == "/elsewhere/python"
+    assert closing.interpreter() == "/elsewhere/python"
 
 
 @pytest.mark.parametrize("words", PROCESSES)
@@ -357,7 +359,7 @@ def test_the_last_of_two_values_counts_and_underscores_are_dashes():
 
 
 def test_one_epoch_is_not_epochs():
-    from fdg_jax.experiments.story import schedule_sentence
+    from fdg_jax.training.opening import schedule_sentence
 
     assert schedule_sentence(Options(epochs=1, warmup="off"), 1).startswith("1 epoch of 1 batch; ")
     assert schedule_sentence(Options(warmup="on"), 391).startswith("300 epochs of 391 batches; ")
@@ -369,7 +371,7 @@ def test_a_defect_is_no_bad_input(monkeypatch, tmp_path):
     def broken(*_):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(checks, "check_names", broken)
+    monkeypatch.setattr(option_checks, "check_names", broken)
     with pytest.raises(RuntimeError, match="a defect"):  # which ends a process with a traceback and exit code 1
         cifar.main(["--run-dir", str(tmp_path / "x")])
     assert not (tmp_path / "x").exists()
@@ -587,7 +589,7 @@ def test_every_method_runs_from_the_command_and_reports_itself(method, tmp_path,
 
 
 def test_a_title_has_the_options_of_the_method_that_were_chosen():
-    from fdg_jax.experiments.curves import title
+    from fdg_jax.report.curves import title
 
     def of(**options):
         return title(dataclasses.asdict(Options(model="m", dataset="d", **options)))
@@ -620,7 +622,7 @@ def test_a_bfloat16_run_that_computes_again_says_so_and_goes_on_exactly(tmp_path
 
 @pytest.mark.slow
 def test_the_initial_network_does_not_depend_on_the_method_or_K():
-    from fdg_jax.experiments import setup
+    from fdg_jax.training import setup
 
     def initial(**options):
         common = {"model": "resnet8", "dataset": "digits", "train_size": 64, "batch_size": 32}
@@ -633,7 +635,7 @@ def test_the_initial_network_does_not_depend_on_the_method_or_K():
 
 def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
     from fdg_jax import data
-    from fdg_jax.experiments.setup import load_data
+    from fdg_jax.training.setup import load_data
 
     digits = data.load("digits")
     monkeypatch.setattr(data, "load", lambda *_: digits)
@@ -643,7 +645,7 @@ def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
 
 
 def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
-    from fdg_jax.experiments.setup import wants_warmup
+    from fdg_jax.training.setup import wants_warmup
 
     assert not wants_warmup(Options(K=2))
     assert wants_warmup(Options(K=3))
@@ -654,7 +656,7 @@ def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
 
 
 def test_windows_lie_on_a_grid_that_divides_an_epoch():
-    from fdg_jax.experiments.setup import default_window
+    from fdg_jax.training.setup import default_window
 
     assert default_window(Options(engine="delay-line"), "gpu", 50_000) == 39  # 390 full batches of 128
     assert default_window(Options(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime
@@ -668,6 +670,6 @@ def test_bad_input_from_deep_inside_is_one_message_too(monkeypatch, capsys, tmp_
     def refuse(*_):
         raise BadInput("stage k=2 cannot take that.")
 
-    monkeypatch.setattr(checks, "check_names", refuse)
+    monkeypatch.setattr(option_checks, "check_names", refuse)
     assert cifar.main(["--run-dir", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err == "error: stage k=2 cannot take that.\n"

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.data import cache, cifar, directories, download, prepared, progress
+from fdg_jax.data import cache, cifar, directories, download, prepared
 from fdg_jax.data.sets import auto, cifar10, cifar100, digits
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import stderr
 from tests.cifar_files import SETS, TEST, TRAIN, assert_same, encode, images_and_labels, small, tfds_directory
 
 CIFAR10 = cifar10.CIFAR10  # with the true numbers of images; most tests here use a small one
@@ -93,9 +94,7 @@ def test_names_and_cifar_import_neither_jax_nor_tfds_nor_scikit_learn():
         "import sys; from fdg_jax import data; data.names(); import fdg_jax.data.sets.auto\n"
         "print(sorted({'jax', 'tensorflow_datasets', 'sklearn', 'PIL'} & set(sys.modules)))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "[]"
 
 
@@ -133,9 +132,7 @@ def test_a_digit_is_its_original_enlarged_fourfold():
     enlarged = digits.to_cifar_shape(original)
     for channel in range(3):
         for offset in range(4):
-            np.testing.assert_array_equal(
-                enlarged[:, offset::4, offset::4, channel], np.round(original * 255 / 16)
-            )
+            np.testing.assert_array_equal(enlarged[:, offset::4, offset::4, channel], np.round(original * 255 / 16))
 
 
 def test_synthetic_images_are_the_same_everywhere_and_tell_their_class():
@@ -146,9 +143,7 @@ def test_synthetic_images_are_the_same_everywhere_and_tell_their_class():
     mean, std = dataset.train_images[:1000].mean() / 255, dataset.train_images[:1000].std() / 255
     assert (round(mean, 1), round(std, 1)) == (0.5, 0.2)
     # The nearest class mean finds every test image's class: there is something to learn.
-    means = np.stack([dataset.train_images[dataset.train_labels == c].mean(0) for c in range(10)]).reshape(
-        10, -1
-    )
+    means = np.stack([dataset.train_images[dataset.train_labels == c].mean(0) for c in range(10)]).reshape(10, -1)
     some = dataset.test_images[:100].reshape(100, 1, -1).astype(np.float32)
     assert (((some - means) ** 2).sum(-1).argmin(1) == dataset.test_labels[:100]).all()
 
@@ -194,7 +189,7 @@ def test_the_newest_version_is_read(tmp_path):
 def test_progress_is_one_line_kept_up_to_date_on_a_terminal_and_one_sentence_elsewhere(monkeypatch, capsys):
     for terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        bar = progress.Progress(2000, "images", "decoding")
+        bar = stderr.Progress(2000, "images", "decoding")
         for _ in range(20):
             bar.advance(100)
         text = capsys.readouterr().err
@@ -335,9 +330,7 @@ def refused(data_dir, *words, name="cifar10") -> str:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "auto"])
-def test_a_given_directory_without_the_data_set_is_refused_and_nothing_is_fetched(
-    tmp_path, monkeypatch, name
-):
+def test_a_given_directory_without_the_data_set_is_refused_and_nothing_is_fetched(tmp_path, monkeypatch, name):
     monkeypatch.setattr(cifar, "fetch", lambda *args: pytest.fail("the network was asked"))
     wanted = "cifar10" if name == "auto" else name
     (tmp_path / "empty").mkdir()
@@ -352,9 +345,7 @@ def test_a_given_directory_without_the_data_set_is_refused_and_nothing_is_fetche
     refused(tmp_path / "other", tmp_path / "other", "It holds mnist", name=name)
     refused(tmp_path / "hollow", tmp_path / "hollow", f"no prepared {wanted}", name=name)
     refused(tmp_path / "hollow" / wanted, f"the directory that holds the folder {wanted}", name=name)
-    refused(
-        tmp_path / "hollow" / wanted / "3.0.2", f"the directory that holds the folder {wanted}", name=name
-    )
+    refused(tmp_path / "hollow" / wanted / "3.0.2", f"the directory that holds the folder {wanted}", name=name)
     refused(tmp_path / "flat", tmp_path / "flat" / wanted, "is a file", name=name)
 
 
@@ -500,18 +491,13 @@ def info_with(**changes):
 def features_with(**changes):
     def change(info, features):
         named = features["featuresDict"]["features"]
-        return info, {
-            "featuresDict": {"features": {k: v for k, v in (named | changes).items() if v is not None}}
-        }
+        return info, {"featuresDict": {"features": {k: v for k, v in (named | changes).items() if v is not None}}}
 
     return change
 
 
 def lengths(train, test):
-    return [
-        {"name": name, "shardLengths": list(map(str, part))}
-        for name, part in (("train", train), ("test", test))
-    ]
+    return [{"name": name, "shardLengths": list(map(str, part))} for name, part in (("train", train), ("test", test))]
 
 
 @pytest.mark.parametrize(

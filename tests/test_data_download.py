@@ -18,7 +18,8 @@ from fdg_jax.data import cifar, directories, download, interruptible, prepare
 from fdg_jax.data.download import Download, Unavailable, ask, fetch
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments.signals import Signals, Stopped
+from fdg_jax.storage import temporary_files
+from fdg_jax.training.signals import Signals, Stopped
 from tests.cifar_files import CLASS_NAMES, SETS, TEST, TRAIN, archive, assert_same, served, small
 
 
@@ -155,9 +156,7 @@ WRONG = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     ids=["404", "503", "wrong checksum", "too short", "login page", "too short, undeclared", "cut", "hanging",
          "stalling", "trickling"],
 )  # fmt: skip
-def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(
-    server, tmp_path, answer, message, requests
-):
+def test_a_server_that_fails_is_given_up_and_leaves_nothing_behind(server, tmp_path, answer, message, requests):
     server.answer = answer
     # A slow server's second attempt is its last here, to keep the test short; three are made otherwise.
     patience = {"answer_seconds": 2.5, "stall_seconds": 0.3, "attempts": 2 if requests == 2 else 3}
@@ -220,9 +219,7 @@ def test_a_name_service_that_never_answers_is_given_up(monkeypatch):
 @pytest.mark.slow
 def test_auto_finds_out_within_five_seconds_that_a_network_swallows_everything(server, monkeypatch, capsys):
     server.answer = hang
-    monkeypatch.setattr(
-        cifar10, "CIFAR10", small(SETS[10], url=server.url)
-    )  # the real patience, not a test's
+    monkeypatch.setattr(cifar10, "CIFAR10", small(SETS[10], url=server.url))  # the real patience, not a test's
     digits.load()  # imports scikit-learn, which takes its second with or without a network
     start = time.monotonic()
     dataset = auto.load()
@@ -327,7 +324,7 @@ def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
     young.write_text("")
     long_ago = time.time() - 25 * 3600
     os.utime(old, (long_ago, long_ago))
-    directories.temporary_beside(tmp_path / "file")
+    temporary_files.temporary_beside(tmp_path / "file")
     assert not old.exists()
     assert young.exists()
 
@@ -395,22 +392,22 @@ def test_what_a_killed_process_of_this_machine_left_is_removed_after_a_minute(de
     ended.wait()
     process = ended.pid if dead else os.getpid()
     archive = tmp_path / "archive"
-    first = f".archive.{directories.host()}-{process}-1.tmp"
-    left = [tmp_path / first, tmp_path / f".{first}.{directories.host()}-{process}-2.tmp"]
+    first = f".archive.{temporary_files.host()}-{process}-1.tmp"
+    left = [tmp_path / first, tmp_path / f".{first}.{temporary_files.host()}-{process}-2.tmp"]
     then = time.time() - age
     for file in left:
         file.write_text("")
         os.utime(file, (then, then))
-    directories.temporary_beside(archive)
+    temporary_files.temporary_beside(archive)
     assert [file.exists() for file in left] == [stays, stays]
 
 
 def test_the_names_that_are_swept_are_those_that_are_given(tmp_path):
-    first = directories.temporary_beside(tmp_path / "archive")
-    second = directories.temporary_beside(first)
+    first = temporary_files.temporary_beside(tmp_path / "archive")
+    second = temporary_files.temporary_beside(first)
     long_ago = time.time() - 25 * 3600
     for file in (first, second):
         file.write_text("")
         os.utime(file, (long_ago, long_ago))
-    directories.temporary_beside(tmp_path / "archive")
+    temporary_files.temporary_beside(tmp_path / "archive")
     assert list(tmp_path.iterdir()) == []

@@ -265,10 +265,12 @@ def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm)
     ours = replicated(K, data[0], batch_norm=norm)
     messages = []
     for stage in ours.engine.stages.values():
+
         def recording(kind, batch, given, run=stage.run):
             sent = run(kind, batch, given)
             messages.extend([given, {what: m for what, m in sent.items() if what != "loss"}])
             return sent
+
         stage.run = recording
     trained(ours, data)
     assert len(messages) == 2 * 2 * K * 3
@@ -380,7 +382,7 @@ print(ours.evaluate(data * 30).images)
 @pytest.mark.slow
 def test_as_many_devices_as_threads_do_not_wait_for_each_other_forever():
     """Where the host runs ahead on fewer than 8 cores XLA stops the whole process, so it has one of its own."""
-    before = f"import sys; sys.path[:0] = {sys.path!r}\nimport fdg_jax.devices as d; d.emulate_cpu(8)\n"
+    before = f"import sys; sys.path[:0] = {sys.path!r}\nimport fdg_jax.transport.devices as d; d.emulate_cpu(8)\n"
     here = Path(__file__).resolve().parent
     done = subprocess.run(
         [sys.executable, "-c", before + LONG_RUN], cwd=here, capture_output=True, text=True, timeout=240, check=False

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.dependence import dependences
 from fdg_jax.layers import batch_norm
+from fdg_jax.stage.dependence import dependences
 
 A, B, C = (np.ones((3,), np.float32) for _ in range(3))
 

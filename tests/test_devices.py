@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fdg_jax import compat
-from fdg_jax.devices import Place
+from fdg_jax.machine import jax_internals
+from fdg_jax.transport.devices import Place
 
 MESSAGES = {
     "an array elsewhere": lambda there: jax.device_put(jnp.arange(6.0).reshape(2, 3), jax.devices()[0]),
@@ -27,7 +27,9 @@ MESSAGES = {
 
 
 def test_this_jax_has_the_short_way():
-    assert compat.batched_device_put is not None, "see fdg_jax/compat.py; without it all goes by jax.device_put"
+    assert jax_internals.batched_device_put is not None, (
+        "see fdg_jax/machine/jax_internals.py; without it all goes by jax.device_put"
+    )
 
 
 @pytest.mark.parametrize("device", [0, 2])
@@ -71,14 +73,14 @@ def test_what_is_only_traced_travels_too():
 
 
 def test_where_there_is_no_short_way_all_goes_by_device_put(monkeypatch):
-    monkeypatch.setattr(compat, "batched_device_put", None)
+    monkeypatch.setattr(jax_internals, "batched_device_put", None)
     there = jax.devices()[2]
     assert Place(there).batch(np.ones(3, np.float32)).devices() == {there}
-    assert compat.fetch([jnp.float32(2)]) == [2]
+    assert jax_internals.fetch([jnp.float32(2)]) == [2]
 
 
 def test_what_is_read_is_what_device_get_reads():
     arrays = [jax.device_put(np.float32(3), jax.devices()[1]), jnp.arange(3), np.int32(7)]
-    for ours, theirs in zip(compat.fetch(arrays), jax.device_get(arrays), strict=True):
+    for ours, theirs in zip(jax_internals.fetch(arrays), jax.device_get(arrays), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_array_equal(ours, theirs)

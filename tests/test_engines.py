@@ -27,7 +27,7 @@ from small import (
 )
 
 from fdg_jax import layers
-from fdg_jax.schedule import fdg
+from fdg_jax.methods.fdg import fdg
 
 ORDERS = ("backward-first", "forward-first")
 # The oracle differentiates the whole network in one program, the engines stage by stage: XLA orders and contracts the

@@ -20,12 +20,14 @@ from made_up_runs import config, events, make, rows
 
 import experiments
 from experiments import __main__ as overview
-from experiments import _command, _curves, _markdown, _results, _running, _runs, cifar10_short
-from experiments._runs import Run
+from experiments import cifar10_short
+from experiments.harness import curve_plot, markdown, result_files, run_table, runner, table_command
+from experiments.harness.run_table import Run
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, command_line
+from fdg_jax.runs import option_checks
+from fdg_jax.training import command_line
 
-TABLE, ROOT = cifar10_short.TABLE, _runs.ROOT
+TABLE, ROOT = cifar10_short.TABLE, run_table.ROOT
 NAMES = [
     "bp", "fdg-K2-beta1", "fdg-K2-beta0.5", "fdg-K3-beta1", "fdg-K3-beta0.5", "fdg-K4-beta1", "fdg-K4-beta0.5"
 ]  # fmt: skip
@@ -51,16 +53,14 @@ def test_every_table_is_found_by_its_file_name_and_its_runs_have_different_names
 
 @pytest.mark.parametrize("run", TABLE.runs, ids=NAMES)
 def test_every_command_line_is_one_the_training_command_accepts(run):
-    words = _runs.command(run, "data", "somewhere")
+    words = run_table.command(run, "data", "somewhere")
     options, given = command_line.parse(words[3:], words[2])
-    checks.check(options, given)
+    option_checks.check(options, given)
     assert {name: getattr(options, name) for name in run.flags} == run.flags
 
 
 def test_the_tables_are_listed_in_one_line_each():
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split()[0] for line in done.stdout.split("\n\n")[0].splitlines()] == experiments.names()
 
 
@@ -88,55 +88,50 @@ def test_listing_imports_neither_jax_nor_matplotlib():
 
 def test_a_run_is_missing_then_cut_off_then_done(tmp_path):
     run = TABLE.runs[1]
-    assert str(_runs.state(run, tmp_path)) == "missing"
+    assert str(run_table.state(run, tmp_path)) == "missing"
     path = make(tmp_path, run, error=None, trained=2)
-    assert str(_runs.state(run, tmp_path)) == "cut off at epoch 2.00"
+    assert str(run_table.state(run, tmp_path)) == "cut off at epoch 2.00"
     summary = {"steps": 1955, "epochs": 5, "seconds": 9.0, "test_error_percent": 30.0}
     (path / "summary.json").write_text(json.dumps(summary))
-    assert str(_runs.state(run, tmp_path)) == "done, test error 30.00%"
+    assert str(run_table.state(run, tmp_path)) == "done, test error 30.00%"
 
 
 def test_a_run_that_ended_before_its_last_epoch_is_not_done(tmp_path):
     make(tmp_path, TABLE.runs[0], trained=4)
-    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.CUT_OFF
+    assert run_table.state(TABLE.runs[0], tmp_path).kind == run_table.CUT_OFF
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux tells who holds a lock")
 def test_a_run_that_a_process_is_writing_is_running(tmp_path):
     path = make(tmp_path, TABLE.runs[0], error=None, trained=3)
-    handle = os.open(path, os.O_RDONLY)  # as fdg_jax.experiments.claim does
+    handle = os.open(path, os.O_RDONLY)  # as fdg_jax.runs.locking does
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        assert str(_runs.state(TABLE.runs[0], tmp_path)) == "running at epoch 3.00"
+        assert str(run_table.state(TABLE.runs[0], tmp_path)) == "running at epoch 3.00"
     finally:
         os.close(handle)
-    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.CUT_OFF
+    assert run_table.state(TABLE.runs[0], tmp_path).kind == run_table.CUT_OFF
 
 
-@pytest.mark.parametrize(
-    "changed", [{"epochs": 6}, {"seed": 1}, {"train_size": 500}, {"steps": 9}, {"order": "x"}]
-)
+@pytest.mark.parametrize("changed", [{"epochs": 6}, {"seed": 1}, {"train_size": 500}, {"steps": 9}, {"order": "x"}])
 def test_a_directory_with_another_run_is_refused_by_name_of_the_option(tmp_path, changed):
     make(tmp_path, TABLE.runs[0], **changed)
     with pytest.raises(BadInput, match=f"another run than bp: {next(iter(changed))} is"):
-        _runs.state(TABLE.runs[0], tmp_path)
+        run_table.state(TABLE.runs[0], tmp_path)
 
 
 def test_what_changes_no_number_may_differ(tmp_path):
     make(tmp_path, TABLE.runs[0], checkpoint_every=7, evaluate_every=2, tensorboard=False)
-    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.DONE
+    assert run_table.state(TABLE.runs[0], tmp_path).kind == run_table.DONE
 
 
 def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
     make(tmp_path, run_of("bp"))
     make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
     make(tmp_path, run_of("fdg-K4-beta1"), epochs=6)
-    assert _command.main(TABLE, ["list", "--runs-dir", str(tmp_path), "--data-dir", "data"]) == 0
+    assert table_command.main(TABLE, ["list", "--runs-dir", str(tmp_path), "--data-dir", "data"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10"
-        in out
-    )
+    assert "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10" in out
     assert f"--K 3 --beta 0.5 --data-dir data --run-dir {tmp_path}/fdg-K3-beta0.5 --resume\n" in out
     assert f"--K 2 --beta 1 --data-dir data --run-dir {tmp_path}/fdg-K2-beta1\n" in out
     assert out.count("missing\n") == 4
@@ -150,7 +145,7 @@ def test_a_run_made_before_the_command_learnt_an_option_is_still_the_tables(tmp_
     for options in (content, content["asked"]):
         del options["drain"]
     (path / "config.json").write_text(json.dumps(content))
-    assert _runs.state(TABLE.runs[0], tmp_path).kind == _runs.DONE
+    assert run_table.state(TABLE.runs[0], tmp_path).kind == run_table.DONE
 
 
 # Running
@@ -186,19 +181,17 @@ def stand_in(monkeypatch):
             told = [json.dumps(config(run)), str(seconds), str(code), run_dir]
             return ["python", "-c", STAND_IN, *told, *(["--resume"] * resume)]
 
-        monkeypatch.setattr(_running, "command", command)
-        monkeypatch.setattr(_running, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(runner, "command", command)
+        monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
 
     return use
 
 
-def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_rest(
-    tmp_path, stand_in, capsys
-):
+def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_rest(tmp_path, stand_in, capsys):
     stand_in()
     finished, cut = make(tmp_path, TABLE.runs[0]), make(tmp_path, TABLE.runs[1], error=None, trained=2)
     before = (finished / "summary.json").read_text()
-    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 0
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 0
     assert (finished / "summary.json").read_text() == before
     assert (cut / "resumed").read_text() == "True"
     assert [(tmp_path / name / "resumed").read_text() for name in NAMES[2:]] == ["False"] * 5
@@ -209,7 +202,7 @@ def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_re
 
 def test_only_the_runs_asked_for_are_run(tmp_path, stand_in):
     stand_in()
-    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--only", "bp", "fdg-K4-beta1"]) == 0
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--only", "bp", "fdg-K4-beta1"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bp", "fdg-K4-beta1"]
 
 
@@ -219,9 +212,7 @@ def test_each_of_several_runs_has_a_core_to_itself(tmp_path, stand_in):
     if len(mine) < 2:
         pytest.skip("needs two cores")
     stand_in(seconds=0.3)
-    assert (
-        _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", "2", "--only", *NAMES[:2]]) == 0
-    )
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", "2", "--only", *NAMES[:2]]) == 0
     assert [json.loads((tmp_path / name / "cores").read_text()) for name in NAMES[:2]] == [
         [mine[0]],
         [mine[1]],
@@ -231,22 +222,23 @@ def test_each_of_several_runs_has_a_core_to_itself(tmp_path, stand_in):
 
 def test_after_a_refusal_no_other_run_is_started(tmp_path, stand_in, capsys):
     stand_in(code=2)
-    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 2
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 2
     assert "not starting the other 6" in capsys.readouterr().out
 
 
 def test_after_a_failure_the_others_are_run_and_the_exit_code_tells(tmp_path, stand_in, capsys):
     stand_in(code=1)
-    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 1
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("ended with exit code 1: error: no such data") == 7
 
 
 def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_in):
     stand_in(seconds=60)
     code = (
-        "import sys; from pathlib import Path; from experiments import _running, cifar10_short as c\n"
-        "_running.command = lambda run, data, path, resume=False: sys.argv[2:-1] + [path]\n"
-        "sys.exit(_running.run_missing(c.RUNS, Path(sys.argv[1]), None, 1))"
+        "import sys; from pathlib import Path; from experiments.harness import runner\n"
+        "from experiments import cifar10_short as c\n"
+        "runner.command = lambda run, data, path, resume=False: sys.argv[2:-1] + [path]\n"
+        "sys.exit(runner.run_missing(c.RUNS, Path(sys.argv[1]), None, 1))"
     )
     told = ["python", "-c", STAND_IN, json.dumps(config(TABLE.runs[0])), "60", "0", "last"]
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), *told], cwd=ROOT)
@@ -267,7 +259,7 @@ def test_a_signal_is_handed_on_once_and_nothing_more_is_started(tmp_path, stand_
 def test_jobs_that_cannot_be_are_refused(tmp_path, jobs, capsys):
     if jobs > 0 and not hasattr(os, "sched_getaffinity"):
         pytest.skip("this system cannot pin a process")
-    assert _command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", str(jobs)]) == 2
+    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", str(jobs)]) == 2
     assert f"--jobs {jobs}: " in capsys.readouterr().err
 
 
@@ -276,7 +268,7 @@ def test_jobs_that_cannot_be_are_refused(tmp_path, jobs, capsys):
 
 def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
     make(tmp_path, run_of("fdg-K2-beta0.5"))
-    _results.collect(TABLE, tmp_path, tmp_path / "results")
+    result_files.collect(TABLE, tmp_path, tmp_path / "results")
     text = (tmp_path / "results" / "cifar10_short.jsonl").read_text()
     (line,) = map(json.loads, text.splitlines())
     assert "someone" not in text
@@ -296,13 +288,13 @@ def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
 
 def test_a_line_says_what_it_ran_on_as_far_as_the_run_wrote_it_down(tmp_path):
     path = make(tmp_path, run_of("bp"))
-    old = _results.line(TABLE, run_of("bp"), path)["hardware"]
-    assert _markdown.machine(old) == "one device (cpu:0) of a machine with 2 cores (Linux-6.1.2-x86_64-with-glibc2.36)"
+    old = result_files.line(TABLE, run_of("bp"), path)["hardware"]
+    assert markdown.machine(old) == "one device (cpu:0) of a machine with 2 cores (Linux-6.1.2-x86_64-with-glibc2.36)"
     told = {"processor": "A Processor", "usable_cores": 1, "cpu_devices": 4, "matmul_precision": None}
     (path / "config.json").write_text(json.dumps(config(run_of("bp")) | told))
-    new = _results.line(TABLE, run_of("bp"), path)["hardware"]
+    new = result_files.line(TABLE, run_of("bp"), path)["hardware"]
     assert new == old | told
-    assert "with 2 cores, 1 used (A Processor, Linux-" in _markdown.machine(new)
+    assert "with 2 cores, 1 used (A Processor, Linux-" in markdown.machine(new)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +310,7 @@ def test_a_line_says_what_it_ran_on_as_far_as_the_run_wrote_it_down(tmp_path):
 def test_a_damaged_run_is_named_in_a_sentence(tmp_path, verb, file, content, message, capsys):
     (make(tmp_path, TABLE.runs[0]) / file).write_text(content)
     where = ["--results", str(tmp_path / "results")] if verb == "collect" else []
-    assert _command.main(TABLE, [verb, "--runs-dir", str(tmp_path), *where]) == (2 if where else 0)
+    assert table_command.main(TABLE, [verb, "--runs-dir", str(tmp_path), *where]) == (2 if where else 0)
     assert message in "".join(capsys.readouterr())
 
 
@@ -326,44 +318,40 @@ def test_a_run_whose_config_lacks_what_a_line_shows_is_named_in_a_sentence(tmp_p
     path = make(tmp_path, TABLE.runs[0])
     (path / "config.json").write_text(json.dumps({**config(TABLE.runs[0]), "versions": "new"}))
     with pytest.raises(BadInput, match="versions is 'new', which is no object"):
-        _results.line(TABLE, TABLE.runs[0], path)
+        result_files.line(TABLE, TABLE.runs[0], path)
 
 
 def test_the_thinned_curve_keeps_the_mean_and_the_end():
     lines = [event for event in events(5) if "train_loss" in event]  # 200
-    curve = _results.thinned(lines)
+    curve = result_files.thinned(lines)
     assert len(curve["epoch"]) == len(curve["train_loss"]) == len(curve["learning_rate"]) == 100
     assert curve["epoch"][-1] == 5.0
-    assert curve["train_loss"][0] == pytest.approx(
-        (lines[0]["train_loss"] + lines[1]["train_loss"]) / 2, abs=1e-5
-    )
+    assert curve["train_loss"][0] == pytest.approx((lines[0]["train_loss"] + lines[1]["train_loss"]) / 2, abs=1e-5)
     assert curve["learning_rate"] == [0.1] * 50 + [0.01] * 50
-    assert _results.thinned(lines[:7])["train_loss"] == [round(line["train_loss"], 5) for line in lines[:7]]
-    assert _results.thinned([])["epoch"] == []
+    assert result_files.thinned(lines[:7])["train_loss"] == [round(line["train_loss"], 5) for line in lines[:7]]
+    assert result_files.thinned([])["epoch"] == []
 
 
 def test_a_loss_that_was_no_number_stays_none():
     event = {"epoch": 1.0, "train_loss": None, "learning_rate": 0.1}
-    assert _results.thinned([event])["train_loss"] == [None]
+    assert result_files.thinned([event])["train_loss"] == [None]
 
 
 def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path):
     results = tmp_path / "results"
     make(tmp_path / "first", run_of("fdg-K4-beta1"))
     make(tmp_path / "first", run_of("bp"), error=40.0)
-    assert _results.collect(TABLE, tmp_path / "first", results) == (["bp", "fdg-K4-beta1"], [])
+    assert result_files.collect(TABLE, tmp_path / "first", results) == (["bp", "fdg-K4-beta1"], [])
     make(tmp_path / "second", run_of("bp"), error=30.0)
     make(tmp_path / "second", run_of("fdg-K2-beta1"), error=None, trained=4)
-    assert _results.collect(TABLE, tmp_path / "second", results) == (["bp"], ["fdg-K4-beta1"])
-    lines = _results.read(TABLE, results)
+    assert result_files.collect(TABLE, tmp_path / "second", results) == (["bp"], ["fdg-K4-beta1"])
+    lines = result_files.read(TABLE, results)
     assert list(lines) == ["bp", "fdg-K4-beta1"]
     assert lines["bp"]["test_error_percent"] == 30.0
 
 
 def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
-    assert (
-        _command.main(TABLE, ["collect", "--runs-dir", str(tmp_path), "--results", str(tmp_path / "r")]) == 2
-    )
+    assert table_command.main(TABLE, ["collect", "--runs-dir", str(tmp_path), "--results", str(tmp_path / "r")]) == 2
     assert "no finished run of cifar10_short" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
@@ -381,11 +369,11 @@ def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
 )
 def test_a_line_that_is_not_the_tables_is_refused(tmp_path, change, message):
     make(tmp_path, TABLE.runs[0])
-    _results.collect(TABLE, tmp_path, tmp_path)
+    result_files.collect(TABLE, tmp_path, tmp_path)
     path = tmp_path / "cifar10_short.jsonl"
     path.write_text(json.dumps(change(json.loads(path.read_text()))) + "\n")
     with pytest.raises(BadInput, match=message):
-        _results.read(TABLE, tmp_path)
+        result_files.read(TABLE, tmp_path)
 
 
 # Rendering
@@ -405,15 +393,13 @@ def test_without_results_every_run_has_a_row_and_no_number_of_ours(tmp_path):
 def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     make(tmp_path, run_of("fdg-K3-beta1"), error=28.125)
     make(tmp_path, run_of("fdg-K2-beta0.5"), error=33.0)
-    _results.collect(TABLE, tmp_path, tmp_path)
-    text = TABLE.document(_results.read(TABLE, tmp_path), "")
+    result_files.collect(TABLE, tmp_path, tmp_path)
+    text = TABLE.document(result_files.read(TABLE, tmp_path), "")
     found = dict(zip(NAMES, rows(text), strict=True))
     assert found["fdg-K3-beta1"][3:9] == ["2, 1, 0", "28.12", "0.8765", "123", "5", "1"]
     assert found["fdg-K2-beta0.5"][4] == "33.00"
     assert "--K 3 --beta 1`" in found["fdg-K3-beta1"][10]
-    assert all(
-        cells[4] == "" for name, cells in found.items() if name not in ("fdg-K3-beta1", "fdg-K2-beta0.5")
-    )
+    assert all(cells[4] == "" for name, cells in found.items() if name not in ("fdg-K3-beta1", "fdg-K2-beta0.5"))
     assert "2 of 7 runs are finished" in text
     assert "Python 3.11.7, JAX 0.10.2" in text
     assert "`aaaaaaaaaa` or `bbbbbbbbbb-dirty`" in text
@@ -422,13 +408,11 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
 def test_render_makes_page_and_picture_and_its_part_of_the_readme(tmp_path, capsys):
     make(tmp_path, run_of("bp"))
     results = tmp_path / "results"
-    _results.collect(TABLE, tmp_path, results)
+    result_files.collect(TABLE, tmp_path, results)
     readme = tmp_path / "README.md"
-    readme.write_text(
-        "before\n<!-- cifar10_short: made by render -->\nold\n<!-- end of cifar10_short -->\nafter\n"
-    )
+    readme.write_text("before\n<!-- cifar10_short: made by render -->\nold\n<!-- end of cifar10_short -->\nafter\n")
     for _ in range(2):  # again changes nothing
-        assert _command.main(TABLE, ["render", "--results", str(results)]) == 0
+        assert table_command.main(TABLE, ["render", "--results", str(results)]) == 0
         text = readme.read_text()
         assert text.startswith("before\n<!-- cifar10_short: made by render -->\n| method | K |")
         assert text.endswith("\n<!-- end of cifar10_short -->\nafter\n")
@@ -442,7 +426,7 @@ def test_render_makes_page_and_picture_and_its_part_of_the_readme(tmp_path, caps
 
 def test_a_readme_without_markers_is_left_alone(tmp_path):
     (tmp_path / "README.md").write_text("mine\n")
-    assert not _markdown.put_between(tmp_path / "README.md", "cifar10_short", "text")
+    assert not markdown.put_between(tmp_path / "README.md", "cifar10_short", "text")
     assert (tmp_path / "README.md").read_text() == "mine\n"
 
 
@@ -456,32 +440,32 @@ def test_every_run_has_a_look_of_its_own():
 
 def test_only_falls_of_the_learning_rate_are_marked():
     training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
-    assert _curves.falls(training) == [(0.4, 0.01)]
+    assert curve_plot.falls(training) == [(0.4, 0.01)]
 
 
 # What is committed
 
-COMMITTED = experiments.RESULTS / "cifar10_short.jsonl"
+COMMITTED = run_table.RESULTS / "cifar10_short.jsonl"
 committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been collected yet")
 
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_the_committed_page_is_what_the_committed_results_give(name):
     table = experiments.find(name)
-    lines = _results.read(table, experiments.RESULTS)
+    lines = result_files.read(table, run_table.RESULTS)
     expected = table.document(lines, "results/").strip()
     text = (ROOT / "experiments" / "README.md").read_text()
     part = re.search(rf"<!-- {name}: made by render -->\n(.*?)\n<!-- end of", text, re.S)
     assert part is not None, "the README has no place for the table"
     assert part[1] == expected, f"run `python -m experiments.{name} render`"
-    page = experiments.RESULTS / f"{name}.md"
+    page = run_table.RESULTS / f"{name}.md"
     assert page.read_text() == f"# {table.title}\n\n{table.document(lines, '')}\n"
     assert page.with_suffix(".png").is_file() == (table.picture is not None)
 
 
 @committed
 def test_what_the_words_say_of_the_options_is_what_the_committed_results_say():
-    for line in _results.read(TABLE, experiments.RESULTS).values():
+    for line in result_files.read(TABLE, run_table.RESULTS).values():
         said = {
             "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "order": "backward-first",
             "weights": "stashed", "drain": True, "train_size": 50000, "dtype": "float32",
@@ -493,7 +477,7 @@ def test_what_the_words_say_of_the_options_is_what_the_committed_results_say():
 @committed
 def test_the_committed_results_are_plausible_and_name_no_place():
     assert not re.search(r'["\s=]/', COMMITTED.read_text()), "an absolute path"
-    for line in _results.read(TABLE, experiments.RESULTS).values():
+    for line in result_files.read(TABLE, run_table.RESULTS).values():
         K = line["options"]["K"]
         derived = [max(0, 2 * (K - k) - 1) for k in range(1, K + 1)]  # backward first
         assert line["staleness"] == (derived if line["method"] == "fdg" else [0])

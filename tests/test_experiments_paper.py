@@ -16,11 +16,13 @@ import pytest
 from made_up_runs import make, rows
 
 import experiments
-from experiments import _command, _estimate, _paper, _results, _runs, figure3ab, figure3c, table3, table6, table7
-from experiments._runs import CUT_OFF, DONE, MISSING, Run, State
+from experiments import figure3ab, figure3c, table3, table6, table7
+from experiments.harness import estimate, paper, result_files, run_table, table_command
+from experiments.harness.run_table import CUT_OFF, DONE, MISSING, RESULTS, Run, State
 from fdg_jax import data, models
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import checks, command_line
+from fdg_jax.runs import option_checks
+from fdg_jax.training import command_line
 
 ERRORS = ["table3", "table4", "table5", "table6", "appendix_a", "figure3c"]  # whose pages have rows of test errors
 NAMES = [*ERRORS, "figure3ab"]
@@ -44,13 +46,13 @@ def collected(table, tmp_path: Path, found: dict[str, float]) -> dict:
     """The results of made-up runs with these test errors."""
     for name, error in found.items():
         make(tmp_path, run_of(name), error=error, trained=300, lines=1)
-    _results.collect(table, tmp_path, tmp_path)
-    return _results.read(table, tmp_path)
+    result_files.collect(table, tmp_path, tmp_path)
+    return result_files.read(table, tmp_path)
 
 
 def row_of(page: str, name: str, method: str = "") -> list[str]:
     """The row whose command makes the run of that name, its seed left open. method: where two rows show that run."""
-    words = _runs.shown(_runs.command(run_of(f"{name}-seed0"), None, None)).replace("--seed 0", "--seed S")
+    words = run_table.shown(run_table.command(run_of(f"{name}-seed0"), None, None)).replace("--seed 0", "--seed S")
     (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`" and method in ("", cells[1])]
     return found
 
@@ -60,23 +62,23 @@ def row_of(page: str, name: str, method: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_table_lists_its_runs_although_none_was_made(name, tmp_path, capsys):
-    assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
+    assert table_command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count(": missing\n") == len(experiments.find(name).runs) > 0
 
 
 def test_the_listed_commands_name_the_data_directory_as_seen_from_where_they_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     one = ["list", "--runs-dir", "runs", "--only", "resnet20-cifar10-bp-K1-seed0"]
-    assert _command.main(table3.TABLE, [*one, "--data-dir", "my data"]) == 0
+    assert table_command.main(table3.TABLE, [*one, "--data-dir", "my data"]) == 0
     out = capsys.readouterr().out
     assert f" --data-dir '{tmp_path}/my data' --run-dir {tmp_path}/runs/" in out
-    assert out.endswith(f"\nThe commands run in {_runs.ROOT}.\n")
+    assert out.endswith(f"\nThe commands run in {run_table.ROOT}.\n")
 
 
 def test_without_a_data_directory_the_list_says_where_the_data_are_looked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TFDS_DATA_DIR", "/the/data")
     for name, fetched in (("table3", ", what is missing is downloaded there"), ("table5", "")):
-        assert _command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
+        assert table_command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
         said = f"look for the data in /the/data{fetched}: `list --data-dir DIR` makes them look in DIR."
         assert capsys.readouterr().out.splitlines()[-1].endswith(said)
 
@@ -95,9 +97,9 @@ ALIKE = {(run.module, run.flags["method"], run.flags["K"], run.flags.get("order"
 
 @pytest.mark.parametrize("run", ALIKE.values(), ids=lambda run: run.name)
 def test_every_command_line_is_the_papers_recipe_and_accepted(run):
-    words = _runs.command(run, "data", "somewhere")
+    words = run_table.command(run, "data", "somewhere")
     options, given = command_line.parse(words[3:], words[2])
-    checks.check(options, given)
+    option_checks.check(options, given)
     assert {name: getattr(options, name) for name in run.flags} == run.flags
     recipe = (options.epochs, options.batch_size, options.learning_rate, options.weight_decay, options.momentum)
     assert recipe == (300, 128, 0.1, 5e-4, 0.9) and options.warmup == "paper"
@@ -141,14 +143,14 @@ def test_forward_first_is_a_run_of_its_own_and_backward_first_is_the_default():
 
 def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys):
     chosen = ["list", "--runs-dir", str(tmp_path), "--only", "resnet20-*-seed0"]
-    assert _command.main(table3.TABLE, chosen) == 0
+    assert table_command.main(table3.TABLE, chosen) == 0
     assert len(re.findall(r"^resnet20-\S+-seed0: missing$", capsys.readouterr().out, re.M)) == 3
-    assert _command.main(table3.TABLE, [*chosen[:-1], "resnet20-cifar10-bp-K2-seed0"]) == 2
+    assert table_command.main(table3.TABLE, [*chosen[:-1], "resnet20-cifar10-bp-K2-seed0"]) == 2
     assert "Did you mean resnet20-cifar10-bp-K1-seed0 or" in capsys.readouterr().err
 
 
 def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
-    assert _command.main(table7.TABLE, ["list"]) == 2
+    assert table_command.main(table7.TABLE, ["list"]) == 2
     assert "table7 has no runs of its own" in capsys.readouterr().err
 
 
@@ -167,7 +169,7 @@ def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
 @pytest.mark.parametrize("name", [*NAMES, "table7"])
 def test_every_table_renders_where_nothing_is(name, tmp_path):
     table = experiments.find(name)
-    assert _command.main(table, ["render", "--results", str(tmp_path)]) == 0
+    assert table_command.main(table, ["render", "--results", str(tmp_path)]) == 0
     made = {f"{name}.md"} | ({f"{name}.png"} if table.picture else set())
     assert {path.name for path in tmp_path.iterdir()} == made
 
@@ -215,9 +217,9 @@ def test_ours_is_the_median_of_the_seeds_that_are_finished(tmp_path):
 
 def test_a_curve_is_that_of_the_median_run(tmp_path):
     cell = next(cell for cell in figure3ab.CELLS if (cell.method, cell.K, cell.beta) == ("FDG", 4, 0.5))
-    lines = {_paper.name(cell, seed): {"test_error_percent": error} for seed, error in enumerate((5.0, 4.0, 4.5))}
-    assert _paper.median_line(cell, lines) == {"test_error_percent": 4.5}
-    assert _paper.median_line(cell, {}) is None
+    lines = {paper.name(cell, seed): {"test_error_percent": error} for seed, error in enumerate((5.0, 4.0, 4.5))}
+    assert paper.median_line(cell, lines) == {"test_error_percent": 4.5}
+    assert paper.median_line(cell, {}) is None
 
 
 def test_every_curve_has_a_look_of_its_own():
@@ -315,27 +317,27 @@ def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
     lines = collected(table6.TABLE, tmp_path, {"resnet56-cifar10-fdg-K3-beta1-seed0": 6.0})
     assert list(lines) == ["resnet56-cifar10-fdg-K3-beta1-seed0"]
     assert len((tmp_path / "paper.jsonl").read_text().splitlines()) == 3
-    assert list(_results.read(figure3c.TABLE, tmp_path)) == [
+    assert list(result_files.read(figure3c.TABLE, tmp_path)) == [
         "resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"
     ]  # fmt: skip
 
 
 def test_every_committed_line_belongs_to_a_table():
-    assert set(_results.entries(table3.TABLE, experiments.RESULTS)) <= set(RUNS)
+    assert set(result_files.entries(table3.TABLE, RESULTS)) <= set(RUNS)
 
 
 def test_a_shorter_version_has_runs_results_and_pages_of_its_own_that_say_so(tmp_path, capsys):
     asked = ["--epochs", "2", "--results", str(tmp_path)]
     make(tmp_path / "runs", run_of("resnet20-cifar10-bp-K1-seed0"), error=44.0, trained=2, epochs=2)
-    assert _command.main(table3.TABLE, ["collect", *asked, "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert _command.main(table3.TABLE, ["render", *asked]) == 0
+    assert table_command.main(table3.TABLE, ["collect", *asked, "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert table_command.main(table3.TABLE, ["render", *asked]) == 0
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
     assert names == {"paper-2-epochs.jsonl", "table3-2-epochs.md"}
     page = (tmp_path / "table3-2-epochs.md").read_text()
     assert page.startswith("# Table 3") and "**Scaled:** 2 epochs instead of the paper's 300" in page
     (cells,) = [cells for cells in rows(page) if cells[OURS]]
     assert cells[OURS] == "44.00" and "--epochs 2 " in cells[COMMAND]
-    assert _command.main(table3.TABLE, ["list", "--epochs", "0"]) == 2
+    assert table_command.main(table3.TABLE, ["list", "--epochs", "0"]) == 2
     assert "--epochs 0: use 1 or more" in capsys.readouterr().err
 
 
@@ -344,10 +346,10 @@ def test_a_shorter_version_has_runs_results_and_pages_of_its_own_that_say_so(tmp
 
 def test_the_steps_that_are_left_are_those_of_the_epochs_that_are_left():
     cifar, tiny = run_of("resnet20-cifar10-bp-K1-seed0"), run_of("resnet18-tiny_imagenet-bp-K1-seed0")
-    assert _estimate.steps_left(cifar, State(MISSING)) == 300 * 391  # 390 batches of 128 and one of 80
-    assert _estimate.steps_left(tiny, State(MISSING)) == 300 * 782
-    assert _estimate.steps_left(cifar, State(CUT_OFF, 299.5)) == round(391 / 2)
-    assert _estimate.steps_left(cifar, State(DONE, 300)) == 0
+    assert estimate.steps_left(cifar, State(MISSING)) == 300 * 391  # 390 batches of 128 and one of 80
+    assert estimate.steps_left(tiny, State(MISSING)) == 300 * 782
+    assert estimate.steps_left(cifar, State(CUT_OFF, 299.5)) == round(391 / 2)
+    assert estimate.steps_left(cifar, State(DONE, 300)) == 0
 
 
 def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path, monkeypatch, capsys):
@@ -355,13 +357,13 @@ def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path
 
     def measured(run, core):
         asked.append(run.name)
-        return _estimate.Step(2.0 if run.flags["K"] == 1 else None, "made up")
+        return estimate.Step(2.0 if run.flags["K"] == 1 else None, "made up")
 
-    monkeypatch.setattr(_estimate, "measured", measured)
+    monkeypatch.setattr(estimate, "measured", measured)
     make(tmp_path, run_of("resnet20-cifar10-bp-K1-seed1"), error=None, trained=100, lines=1)
     make(tmp_path, run_of("resnet20-cifar10-bp-K1-seed2"), trained=300, lines=1)
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*"]
-    assert _command.main(table3.TABLE, told) == 0
+    assert table_command.main(table3.TABLE, told) == 0
     assert asked == ["resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"]
     out = capsys.readouterr().out
     assert "bp-K1-seed0: missing, 117,300 steps to go: 2.72 days" in out  # 234,600 s
@@ -384,14 +386,14 @@ def counted(monkeypatch):
 
     def measured(run, core):
         asked.append(run.name)
-        return _estimate.Step(2.0, "2 s a step, made up")
+        return estimate.Step(2.0, "2 s a step, made up")
 
-    monkeypatch.setattr(_estimate, "measured", measured)
+    monkeypatch.setattr(estimate, "measured", measured)
     return asked
 
 
 def test_a_dry_run_says_first_how_many_kinds_of_run_it_measures_and_then_how_far_it_is(tmp_path, counted, capsys):
-    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 kinds of run are measured now, one after another, which takes 60 s to 6 minutes"
     assert [line for line in lines if "left" in line] == [
@@ -402,14 +404,14 @@ def test_a_dry_run_says_first_how_many_kinds_of_run_it_measures_and_then_how_far
 
 def test_what_a_dry_run_measured_is_kept_for_the_next_one_until_asked_again(tmp_path, counted, capsys):
     here = ["--runs-dir", str(tmp_path)]
-    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
     first = capsys.readouterr().out.splitlines()
-    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
     second = capsys.readouterr().out.splitlines()
     assert len(counted) == 2
     assert second[0] == "2 kinds of run were measured before; --measure-again measures anew"
     assert second[-1] == first[-1] and "measured now" not in "".join(second)
-    assert _command.main(table3.TABLE, [*DRY_RUN, *here, "--measure-again"]) == 0
+    assert table_command.main(table3.TABLE, [*DRY_RUN, *here, "--measure-again"]) == 0
     assert len(counted) == 4
 
 
@@ -419,16 +421,16 @@ def test_what_a_dry_run_measured_is_kept_for_the_next_one_until_asked_again(tmp_
 )
 def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(changed, tmp_path, counted, monkeypatch):
     here = ["--runs-dir", str(tmp_path)]
-    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
-    conditions = _estimate.conditions
-    monkeypatch.setattr(_estimate, "conditions", lambda *of: {**conditions(*of), **changed})
-    assert _command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
+    conditions = estimate.conditions
+    monkeypatch.setattr(estimate, "conditions", lambda *of: {**conditions(*of), **changed})
+    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
     assert len(counted) == 4
 
 
 def test_what_could_not_be_measured_is_tried_again(tmp_path, monkeypatch, own_cache):
-    monkeypatch.setattr(_estimate, "measured", lambda *_: _estimate.Step(None, "not measured"))
-    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
+    monkeypatch.setattr(estimate, "measured", lambda *_: estimate.Step(None, "not measured"))
+    assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
     assert not own_cache.exists()
 
 
@@ -447,27 +449,27 @@ def test_a_dry_run_that_is_stopped_keeps_what_it_measured_and_leaves_no_process(
             os.kill(os.getpid(), number)
             return super().communicate(*arguments, **options)
 
-    monkeypatch.setattr(_estimate.subprocess, "Popen", Process)
+    monkeypatch.setattr(estimate.subprocess, "Popen", Process)
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    assert _command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 128 + number
+    assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 128 + number
     assert "what has been measured is kept" in capsys.readouterr().err
     assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_measuring_again_goes_with_a_dry_run_that_measures(capsys):
-    assert _command.main(table3.TABLE, ["run", "--measure-again"]) == 2
-    assert _command.main(table3.TABLE, [*DRY_RUN, "--measure-again", "--seconds-per-step", "1"]) == 2
+    assert table_command.main(table3.TABLE, ["run", "--measure-again"]) == 2
+    assert table_command.main(table3.TABLE, [*DRY_RUN, "--measure-again", "--seconds-per-step", "1"]) == 2
     assert capsys.readouterr().err.count("--measure-again goes with --dry-run") == 2
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(_estimate._running, "cores_for", lambda jobs: [None] * jobs)
+    monkeypatch.setattr(estimate.runner, "cores_for", lambda jobs: [None] * jobs)
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]
-    assert _command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
+    assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
     assert "total: 16.3 hours of training, 3 runs at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s
-    assert _command.main(table3.TABLE, [*told, "--seconds-per-step", "0"]) == 2
-    assert _command.main(table3.TABLE, ["run", "--seconds-per-step", "1"]) == 2
+    assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0"]) == 2
+    assert table_command.main(table3.TABLE, ["run", "--seconds-per-step", "1"]) == 2
     assert "--seconds-per-step goes with --dry-run" in capsys.readouterr().err
 
 
@@ -475,12 +477,12 @@ def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path,
     ("seconds", "words"), [(40, "40 s"), (719, "12 minutes"), (27_000, "7.5 hours"), (3_550_000, "41.1 days")]
 )
 def test_durations_are_told_in_the_unit_a_person_would_take(seconds, words):
-    assert _estimate.duration(seconds) == words
+    assert estimate.duration(seconds) == words
 
 
 def test_the_readme_has_once_what_all_pages_of_the_papers_tables_say():
     text = (Path(experiments.__file__).parent / "README.md").read_text()
-    assert all(text.count(words) == 1 for words in _paper.WORDS)
+    assert all(text.count(words) == 1 for words in paper.WORDS)
 
 
 @pytest.mark.parametrize(
@@ -495,20 +497,20 @@ def test_the_readme_has_once_what_all_pages_of_the_papers_tables_say():
 )
 def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, steps, seconds):
     asked = []
-    monkeypatch.setattr(_estimate, "once", lambda run, steps, core: (asked.append(steps), rates[len(asked) - 1])[1])
+    monkeypatch.setattr(estimate, "once", lambda run, steps, core: (asked.append(steps), rates[len(asked) - 1])[1])
     run = run_of("resnet20-cifar10-fdg-K2-beta1-seed0")
-    assert _estimate.measured(run, None).seconds == seconds and asked == steps
+    assert estimate.measured(run, None).seconds == seconds and asked == steps
     asked.clear()
-    tiny = _estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
+    tiny = estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
     assert tiny.seconds == (seconds and 4 * seconds)  # 64x64 pixels
 
 
 @pytest.mark.slow
 def test_a_step_is_measured_with_the_runs_own_flags_and_what_it_refuses_is_told(monkeypatch):
-    monkeypatch.setattr(_estimate, "SHORT_SECONDS", 0.0)  # a few steps must do here
+    monkeypatch.setattr(estimate, "SHORT_SECONDS", 0.0)  # a few steps must do here
     flags = {"dataset": "tiny_imagenet", "model": "resnet8", "epochs": 300, "batch_size": 16, "method": "fdg", "K": 2}
-    plain = _estimate.measured(Run("x", {**flags, "dataset": "cifar10"}), None)
+    plain = estimate.measured(Run("x", {**flags, "dataset": "cifar10"}), None)
     assert plain.seconds is not None and 0 < plain.seconds < 10  # 16 small images: 0.1 s even on a busy core
     assert re.search("from up to 5 steps made now on synthetic images$", plain.how)
-    unknown = _estimate.measured(Run("x", {**flags, "model": "resnet99"}), None)
+    unknown = estimate.measured(Run("x", {**flags, "model": "resnet99"}), None)
     assert unknown.seconds is None and "not measured (error: model 'resnet99' is not known." in unknown.how

@@ -9,11 +9,12 @@ import pytest
 from flax import linen as nn
 from small import batches, leaves, pipeline, recipe
 
-from fdg_jax import models, packing, split
-from fdg_jax.experiments.record import Diverged, diverged
-from fdg_jax.experiments.saving import NotFinite, Saver
-from fdg_jax.functions import StageState, functions
-from fdg_jax.guard import guarded, refused
+from fdg_jax import models, split
+from fdg_jax.runs.checkpoints import NotFinite, Saver
+from fdg_jax.stage import packing
+from fdg_jax.stage.functions import StageState, functions
+from fdg_jax.stage.nonfinite import guarded, refused
+from fdg_jax.training.record import Diverged, diverged
 
 DATA = batches(10)
 LONG = partial(pytest.param, marks=pytest.mark.slow)
@@ -133,7 +134,7 @@ def test_what_an_update_was_refused_to_is_saved_where_that_is_known_only(tmp_pat
 
 
 def test_of_gradients_of_one_batch_the_highest_stage_is_named():
-    from fdg_jax.engine import Metrics
+    from fdg_jax.engine.common import Metrics
 
     with pytest.raises(Diverged, match="stage k=2 got a gradient that is not finite, for its update 7") as found:
         diverged(Metrics(9, 1.5, (7, 7, 0)))

@@ -7,11 +7,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fdg_jax.engine import Metrics
-from fdg_jax.experiments import claim, run_directory
-from fdg_jax.experiments.home import Gone, Home
-from fdg_jax.experiments.record import Record
-from fdg_jax.experiments.saving import SaveFailed
+from fdg_jax.engine.common import Metrics
+from fdg_jax.runs import locking, run_files
+from fdg_jax.runs.checkpoints import SaveFailed
+from fdg_jax.training.home import Gone, Home
+from fdg_jax.training.record import Record
 
 CONFIG = {"K": 2, "note": "as it was"}
 
@@ -19,8 +19,8 @@ CONFIG = {"K": 2, "note": "as it was"}
 @pytest.fixture
 def run(tmp_path):
     """A claimed run directory with config.json."""
-    with claim.claim(tmp_path / "run", resume=False) as path:
-        run_directory.write_json(path / "config.json", CONFIG)
+    with locking.claim(tmp_path / "run", resume=False) as path:
+        run_files.write_json(path / "config.json", CONFIG)
         yield path
 
 
@@ -55,11 +55,11 @@ def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how,
     assert said is not None and "is gone: it was deleted or renamed. It is made anew" in said
     record.losses([Metrics(2, 0.25)])
     record.flush()
-    assert run_directory.read_json(run / "config.json") == CONFIG
-    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1, 2]
+    assert run_files.read_json(run / "config.json") == CONFIG
+    assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1, 2]
     assert list((run / "tensorboard").iterdir())
     assert record.log.lines == 2 and home.keep(record, anew=True) is None
-    with pytest.raises(Exception, match="another process"), claim.claim(run, resume=True):
+    with pytest.raises(Exception, match="another process"), locking.claim(run, resume=True):
         pass
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_written_where_another_run_is_by_now(run, home, record):
 
 def test_nothing_is_written_where_another_process_is_about_to_begin(run, home, record):
     take_away(run, "rename")
-    with claim.claim(run, resume=False):
+    with locking.claim(run, resume=False):
         with pytest.raises(Gone, match="another process is writing the run"):
             home.keep(record, anew=True)
         assert list(run.iterdir()) == []
@@ -91,7 +91,7 @@ def test_a_config_that_was_deleted_is_written_again(run, home, record):
     (run / "config.json").unlink()
     said = home.keep(record, anew=False)
     assert said is not None and "config.json was gone. It was written again" in said
-    assert run_directory.read_json(run / "config.json") == CONFIG
+    assert run_files.read_json(run / "config.json") == CONFIG
 
 
 def test_a_directory_that_comes_back_is_used_again(run, home, record):
@@ -110,4 +110,4 @@ def test_what_could_not_be_moved_at_once_is_moved_by_the_next_save(run, home, re
     monkeypatch.setattr(record, "move", move)
     said = home.keep(record, anew=True)
     assert said is not None and "It is made anew" in said
-    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1]
+    assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1]

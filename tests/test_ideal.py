@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from fdg_jax import methods
 from fdg_jax.errors import ScheduleError
-from fdg_jax.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, steady_tick, tick_time
 from fdg_jax.methods import __main__ as command
-from fdg_jax.schedule import Op, bp, fdg, validate
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.schedule import Op, bp
+from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, steady_tick, tick_time
+from fdg_jax.schedule.running import validate
 
 # The paper's Table 2 as printed, and its Table 1.
 PRINTED = {
@@ -294,5 +296,5 @@ def test_help_explains_the_tables(capsys):
 
 
 def test_the_ideal_needs_no_jax():
-    code = "import sys, fdg_jax.ideal, fdg_jax.methods.__main__; sys.exit('jax' in sys.modules)"
+    code = "import sys, fdg_jax.schedule.ideal, fdg_jax.methods.__main__; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -12,8 +12,9 @@ from fdg_jax import data
 from fdg_jax.data import stream
 from fdg_jax.data.sets import tiny_imagenet as tiny_set
 from fdg_jax.data.streams import imagenet as imagenet_stream
-from fdg_jax.experiments import cifar, command_line, feeding, imagenet, tiny_imagenet
-from fdg_jax.experiments.options import FIELDS, Options, spelled
+from fdg_jax.experiments import cifar, imagenet, tiny_imagenet
+from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.training import command_line, feeding
 from tests.image_files import SMALL
 from tests.image_files import imagenet as write_imagenet
 from tests.image_files import tiny_imagenet as write_tiny_imagenet

@@ -6,8 +6,8 @@ import pytest
 import small
 
 from benchmarks import memory as benchmark
-from fdg_jax import memory
-from fdg_jax.host_engine import HostEngine
+from fdg_jax.engine import memory
+from fdg_jax.engine.host_engine import HostEngine
 
 # Beside a stage's own arrays a device has the loss (4 bytes) and, the first one, a random key of each stage (8).
 SCALARS = 4 + 8 * 4

@@ -262,9 +262,7 @@ def test_with_one_stage_every_method_is_backprop(method):
 @pytest.mark.slow
 def test_micro_batches_of_one_stage_have_backprops_gradient_but_for_batch_norm():
     data, stages = batches(8), [Two(CLASSES)]
-    results = [
-        trained(1, data, stages=stages, **options)[0] for options in ({"method": "gpipe"}, {"method": "bp"})
-    ]
+    results = [trained(1, data, stages=stages, **options)[0] for options in ({"method": "gpipe"}, {"method": "bp"})]
     for a, b in zip(leaves(results[0].params), leaves(results[1].params), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)  # a sum of four sums
 
@@ -356,9 +354,11 @@ def test_dni_with_the_true_gradient_for_a_synthesizer_is_backprop(K):
     answers = {k: [] for k in range(1, K)}
     true = pipeline(K, data[0], method="bp")
     for k, stage in list(true.engine.stages.items())[:-1]:
+
         def recording(batch, dy, stage=stage, k=k, backward=stage.backward):
             answers[k].append(dy)
             return backward(batch, dy)
+
         stage.backward = recording
     ours = pipeline(K, data[0], method="dni")
     for batch in data:

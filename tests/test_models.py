@@ -15,11 +15,13 @@ import pytest
 from jax import lax
 from small import mostly_slow, pipeline
 
-from fdg_jax import compat, convolution, layers, models, split
+from fdg_jax import layers, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import How, functions
-from fdg_jax.precision import precision
+from fdg_jax.layers import convolution
+from fdg_jax.machine import jax_internals
 from fdg_jax.split import Stage
+from fdg_jax.stage.functions import How, functions
+from fdg_jax.stage.precision import precision
 
 
 def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):
@@ -449,12 +451,14 @@ def test_a_stashed_closure_takes_other_weights(layer, shape):
 
     def closure_of(weights):
         y, closure = jax.vjp(lambda weights, x: jax.tree.leaves(layer(x, weights, *rest))[0], weights, x)
-        return jnp.cos(y * 0 + jnp.arange(y.shape[-1])), compat.strip(closure)
+        return jnp.cos(y * 0 + jnp.arange(y.shape[-1])), jax_internals.strip(closure)
 
     dy, closure = jax.jit(closure_of)(old)
     _, expected = jax.jit(closure_of)(new)
     assert not any(leaf.shape == old.shape and (leaf == old).all() for leaf in jax.tree.leaves(closure))
-    for got, want in zip(compat.bind(closure, new, x)(dy), compat.bind(expected, new, x)(dy), strict=True):
+    for got, want in zip(
+        jax_internals.bind(closure, new, x)(dy), jax_internals.bind(expected, new, x)(dy), strict=True
+    ):
         np.testing.assert_array_equal(got, want)
 
 
@@ -539,7 +543,7 @@ def test_no_weight_is_copied_into_a_closure(name):
             return network.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
 
         _, closure, _ = jax.vjp(run, params, x, has_aux=True)
-        return compat.strip(closure)
+        return jax_internals.strip(closure)
 
     kept = {leaf.tobytes() for leaf in map(np.asarray, jax.tree.leaves(jax.jit(forward)(params, x)))}
     assert not kept & {np.asarray(p).tobytes() for p in jax.tree.leaves(params)}

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 
 import fdg_jax.__main__ as overview
-from fdg_jax import data, methods, models, names
-from fdg_jax.experiments import checks, command, command_line, imagenet, report, story, terminal, tiny_imagenet
-from fdg_jax.experiments.options import FIELDS, spelled
-from fdg_jax.experiments.stored import SAME_BATCHES
+from fdg_jax import data, methods, models
+from fdg_jax.checks import names
+from fdg_jax.experiments import imagenet, tiny_imagenet
+from fdg_jax.machine import terminal
+from fdg_jax.report import report_page
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import FIELDS, spelled
+from fdg_jax.runs.reading import SAME_BATCHES
+from fdg_jax.training import command, command_line, launch, opening
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = [
@@ -52,12 +57,12 @@ def test_the_examples_of_the_list_are_accepted(capsys):
     for example in overview.EXAMPLES:
         _, module, *words = example.split()
         if module == "fdg_jax.schedule":
-            from fdg_jax import schedule
+            from fdg_jax.schedule import __main__
 
-            assert schedule.main(words) == 0
+            assert __main__.main(words) == 0
         elif words != ["--help"]:
             options, given = command_line.parse(words, module)
-            checks.check(options, given)
+            option_checks.check(options, given)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +75,7 @@ def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words
 
 
 def test_the_report_command_explains_itself(capsys):
-    assert report.main(["--help"]) == 0
+    assert report_page.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: python -m fdg_jax.experiments.report RUN-DIRECTORY")
 
 
@@ -136,8 +141,8 @@ class Terminal(io.StringIO):
 def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a_file(monkeypatch, stdout, longest):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", stdout())
-    monkeypatch.setattr(story, "tell", lambda *_: LINES)
-    command.opening(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(opening, "tell", lambda *_: LINES)
+    launch.opening(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= longest and lines[-2:] == ["run        /somewhere", "compiling..."]
     assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from fdg_jax.optimizer import paper_schedule, paper_sgd, shrink
+from fdg_jax.recipe import paper_schedule, paper_sgd, shrink
 
 
 def test_two_steps_by_hand():
@@ -71,7 +71,7 @@ def test_another_length_keeps_the_proportions(epochs):
 
 def test_a_stages_learning_rate_belongs_to_the_batch_whose_gradient_it_applies():
     """optax counts the stage's own updates and the fill makes none, so update b has the rate of batch b."""
-    chain = paper_sgd(lambda count: 10.0 ** -count, momentum=0.0, weight_decay=0.0)
+    chain = paper_sgd(lambda count: 10.0**-count, momentum=0.0, weight_decay=0.0)
     p = jnp.asarray(0.0)
     state = chain.init(p)
     moves = []

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fdg_jax.experiments import output
-from fdg_jax.experiments.output import Forgiving
+from fdg_jax.machine import output
+from fdg_jax.machine.output import Forgiving
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,7 +76,7 @@ def test_streams_that_do_not_exist_take_everything(monkeypatch):
 
 CODE = """
 import os, sys
-from fdg_jax.experiments import command, output
+from fdg_jax.training import command; from fdg_jax.machine import output
 output.open_closed_files()
 from rich.progress import Progress
 import warnings

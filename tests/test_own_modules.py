@@ -15,8 +15,9 @@ import pytest
 from small import CLASSES, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import checkpoint, turn
+from fdg_jax.engine import turn
 from fdg_jax.errors import BadInput
+from fdg_jax.storage import checkpoint
 
 DATA = batches(8)
 X, Y = DATA[0]
@@ -283,15 +284,15 @@ def test_so_does_a_scan_that_was_given_away():
 def test_ctrl_c_while_a_loss_is_read_loses_none(monkeypatch):
     ours = stepped(3, read_behind=16)
     seen = len(ours.losses())
-    fetch = fdg_jax.compat.fetch
+    fetch = fdg_jax.machine.jax_internals.fetch
 
     def interrupted(arrays):
-        monkeypatch.setattr("fdg_jax.compat.fetch", fetch)
+        monkeypatch.setattr("fdg_jax.machine.jax_internals.fetch", fetch)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fdg_jax.compat.is_ready", lambda array: False)
+    monkeypatch.setattr("fdg_jax.machine.jax_internals.is_ready", lambda array: False)
     ours.step(DATA[3])
-    monkeypatch.setattr("fdg_jax.compat.fetch", interrupted)
+    monkeypatch.setattr("fdg_jax.machine.jax_internals.fetch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ours.losses(wait=True)
     found = ours.losses(wait=True)

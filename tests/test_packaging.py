@@ -1,4 +1,4 @@
-"""What keeps the house in order between changes: pins, declared imports, nothing unsafe, layers.
+"""What keeps the house in order between changes: pins, declared imports, nothing unsafe. Rooms: tests/test_rooms.py.
 
 These tests read the source as text (ast), so a rule broken in a branch that never runs is found too.
 """
@@ -177,8 +177,8 @@ def private_jax(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield node, name
 
 
-def test_private_jax_names_are_used_only_in_compat():
-    files = [file for file in EVERYTHING if file != ROOT / "fdg_jax" / "compat.py"]
+def test_private_jax_names_are_used_in_one_module_only():
+    files = [file for file in EVERYTHING if file != ROOT / "fdg_jax" / "machine" / "jax_internals.py"]
     assert not [(where(file, node), name) for file, tree in trees(files) for node, name in private_jax(tree)]
 
 
@@ -200,66 +200,8 @@ def test_the_guards_see_what_they_forbid(source, guard):
     assert [*guard(ast.parse(source))]
 
 
-# Who may import whom: a module imports from its own layer or one above it in this list. A folder counts
-# as one module. A module that is not named belongs to the middle ("engines"), where a new file usually does.
-LAYERS = [
-    {"errors", "compat", "convolution", "dependence", "layers", "plain", "precision", "programs"}
-    | {"reading", "strict_json"},
-    {"schedule", "ideal"},
-    {"stage", "functions", "shapes", "checkpoint", "durable", "manifest", "optimizer", "guard", "devices", "packing"},
-    {"methods", "models", "data", "transport", "mitigations"},
-    {"engines"},
-    {"api"},
-    {"experiments"},
-]
-SIDE_BY_SIDE = LAYERS[3]  # the four kinds of one-file additions know nothing of each other
-
-
-def layer(module: str) -> int:
-    return next((depth for depth, names in enumerate(LAYERS) if module in names), LAYERS.index({"engines"}))
-
-
-def allowed(importer: str, imported: str) -> bool:
-    if importer == imported:
-        return True
-    if {importer, imported} <= SIDE_BY_SIDE:
-        return False
-    return layer(imported) <= layer(importer)
-
-
-def test_dependencies_point_down():
-    inside = {path.stem for path in (ROOT / "fdg_jax").iterdir() if path.suffix == ".py" or path.is_dir()}
-    wrong = []
-    for file, tree in trees(PACKAGE):
-        importer = file.relative_to(ROOT / "fdg_jax").parts[0].removesuffix(".py")
-        if importer == "__init__":
-            continue  # names of the public API, for type checkers; resolved on first use
-        for node, module in imports(tree):
-            parts = module.split(".")
-            imported = parts[1] if parts[0] == "fdg_jax" and len(parts) > 1 else ""
-            if imported in inside and not allowed(importer, imported):
-                wrong.append(f"{where(file, node)}: {importer} imports {imported}")
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("importer", "imported", "right"),
-    [
-        ("experiments", "api", True),
-        ("api", "experiments", False),
-        ("methods", "schedule", True),
-        ("schedule", "methods", False),
-        ("stage", "pipeline", False),
-        ("models", "data", False),
-        ("pipeline", "a_new_module", True),
-    ],
-)
-def test_the_direction_guard_tells_down_from_up(importer, imported, right):
-    assert allowed(importer, imported) is right
-
-
 def test_the_host_loop_imports_nothing_but_collections_and_types():
-    tree = ast.parse((ROOT / "fdg_jax" / "pipeline.py").read_text())
+    tree = ast.parse((ROOT / "fdg_jax" / "engine" / "host_loop.py").read_text())
     assert {module.split(".")[0] for _, module in imports(tree)} <= {"collections", "typing", "types"}
 
 

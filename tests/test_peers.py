@@ -15,13 +15,14 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import _turns, images_per_second, ops
-from benchmarks._peers import sides as peers
+from benchmarks import images_per_second, ops
+from benchmarks.harness import turns
+from benchmarks.peers import sides as peers
 from fdg_jax import models, split
 from fdg_jax.data.sets import synthetic
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments.setup import cross_entropy
-from fdg_jax.optimizer import paper_sgd
+from fdg_jax.recipe import paper_sgd
+from fdg_jax.training.setup import cross_entropy
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = {"K": 2, "model": "resnet8", "batch_size": 8}
@@ -96,9 +97,9 @@ def test_sides_that_train_different_networks_are_not_compared():
     def worker(name, parameters):
         return mock.Mock(about={"parameters": parameters}, side=parse(name))
 
-    _turns.same_network([worker("bp", 5), worker("fdg", 5)])
-    with pytest.raises(_turns.WorkerDied, match="side torch trains 6 parameters and bp 5"):
-        _turns.same_network([worker("bp", 5), worker("torch", 6)])
+    turns.same_network([worker("bp", 5), worker("fdg", 5)])
+    with pytest.raises(turns.WorkerDied, match="side torch trains 6 parameters and bp 5"):
+        turns.same_network([worker("bp", 5), worker("torch", 6)])
 
 
 @pins_cores
@@ -141,7 +142,7 @@ def test_ops_prints_a_row_an_operation(capsys, tmp_path):
 
 def torch_modules():
     pytest.importorskip("torch", reason="no PyTorch: make test REQUIREMENTS=requirements-peers.txt")
-    from benchmarks._peers import torch_net, torch_recipe
+    from benchmarks.peers import torch_net, torch_recipe
 
     return torch_net, torch_recipe
 
@@ -222,7 +223,7 @@ def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
 @pytest.mark.slow
 def test_pytorchs_loss_falls():
     torch_modules()
-    from benchmarks._peers import torch_bp
+    from benchmarks.peers import torch_bp
 
     trainer = torch_bp.Trainer(parse("torch", batch_size=32))
     first = np.mean([trainer.train(1) for _ in range(5)])

@@ -14,11 +14,11 @@ import optax
 import pytest
 from small import CurrentPart, batches, cross_entropy, mostly_slow, parts, pipeline, recipe
 
-from fdg_jax import engine as engines
-from fdg_jax import functions as pure
 from fdg_jax import layers, models, split
-from fdg_jax import pipeline as host_loop
-from fdg_jax.schedule import fdg
+from fdg_jax.engine import common as engines
+from fdg_jax.engine import host_loop
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.stage import functions as pure
 
 
 def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
@@ -69,7 +69,7 @@ def test_one_compilation_per_stage_and_direction(weights, monkeypatch):
         once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward, made.update)]
         return pure.Functions(*once, made.outputs)
 
-    monkeypatch.setattr("fdg_jax.functions.functions", counting)
+    monkeypatch.setattr("fdg_jax.stage.functions.functions", counting)
     chex.clear_trace_counter()
     ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights=weights)
     for batch in data:
@@ -148,7 +148,7 @@ def test_the_loop_never_waits_for_a_device(method):
 
 @pytest.mark.parametrize("limit", [1, 5])
 def test_no_more_than_read_behind_losses_are_unread(limit, monkeypatch):
-    monkeypatch.setattr("fdg_jax.compat.is_ready", lambda array: False)
+    monkeypatch.setattr("fdg_jax.machine.jax_internals.is_ready", lambda array: False)
     data = batches(12)
     ours = pipeline(2, data[0], read_behind=limit)
     for t, batch in enumerate(data, 1):

@@ -10,10 +10,11 @@ import optax
 import pytest
 from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 
-from fdg_jax import checkpoint, layers, methods
+from fdg_jax import layers, methods
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import How, functions
-from fdg_jax.precision import Precision, precision
+from fdg_jax.stage.functions import How, functions
+from fdg_jax.stage.precision import Precision, precision
+from fdg_jax.storage import checkpoint
 
 HALF = {"dtype": "bfloat16"}
 

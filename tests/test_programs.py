@@ -10,7 +10,9 @@ import optax
 import pytest
 
 import fdg_jax
-from fdg_jax import functions, models, programs, split
+from fdg_jax import models, split
+from fdg_jax.machine import programs
+from fdg_jax.stage import functions
 
 ROWS = 33_000  # more than 32,768
 

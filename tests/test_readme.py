@@ -22,7 +22,7 @@ def run(program: str) -> str:
 
 def test_the_host_loop_shown_is_the_host_loop():
     shown = next(block for block in blocks("python") if block.startswith("takes, gives"))
-    assert textwrap.indent(shown, " " * 8) in (ROOT / "fdg_jax/pipeline.py").read_text()
+    assert textwrap.indent(shown, " " * 8) in (ROOT / "fdg_jax/engine/host_loop.py").read_text()
 
 
 def test_the_method_shown_is_a_method():
@@ -37,7 +37,8 @@ def test_the_program_shown_runs_and_learns():
 
 
 def test_the_schedule_shown_is_what_the_command_draws():
-    from fdg_jax.schedule import fdg, render
+    from fdg_jax.methods.fdg import fdg
+    from fdg_jax.schedule.drawing import render
 
     for line in render(fdg(3), 7).splitlines():
         assert line in README

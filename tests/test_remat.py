@@ -9,8 +9,8 @@ from small import CLASSES, CurrentPart, Part, batches, goes_on_exactly, leaves, 
 from test_engines import ROUNDING, Dropped
 from test_precision import Rounded
 
-from fdg_jax import remat
 from fdg_jax.errors import BadInput
+from fdg_jax.stage import remat
 
 
 class Spread(nn.Module):

@@ -6,10 +6,10 @@ import optax
 import pytest
 from small import batches, mostly_slow, pipeline, recipe
 
-from fdg_jax import checkpoint
 from fdg_jax.errors import BadInput
-from fdg_jax.in_flight import in_flight
 from fdg_jax.methods import find, names
+from fdg_jax.schedule.in_flight import in_flight
+from fdg_jax.storage import checkpoint
 
 DATA = batches(10)
 

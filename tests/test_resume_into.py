@@ -13,13 +13,15 @@ import pytest
 from small import CLASSES, Part, batches, pipeline
 from toys import WORDS, small_command
 
-from fdg_jax import manifest, split
+from fdg_jax import split
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import resume_into, run_directory, saving
-from fdg_jax.experiments.machine import usable_cores
-from fdg_jax.experiments.options import FIELDS, Options
-from fdg_jax.experiments.resume_into import move, repartitioned
-from fdg_jax.optimizer import paper_sgd
+from fdg_jax.machine.facts import usable_cores
+from fdg_jax.recipe import paper_sgd
+from fdg_jax.runs import checkpoints, run_files
+from fdg_jax.runs.options import FIELDS, Options
+from fdg_jax.storage import manifest
+from fdg_jax.training import resume_into
+from fdg_jax.training.resume_into import move, repartitioned
 
 DATA = batches(9)
 BLOCKS = [Part(12), Part(10), Part(8), Part(CLASSES)]
@@ -175,7 +177,8 @@ def files(path):
 
 @pytest.mark.slow
 def test_the_command_leaves_the_old_run_alone_and_says_what_it_gave_up(tmp_path, monkeypatch, capsys):
-    from fdg_jax.experiments import cifar, session
+    from fdg_jax.experiments import cifar
+    from fdg_jax.training import session
 
     small_command(monkeypatch)
     old, new = tmp_path / "old", tmp_path / "new"
@@ -198,7 +201,7 @@ def test_the_command_leaves_the_old_run_alone_and_says_what_it_gave_up(tmp_path,
     assert config["resumed_from"]["batch"] == 5 and config["resumed_from"]["run_dir"] == str(old)
     assert (done["method"], done["K"], done["split"], done["steps"]) == ("ddg", 2, [2], 8)
     assert done["updates"] == [8, 8]
-    events = run_directory.read_metrics(new / "metrics.jsonl")
+    events = run_files.read_metrics(new / "metrics.jsonl")
     assert [event["step"] for event in events if "train_loss" in event] == [8]
     assert cifar.main([*words, "--steps", "8"]) == 2
     assert "already holds a run" in capsys.readouterr().err
@@ -237,12 +240,12 @@ def test_a_process_of_its_own_emulates_a_device_for_every_stage(tmp_path):
 
 
 def test_a_checkpoint_of_another_format_is_refused_and_not_put_aside(tmp_path, monkeypatch):
-    saver = saving.Saver(tmp_path, {}, 2)
+    saver = checkpoints.Saver(tmp_path, {}, 2)
     saver.save(1, {"a": np.zeros(3)}, {"step": 1})
     saver.wait()
     monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
     with pytest.raises(BadInput, match="has format 1; this version reads 2"):
-        saving.load_newest(tmp_path)
+        checkpoints.load_newest(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
 
 

@@ -16,33 +16,22 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fdg_jax import strict_json
-from fdg_jax.engine import Metrics
+from fdg_jax.engine.common import Metrics
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import (
-    cifar,
-    claim,
-    command,
-    compile_cache,
-    curves,
-    ending,
-    machine,
-    report,
-    run_directory,
-    saving,
-    scalars,
-    session,
-    stored,
-    train,
-)
-from fdg_jax.experiments.home import Home
-from fdg_jax.experiments.options import FIELDS, Options
-from fdg_jax.experiments.progress import per_second
-from fdg_jax.experiments.record import Diverged, Record
-from fdg_jax.experiments.run_directory import MetricsLog
-from fdg_jax.experiments.setup import learning_rates
-from fdg_jax.experiments.signals import Signals, Stopped
-from fdg_jax.optimizer import paper_schedule
+from fdg_jax.experiments import cifar
+from fdg_jax.machine import compile_cache, facts
+from fdg_jax.recipe import paper_schedule
+from fdg_jax.report import curves, report_page
+from fdg_jax.runs import checkpoints, locking, reading, run_files, tensorboard
+from fdg_jax.runs.options import FIELDS, Options
+from fdg_jax.runs.progress import per_second
+from fdg_jax.runs.run_files import MetricsLog
+from fdg_jax.storage import strict_json
+from fdg_jax.training import closing, launch, session, session_run, training_loop
+from fdg_jax.training.home import Home
+from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.setup import learning_rates
+from fdg_jax.training.signals import Signals, Stopped
 
 
 def asked(**changed) -> Options:
@@ -55,24 +44,24 @@ def stored_run(path: Path, **changed) -> Options:
     path.mkdir(exist_ok=True)
     values = {name: getattr(options, name) for name in FIELDS if name != "resume"}
     rest = {"asked": values, "note": "", "devices": ["cpu:0"], "versions": {}}
-    run_directory.write_json(path / "config.json", {**values, **rest})
+    run_files.write_json(path / "config.json", {**values, **rest})
     return options
 
 
 def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):
-    with claim.claim(tmp_path / "a" / "b", resume=False) as path:
+    with locking.claim(tmp_path / "a" / "b", resume=False) as path:
         (path / "config.json").write_text("{}")
     assert (tmp_path / "a" / "b" / "config.json").exists()
 
 
 def test_a_directory_in_which_nothing_was_written_is_taken_away_again(tmp_path):
-    with pytest.raises(BadInput, match="no data"), claim.claim(tmp_path / "a" / "b", resume=False):
+    with pytest.raises(BadInput, match="no data"), locking.claim(tmp_path / "a" / "b", resume=False):
         raise BadInput("no data")
     assert not (tmp_path / "a").exists()
 
 
 def test_a_directory_that_was_there_before_stays_though_it_is_empty(tmp_path):
-    with claim.claim(tmp_path, resume=False):
+    with locking.claim(tmp_path, resume=False):
         pass
     assert tmp_path.is_dir()
 
@@ -85,20 +74,20 @@ def test_a_directory_with_any_file_of_a_run_holds_a_run(tmp_path, name, said):
     (tmp_path / name).write_text("")
     with (
         pytest.raises(BadInput, match=said),
-        claim.claim(tmp_path, resume=False),
+        locking.claim(tmp_path, resume=False),
     ):
         pass
 
 
 def test_other_peoples_files_are_no_run(tmp_path):
     (tmp_path / "notes.txt").write_text("keep")
-    with claim.claim(tmp_path, resume=False):
+    with locking.claim(tmp_path, resume=False):
         pass
     assert (tmp_path / "notes.txt").read_text() == "keep"
 
 
 def test_resuming_needs_a_run(tmp_path):
-    with pytest.raises(BadInput, match="holds no run"), claim.claim(tmp_path / "none", resume=True):
+    with pytest.raises(BadInput, match="holds no run"), locking.claim(tmp_path / "none", resume=True):
         pass
     assert not (tmp_path / "none").exists()
 
@@ -106,7 +95,7 @@ def test_resuming_needs_a_run(tmp_path):
 def test_a_file_or_an_impossible_place_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere/run")):
-        with pytest.raises(BadInput, match="Choose another --run-dir"), claim.claim(place, resume=False):
+        with pytest.raises(BadInput, match="Choose another --run-dir"), locking.claim(place, resume=False):
             pass
 
 
@@ -131,8 +120,8 @@ def test_a_name_under_which_nothing_can_be_written_is_refused_before_anything_is
 def test_a_second_process_cannot_write_the_same_run(tmp_path):
     stored_run(tmp_path)
     code = (
-        "import pathlib, sys; from fdg_jax.experiments import claim\n"
-        "with claim.claim(pathlib.Path(sys.argv[1]), resume=True): print('in', flush=True); sys.stdin.read()"
+        "import pathlib, sys; from fdg_jax.runs import locking\n"
+        "with locking.claim(pathlib.Path(sys.argv[1]), resume=True): print('in', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -140,11 +129,11 @@ def test_a_second_process_cannot_write_the_same_run(tmp_path):
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "in\n"
-        with pytest.raises(BadInput, match="another process"), claim.claim(tmp_path, resume=True):
+        with pytest.raises(BadInput, match="another process"), locking.claim(tmp_path, resume=True):
             pass
     finally:
         other.communicate("")
-    with claim.claim(tmp_path, resume=True):
+    with locking.claim(tmp_path, resume=True):
         pass
 
 
@@ -152,7 +141,7 @@ def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     seen = set()
     for _ in range(3):
-        path = claim.default_path(asked(method="bp", model="resnet8", K=3))
+        path = locking.default_path(asked(method="bp", model="resnet8", K=3))
         path.mkdir(parents=True)
         seen.add(path)
         assert "-bp-resnet8-K3" in path.name
@@ -164,8 +153,8 @@ def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
     code = """
 import sys, time, types
 from datetime import datetime
-from fdg_jax.experiments import claim
-from fdg_jax.experiments.options import Options
+from fdg_jax.runs import locking as claim
+from fdg_jax.runs.options import Options
 claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
 number = int(sys.argv[1])
 sys.stdin.readline()
@@ -203,22 +192,22 @@ def test_a_directory_that_is_replaced_before_it_is_locked_is_not_taken_for_the_n
             path.mkdir()
         return handle
 
-    monkeypatch.setattr(claim.os, "open", replaced)
-    with claim.claim(path, resume=False):
+    monkeypatch.setattr(locking.os, "open", replaced)
+    with locking.claim(path, resume=False):
         assert times
-        with pytest.raises(BadInput, match="another process"), claim.lock(path):
+        with pytest.raises(BadInput, match="another process"), locking.lock(path):
             pass
 
 
 def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_seen(tmp_path, monkeypatch):
-    path, lock = tmp_path / "run", claim.lock
+    path, lock = tmp_path / "run", locking.lock
 
     def late(path):
         stored_run(tmp_path / "run")
         return lock(path)
 
-    monkeypatch.setattr(claim, "lock", late)
-    with pytest.raises(BadInput, match="already holds a run"), claim.claim(path, resume=False):
+    monkeypatch.setattr(locking, "lock", late)
+    with pytest.raises(BadInput, match="already holds a run"), locking.claim(path, resume=False):
         pass
 
 
@@ -232,7 +221,7 @@ def test_auto_begins_nothing_where_there_may_be_a_run_that_cannot_be_read_now(un
     else:
         (tmp_path / "config.json").write_text("{")
         monkeypatch.setattr(os, "listdir", away)
-    with pytest.raises(BadInput, match="Input/output error"), claim.claim(tmp_path, resume="auto"):
+    with pytest.raises(BadInput, match="Input/output error"), locking.claim(tmp_path, resume="auto"):
         pass
 
 
@@ -253,29 +242,32 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         stored_run(tmp_path) if content is None else (tmp_path / name).write_text(content)
-    with claim.claim(tmp_path, "auto") as path:
-        assert claim.resumes(path) is resumes
-    assert not claim.resumes(tmp_path / "none")
+    with locking.claim(tmp_path, "auto") as path:
+        assert locking.resumes(path) is resumes
+    assert not locking.resumes(tmp_path / "none")
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/step-000000001"])
 def test_auto_does_not_begin_in_a_directory_with_results_of_another_run(name, tmp_path):
     (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"), claim.claim(tmp_path, "auto"):
+    with (
+        pytest.raises(BadInput, match=r"and no config\.json, so it cannot be gone on"),
+        locking.claim(tmp_path, "auto"),
+    ):
         pass
 
 
 def test_resuming_nothing_names_the_way_out(tmp_path):
-    with pytest.raises(BadInput, match="--resume auto goes on or starts"), claim.claim(tmp_path, resume=True):
+    with pytest.raises(BadInput, match="--resume auto goes on or starts"), locking.claim(tmp_path, resume=True):
         pass
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.append({"step": 1, "train_loss": 2.0})
-    assert run_directory.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
+    assert run_files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
     log.append({"step": 2, "train_loss": float("nan")})
-    assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
+    assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
     assert log.lines == 2
     log.close()
 
@@ -286,42 +278,42 @@ def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
     log = MetricsLog(path, keep_lines=2)
     log.append({"step": 3, "again": True})
     log.close()
-    assert [event["step"] for event in run_directory.read_metrics(path)] == [1, 2, 3]
+    assert [event["step"] for event in run_files.read_metrics(path)] == [1, 2, 3]
     assert log.lines == 3
 
 
 def test_a_half_written_line_is_never_kept(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"st')
-    assert run_directory.read_metrics(path) == [{"step": 1}]
-    assert run_directory.cut_back(path, 5) == 1
+    assert run_files.read_metrics(path) == [{"step": 1}]
+    assert run_files.cut_back(path, 5) == 1
     assert path.read_text() == '{"step": 1}\n'
 
 
 def test_json_files_are_valid_json_also_when_a_loss_is_no_number(tmp_path):
-    run_directory.write_json(tmp_path / "summary.json", {"train_loss": float("inf"), "split": [3]})
+    run_files.write_json(tmp_path / "summary.json", {"train_loss": float("inf"), "split": [3]})
     assert json.loads((tmp_path / "summary.json").read_text()) == {"train_loss": None, "split": [3]}
     assert os.listdir(tmp_path) == ["summary.json"]  # nothing half-written is left beside it
 
 
 def test_a_resumed_run_has_the_options_of_its_config(tmp_path):
     stored_run(tmp_path, K=3, beta=0.25, epochs=7)
-    options, _ = stored.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
+    options, _ = reading.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
     assert (options.K, options.beta, options.epochs, options.resume) == (3, 0.25, 7, True)
 
 
 def test_options_that_change_the_training_cannot_change_on_resume(tmp_path):
     stored_run(tmp_path, K=3, beta=0.25)
     with pytest.raises(BadInput, match=r"--beta 0\.5 contradicts .*config\.json, which says 0\.25"):
-        stored.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
-    options, _ = stored.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
+        reading.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
+    options, _ = reading.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
     assert options.K == 3
 
 
 def test_how_far_and_how_often_may_change_on_resume(tmp_path):
     stored_run(tmp_path, steps=10)
     now = asked(steps=20, checkpoint_every=5)
-    options, _ = stored.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
+    options, _ = reading.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
     assert (options.steps, options.checkpoint_every) == (20, 5)
 
 
@@ -329,7 +321,7 @@ def test_a_damaged_config_is_refused(tmp_path):
     for content in ("{", "[]", '{"K": 2}'):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(BadInput, match=r"config\.json"):
-            stored.resumed_options(tmp_path, asked(), frozenset())
+            reading.resumed_options(tmp_path, asked(), frozenset())
 
 
 @pytest.mark.parametrize(
@@ -347,27 +339,27 @@ def test_a_damaged_config_is_refused(tmp_path):
 )
 def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
     stored_run(tmp_path)
-    config = run_directory.read_json(tmp_path / "config.json")
-    run_directory.write_json(tmp_path / "config.json", {**config, "beta": 1, name: value})
+    config = run_files.read_json(tmp_path / "config.json")
+    run_files.write_json(tmp_path / "config.json", {**config, "beta": 1, name: value})
     with pytest.raises(BadInput) as refused:
-        stored.config(tmp_path)
+        reading.config(tmp_path)
     assert f"{tmp_path / 'config.json'}: {said}: the file is damaged." in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["K", "note", "devices", "versions", "asked"])
 def test_a_config_that_lacks_a_value_is_refused_by_its_name(tmp_path, name):
     stored_run(tmp_path)
-    config = run_directory.read_json(tmp_path / "config.json")
-    assert stored.config(tmp_path) == config
+    config = run_files.read_json(tmp_path / "config.json")
+    assert reading.config(tmp_path) == config
     del config[name]
-    run_directory.write_json(tmp_path / "config.json", config)
+    run_files.write_json(tmp_path / "config.json", config)
     with pytest.raises(BadInput, match=f"config.json lacks '{name}'"):
-        stored.config(tmp_path)
+        reading.config(tmp_path)
 
 
 def test_a_report_of_a_damaged_run_is_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "config.json").write_text("{}")
-    assert report.main([str(tmp_path)]) == 2
+    assert report_page.main([str(tmp_path)]) == 2
     assert "config.json lacks 'method'" in capsys.readouterr().err
 
 
@@ -376,17 +368,17 @@ def test_a_damaged_line_of_the_metrics_is_refused_by_its_number(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
     with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2 is damaged"):
-        run_directory.read_metrics(path)
+        run_files.read_metrics(path)
 
 
 def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
-    told = run_directory.config(asked(), asked(), ["cpu:0"], "")
+    told = run_files.config(asked(), asked(), ["cpu:0"], "")
     assert told["usable_cores"] == len(os.sched_getaffinity(0))
     assert told["cpu_devices"] >= 1
     assert told["processor"]
     assert told["matmul_precision"] is None
-    monkeypatch.setattr(machine, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
-    assert machine.processor_name() == "A Processor: fast"
+    monkeypatch.setattr(facts, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
+    assert facts.processor_name() == "A Processor: fast"
 
 
 def test_what_a_killed_process_left_among_the_checkpoints_is_swept_away(tmp_path):
@@ -394,10 +386,10 @@ def test_what_a_killed_process_left_among_the_checkpoints_is_swept_away(tmp_path
     leftovers = [".step-000000007.tmp", f".step-000000007.tmp{orbax}-9", f"step-000000007{orbax}"]
     for name in ("step-000000003", "mine", *leftovers):
         (tmp_path / name / "deep").mkdir(parents=True)
-    assert [path.name for path in saving.stored(tmp_path)] == ["step-000000003"]
-    saving.sweep(tmp_path)
+    assert [path.name for path in checkpoints.stored(tmp_path)] == ["step-000000003"]
+    checkpoints.sweep(tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["mine", "step-000000003"]
-    saving.sweep(tmp_path / "none")  # a new run has no checkpoints yet
+    checkpoints.sweep(tmp_path / "none")  # a new run has no checkpoints yet
 
 
 def test_programs_that_nobody_used_for_long_leave_the_cache(tmp_path):
@@ -463,8 +455,8 @@ def test_a_cache_of_programs_that_others_could_have_written_is_not_used(spoil, s
 
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):
     stored_run(tmp_path, model="resnet8", K=2, beta=0.5)
-    config = run_directory.read_json(tmp_path / "config.json")
-    run_directory.write_json(
+    config = run_files.read_json(tmp_path / "config.json")
+    run_files.write_json(
         tmp_path / "config.json",
         {**config, "devices": ["cpu:0", "cpu:1"], "note": "digits <not> CIFAR", "versions": {}},
     )
@@ -482,7 +474,7 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
         )
     log.append({"step": 199, "epoch": 3.98, "test_loss": 0.1, "test_error_percent": 12.34})
     log.close()
-    report.write(tmp_path)
+    report_page.write(tmp_path)
     page = (tmp_path / "report.html").read_text()
     assert "<svg" in page
     assert "12.34%" in page
@@ -496,9 +488,9 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
 
 def test_a_report_of_a_run_that_has_not_logged_anything_can_be_made(tmp_path):
     stored_run(tmp_path)
-    config = run_directory.read_json(tmp_path / "config.json")
-    run_directory.write_json(tmp_path / "config.json", {**config, "devices": ["cpu:0"], "versions": {}})
-    report.write(tmp_path)
+    config = run_files.read_json(tmp_path / "config.json")
+    run_files.write_json(tmp_path / "config.json", {**config, "devices": ["cpu:0"], "versions": {}})
+    report_page.write(tmp_path)
     assert "nothing yet" in (tmp_path / "report.html").read_text()
 
 
@@ -541,7 +533,7 @@ def test_a_curve_of_one_point_can_be_seen(points, marked, tmp_path):
 
 
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
-    from fdg_jax.experiments import speed
+    from fdg_jax.training import speed
 
     clock = [100.0]
     monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
@@ -583,7 +575,7 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     second.entered(2, 64)
     second.last_line()
     second.close()
-    events = run_directory.read_metrics(tmp_path / "metrics.jsonl")
+    events = run_files.read_metrics(tmp_path / "metrics.jsonl")
     assert [(event["step"], event["train_loss"]) for event in events] == [(3, 3.0), (6, 2.0), (7, 8.0)]
     assert [event["learning_rate"] for event in events] == [0.1, 0.1, 0.01]
     assert second.train_loss() == 3.5  # of the last 4 batches, an epoch's worth: 1, 2, 3, 8
@@ -600,20 +592,20 @@ def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
     record.entered(1, 32)
     record.losses([Metrics(2, 1.0)])
     record.close()
-    events = run_directory.read_metrics(tmp_path / "metrics.jsonl")
+    events = run_files.read_metrics(tmp_path / "metrics.jsonl")
     assert [event["images_per_second"] for event in events] == [None, 64.0]
     assert (per_second(None), per_second(1234.5)) == ("- images/s", "1,234 images/s")
-    assert "<b>–</b><span>images a second" in report.cards([], [events[0]], {})
+    assert "<b>–</b><span>images a second" in report_page.cards([], [events[0]], {})
 
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
     stored_run(tmp_path)
-    assert ending.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command") == 130
+    assert closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command") == 130
     out = capsys.readouterr().out
     assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
     assert "after a checkpoint" not in out
     (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
-    ending.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command")
+    closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command")
     assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
 
 
@@ -629,10 +621,10 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     before.open(tmp_path, tensorboard=False)
     before.entered(stood or 0, 0)
     found = ({}, before.state(), session.versions())
-    monkeypatch.setattr(saving, "load_newest", lambda root: found if stood else None)
-    monkeypatch.setattr(train.Loop, "train", lambda self: None)
-    monkeypatch.setattr(train.Loop, "finish", lambda self: ("", ""))
-    train.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), Home(tmp_path, False))
+    monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
+    monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
+    monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
+    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), Home(tmp_path, False))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2
@@ -665,26 +657,26 @@ def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):
 def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     stored_run(tmp_path)
     summary = {"steps": 5, "epochs": 1.0, "test_error_percent": 9.0, "seconds": 1.0}
-    run_directory.write_json(tmp_path / "summary.json", summary)
+    run_files.write_json(tmp_path / "summary.json", summary)
     options = asked(batch_size=32, train_size=160, epochs=2)
-    assert command.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
-    assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
+    assert launch.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
+    assert not launch.finished(tmp_path, dataclasses.replace(options, steps=6))
     with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
-        command.finished(tmp_path, dataclasses.replace(options, steps=4))
+        launch.finished(tmp_path, dataclasses.replace(options, steps=4))
 
 
 def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
     now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
            "git_commit": "a1"}  # fmt: skip
-    command.tell_changes(now, now)
+    launch.tell_changes(now, now)
     assert capsys.readouterr().err == ""
-    command.tell_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
+    launch.tell_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
     err = capsys.readouterr().err
     assert "usable_cores 2, was 4; git_commit a1, was b2. It may not" in err and err.count("\n") == 1
 
 
 def test_tensorboards_curves_end_where_they_cannot_be_written_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
-    curves = scalars.Scalars(tmp_path, 3)
+    curves = tensorboard.Scalars(tmp_path, 3)
     curves.add(4, {"train/loss": 1.5, "test/loss": None})
     (file,) = tmp_path.iterdir()
     content = file.read_bytes()
@@ -704,12 +696,12 @@ def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
         "train_loss": 0.5, "test_error_percent": 9.0, "K": 1, "epochs": 1, "dataset": "digits", "steps": 1,
         "images_per_second": None, "staleness": [0], "updates": [1],
     }  # fmt: skip
-    assert ending.tell_done(tmp_path, good) == 0
+    assert closing.tell_done(tmp_path, good) == 0
     out = capsys.readouterr().out
     assert "done: test error 9.00% after 1 epoch on digits, training loss 0.5000, - images/s" in out
     assert "staleness of stage 1, in updates: [0]; updates made: [1] for 1 batch\n" in out
     for loss in (2e6, float("nan"), float("inf")):
-        assert ending.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
+        assert closing.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
         out, err = capsys.readouterr()
         assert out == ""
         assert "has diverged" in err and f"{loss:.4g}" in err
@@ -721,7 +713,7 @@ def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
     with pytest.raises(Diverged, match="nan at batch 1"):
         record.losses([Metrics(1, float("nan"))])
     record.close()
-    assert run_directory.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None
+    assert run_files.read_metrics(tmp_path / "metrics.jsonl")[0]["train_loss"] is None
 
 
 def test_a_commit_is_dirty_where_code_differs_and_not_where_tables_do(tmp_path, monkeypatch):
@@ -737,12 +729,12 @@ def test_a_commit_is_dirty_where_code_differs_and_not_where_tables_do(tmp_path, 
     git("add", "-A")
     git("commit", "-qm", "first")
     commit = git("rev-parse", "HEAD").stdout.strip()
-    monkeypatch.setattr(run_directory, "__file__", str(code))
-    assert run_directory.git_commit() == commit
+    monkeypatch.setattr(run_files, "__file__", str(code))
+    assert run_files.git_commit() == commit
     table.write_text("after")
     (tmp_path / "README.md").write_text("after")
-    assert run_directory.git_commit() == commit
+    assert run_files.git_commit() == commit
     code.write_text("after")
-    assert run_directory.git_commit() == f"{commit}-dirty"
+    assert run_files.git_commit() == f"{commit}-dirty"
     git("add", "-A")
-    assert run_directory.git_commit() == f"{commit}-dirty"
+    assert run_files.git_commit() == f"{commit}-dirty"

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 from small import batches, pipeline
 
-from fdg_jax import checkpoint, durable, manifest
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import resume_into, saving
+from fdg_jax.runs import checkpoints
+from fdg_jax.storage import checkpoint, durable, manifest
+from fdg_jax.training import resume_into
 
 DATA = batches(6)
 
 
 def saved(root, *steps, keep=2, best=None, value=1.0):
-    saver = saving.Saver(root, {}, keep)
+    saver = checkpoints.Saver(root, {}, keep)
     saver.best = best
     for step in steps:
         saver.save(step, {"a": np.full(100, value)}, {"step": step})
@@ -37,7 +38,7 @@ def names(root):
 def test_the_newest_stay_and_the_best_one(tmp_path):
     saved(tmp_path, 1, 2, 3, 4, keep=2, best=2)
     assert names(tmp_path) == ["step-000000002", "step-000000003", "step-000000004"]
-    state, loop, _ = saving.load_newest(tmp_path)  # type: ignore[misc]
+    state, loop, _ = checkpoints.load_newest(tmp_path)  # type: ignore[misc]
     assert (loop["step"], state["a"].sum()) == (4, 100)
 
 
@@ -56,7 +57,7 @@ def test_a_pipeline_goes_on_while_its_checkpoint_is_written(tmp_path, monkeypatc
     ours = pipeline(2, DATA[0])
     for batch in DATA[:4]:
         ours.step(batch)
-    before, saver = ours.state_sha256(), saving.Saver(tmp_path, {}, 2)
+    before, saver = ours.state_sha256(), checkpoints.Saver(tmp_path, {}, 2)
     saver.save(4, ours.snapshot(), {"step": 4})
     assert started.wait(60)
     for batch in DATA[4:]:
@@ -64,13 +65,13 @@ def test_a_pipeline_goes_on_while_its_checkpoint_is_written(tmp_path, monkeypatc
     saver.check()
     go.set()
     saver.wait()
-    state, _, _ = saving.load_newest(tmp_path)  # type: ignore[misc]
+    state, _, _ = checkpoints.load_newest(tmp_path)  # type: ignore[misc]
     assert checkpoint.sha256(state) == before != ours.state_sha256()
 
 
 def test_what_is_not_finite_is_never_written(tmp_path):
     saved(tmp_path, 1)
-    with pytest.raises(saving.NotFinite, match="after batch 2 a is not finite"):
+    with pytest.raises(checkpoints.NotFinite, match="after batch 2 a is not finite"):
         saved(tmp_path, 2, value=np.nan)
     assert names(tmp_path) == ["step-000000001"]
 
@@ -78,9 +79,11 @@ def test_what_is_not_finite_is_never_written(tmp_path):
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path, monkeypatch):
     saved(tmp_path, 1)
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(saving.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
     monkeypatch.setattr(checkpoint, "save", lambda *_: pytest.fail("it was written"))
-    with pytest.raises(saving.SaveFailed, match=r"after batch 2 .*No space .* \(it needs [\d.]+ MB, 1.049 MB are free"):
+    with pytest.raises(
+        checkpoints.SaveFailed, match=r"after batch 2 .*No space .* \(it needs [\d.]+ MB, 1.049 MB are free"
+    ):
         saved(tmp_path, 2)
     assert names(tmp_path) == ["step-000000001"]
 
@@ -95,7 +98,9 @@ def test_a_disk_that_fills_up_under_way_costs_the_one_checkpoint(tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", full)
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(saving.SaveFailed, match=r"after batch 2 could not be written: No space left on device\."):
+        with pytest.raises(
+            checkpoints.SaveFailed, match=r"after batch 2 could not be written: No space left on device\."
+        ):
             saver.wait()
     assert names(tmp_path) == ["step-000000001"] and saver.step == -1
     saver.save(3, {"a": np.zeros(3)}, {"step": 3})  # there is room again
@@ -111,7 +116,7 @@ def damage(root, step):
 def test_a_damaged_checkpoint_is_put_aside_aloud_and_the_one_before_is_used(tmp_path, capsys):
     saved(tmp_path, 1, 2)
     damage(tmp_path, 2)
-    found = saving.load_newest(tmp_path)
+    found = checkpoints.load_newest(tmp_path)
     assert found and found[1]["step"] == 1
     assert "Put aside as damaged-step-000000002" in capsys.readouterr().err
     assert names(tmp_path) == ["damaged-step-000000002", "step-000000001"]
@@ -122,7 +127,7 @@ def test_where_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
     damage(tmp_path, 1), damage(tmp_path, 2)
     for _ in range(2):  # nor the second time
         with pytest.raises(BadInput, match=r"no checkpoint in .* is whole; 2 damaged ones were put aside"):
-            saving.load_newest(tmp_path)
+            checkpoints.load_newest(tmp_path)
 
 
 def no_handles(patch):
@@ -177,7 +182,7 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_cannot_be_read_at_the_moment_is_left_as_it_is_and_nothing_older_is_used(kind, two, capsys):
     root, (arrange, said) = two / "checkpoints", PASSING[kind]
-    for load in (lambda: saving.load_newest(root), lambda: resume_into.newest(two)):
+    for load in (lambda: checkpoints.load_newest(root), lambda: resume_into.newest(two)):
         with pytest.MonkeyPatch.context() as patch:
             undo = arrange(patch) or (lambda: None)
             try:
@@ -188,7 +193,7 @@ def test_what_cannot_be_read_at_the_moment_is_left_as_it_is_and_nothing_older_is
         assert said in str(refused.value) and "\n" not in str(refused.value)
         assert not isinstance(refused.value, manifest.Damaged)
         assert names(root) == ["step-000000001", "step-000000002"] and "".join(capsys.readouterr()) == ""
-    state, loop, _ = saving.load_newest(root)  # type: ignore[misc]
+    state, loop, _ = checkpoints.load_newest(root)  # type: ignore[misc]
     assert (loop["step"], state["a"].sum()) == (2, 100)
 
 
@@ -196,7 +201,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_one_without_checkpoints
     saved(tmp_path, 1)
     monkeypatch.setattr(os, "scandir", mock.Mock(side_effect=OSError(errno.EIO, "Input/output error")))
     with pytest.raises(BadInput, match=r"cannot be listed: Input/output error"):
-        saving.load_newest(tmp_path)
+        checkpoints.load_newest(tmp_path)
 
 
 def test_what_is_damaged_and_cannot_be_put_aside_does_not_begin_anew_either(tmp_path, monkeypatch, capsys):
@@ -204,19 +209,21 @@ def test_what_is_damaged_and_cannot_be_put_aside_does_not_begin_anew_either(tmp_
     damage(tmp_path, 1)
     monkeypatch.setattr(durable, "rename", mock.Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(BadInput, match=r"1 damaged ones are there"):
-        saving.load_newest(tmp_path)
+        checkpoints.load_newest(tmp_path)
     assert "It cannot be put aside (Permission denied)" in capsys.readouterr().err
 
 
 def test_a_checkpoint_for_which_there_is_no_thread_fails_as_others_do(tmp_path, monkeypatch):
     saver = saved(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(saving.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
+        patch.setattr(checkpoints.Thread, "start", mock.Mock(side_effect=RuntimeError("can't start new thread")))
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(saving.SaveFailed, match=r"after batch 2 could not be written: .*can't start new thread"):
+        with pytest.raises(
+            checkpoints.SaveFailed, match=r"after batch 2 could not be written: .*can't start new thread"
+        ):
             saver.check()
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(saving.SaveFailed):
+        with pytest.raises(checkpoints.SaveFailed):
             saver.save(3, {"a": np.zeros(3)}, {"step": 3})
         saver.close()
     assert written(saver, 4) == ["1", "4"]
@@ -236,7 +243,7 @@ def test_threads_that_orbax_does_not_get_cost_one_checkpoint(allowed, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", limited)
         saver.save(2, {"a": np.zeros(3)}, {"step": 2})
-        with pytest.raises(saving.SaveFailed, match="after batch 2 could not be written"):
+        with pytest.raises(checkpoints.SaveFailed, match="after batch 2 could not be written"):
             saver.wait()
     assert len(begun) > allowed and "".join(capfd.readouterr()) == ""
     assert written(saver, 3) == ["1", "3"]
@@ -247,7 +254,7 @@ def test_a_limit_on_the_size_of_files_is_told_in_one_sentence(tmp_path):
     code = """if True:
         import gc, resource, sys, pathlib
         import numpy as np
-        from fdg_jax.experiments import saving
+        from fdg_jax.runs import checkpoints as saving
         saver = saving.Saver(pathlib.Path(sys.argv[1]), {}, 2)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         saver.save(1, {str(i): np.random.default_rng(i).normal(size=20_000) for i in range(8)}, {})
@@ -266,7 +273,7 @@ def test_everything_is_flushed_before_the_name_and_nothing_is_removed_before_tha
     """On a system that cannot be cut off (tests/faults/test_power_cut.py), the order of what is done."""
     done, sync, rename, remove = [], os.fsync, durable.rename, shutil.rmtree
     root = tmp_path / "checkpoints"
-    saver = saving.Saver(root, {}, keep=1, flush=lambda: done.append("lines"))
+    saver = checkpoints.Saver(root, {}, keep=1, flush=lambda: done.append("lines"))
     written(saver, 1)
     done.clear()
 
@@ -294,28 +301,28 @@ def test_everything_is_flushed_before_the_name_and_nothing_is_removed_before_tha
 def written(saver, step, **options):
     saver.save(step, {"a": np.full(3, step, np.float32)}, {"step": step}, **options)
     saver.wait()
-    return [path.name[-1] for path in saving.stored(saver.root)]
+    return [path.name[-1] for path in checkpoints.stored(saver.root)]
 
 
 def test_the_best_checkpoint_stays_until_a_better_one_is_there(tmp_path, monkeypatch):
-    saver = saving.Saver(tmp_path, {}, keep=1)
+    saver = checkpoints.Saver(tmp_path, {}, keep=1)
     assert written(saver, 1, best=True) == ["1"]
     assert written(saver, 2) == ["1", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "check_room", mock.Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.raises(saving.SaveFailed):
+        patch.setattr(checkpoints, "check_room", mock.Mock(side_effect=OSError(28, "No space left on device")))
+        with pytest.raises(checkpoints.SaveFailed):
             written(saver, 3, best=True)
     assert written(saver, 4) == ["1", "4"]
     assert written(saver, 5, best=True) == ["5"]
     for name in (".step-000000004.old", "step-000000003"):  # as a process that was killed leaves them
         (tmp_path / name).mkdir()
-    saving.sweep(tmp_path)
+    checkpoints.sweep(tmp_path)
     saver.prune()
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000005"]
 
 
 def test_arrays_that_are_used_up_are_no_lasting_loss(tmp_path):
-    bad, saver = np.full(2, np.nan, np.float32), saving.Saver(tmp_path, {}, keep=1)
+    bad, saver = np.full(2, np.nan, np.float32), checkpoints.Saver(tmp_path, {}, keep=1)
     for lost, lasting in {
         ("mail/x/2/7/", "stage1/sum/['a']"): False,
         ("stage1/line/0/['a']", "run/.lines[0].grads['a']", "stage1/memo/3/x"): False,
@@ -323,13 +330,13 @@ def test_arrays_that_are_used_up_are_no_lasting_loss(tmp_path):
         ("run/.stages[0].params['a']",): True,
     }.items():
         saver.save(1, dict.fromkeys(lost, bad), {})
-        with pytest.raises(saving.NotFinite) as found:
+        with pytest.raises(checkpoints.NotFinite) as found:
             saver.wait()
         assert found.value.lasting is lasting
     saver.save(1, {}, {"unread/4": bad, "error": np.nan}, refused=None)
     saver.wait()
     saver.save(2, {}, {"unread/4": bad, "error": np.nan}, refused=())
-    with pytest.raises(saving.NotFinite, match="unread/4 is not finite"):
+    with pytest.raises(checkpoints.NotFinite, match="unread/4 is not finite"):
         saver.wait()
 
 
@@ -343,14 +350,14 @@ def test_a_checkpoint_that_could_not_be_replaced_stays(tmp_path, monkeypatch):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(durable, "rename", fails_once)
-    saver = saving.Saver(tmp_path, {}, 1)
+    saver = checkpoints.Saver(tmp_path, {}, 1)
     saver.save(2, {"a": np.zeros(100)}, {"step": 2})
-    with pytest.raises(saving.SaveFailed, match="Input/output error"):
+    with pytest.raises(checkpoints.SaveFailed, match="Input/output error"):
         saver.wait()
     assert names(tmp_path) == ["step-000000002"]
     (tmp_path / "step-000000002").rename(tmp_path / f".step-000000002{manifest.REPLACED}")
-    saving.sweep(tmp_path)
-    state, _, _ = saving.load_newest(tmp_path)  # type: ignore[misc]
+    checkpoints.sweep(tmp_path)
+    state, _, _ = checkpoints.load_newest(tmp_path)  # type: ignore[misc]
     assert state["a"].sum() == 100
 
 
@@ -359,7 +366,7 @@ def test_a_file_system_that_is_away_ends_the_command_in_a_sentence(call, two, mo
     """Also where it fails before the manifest is opened: when one looks whether there are folders, and remainders."""
     away = mock.Mock(side_effect=OSError(errno.ESTALE, "Stale file handle"))
     monkeypatch.setattr(*((Path, "is_dir", away) if call == "is_dir" else (os, "listdir", away)))
-    saving.sweep(two / "checkpoints")
+    checkpoints.sweep(two / "checkpoints")
     if call == "is_dir":
         with pytest.raises(manifest.Unreadable, match="Stale file handle"):
             checkpoint.load(two / "checkpoints" / "step-000000002")

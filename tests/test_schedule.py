@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdg_jax import methods, schedule
+from fdg_jax import methods
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.schedule import Op, bp, columns, fdg, render, validate
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.schedule import Op, __main__, bp, summary
+from fdg_jax.schedule.drawing import columns, render
+from fdg_jax.schedule.running import validate
 
 ORDERS = ("backward-first", "forward-first")
 
@@ -111,7 +114,7 @@ def test_dni_keeps_two_batches_until_their_gradients_have_come():
 @pytest.mark.parametrize("K", [1, 3, 4])
 def test_a_drawing_shows_the_full_pipeline_and_explains_what_is_in_it(name, K):
     method = methods.find(name)
-    drawing, _, legend = schedule.describe(made := method.schedule(K), words=method.words).split("\n\n")
+    drawing, _, legend = summary.describe(made := method.schedule(K), words=method.words).split("\n\n")
     rows = drawing.splitlines()[1:]
     for op in made.tick(4 * K + 2, None):
         assert op.kind in rows[op.k - 1] and f"{op.kind}3: " in legend
@@ -122,7 +125,7 @@ def test_a_drawing_shows_the_full_pipeline_and_explains_what_is_in_it(name, K):
     ["--method", "gpipe", "--micro-batches", "3"],
 ])  # fmt: skip
 def test_the_command_draws(arguments, capsys):
-    assert schedule.main(arguments) == 0
+    assert __main__.main(arguments) == 0
     out = capsys.readouterr().out
     assert "k=1" in out and "staleness" in out and "delay" in out
 
@@ -133,13 +136,13 @@ def test_the_command_draws(arguments, capsys):
      (["--method", "bp", "--order", "forward-first"], "no such option")],
 )  # fmt: skip
 def test_the_command_refuses_with_one_sentence(arguments, fact, capsys):
-    assert schedule.main(arguments) == 2
+    assert __main__.main(arguments) == 2
     err = capsys.readouterr().err
     assert fact in err and len(err.strip().splitlines()) == 1
 
 
 def test_the_schedule_needs_no_jax():
-    code = "import sys, fdg_jax.schedule as s; s.main(['--K', '2']); sys.exit('jax' in sys.modules)"
+    code = "import sys, fdg_jax.schedule.__main__ as s; s.main(['--K', '2']); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
 
 

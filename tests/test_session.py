@@ -11,7 +11,9 @@ from toys import WORDS, small_command
 from fdg_jax import data
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import cifar, jax_settings, session
+from fdg_jax.experiments import cifar
+from fdg_jax.machine import jax_settings
+from fdg_jax.training import session
 
 
 def one_image_more(images):
@@ -59,7 +61,7 @@ def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, ca
 
 
 def test_this_jax_has_the_settings_and_the_defaults_that_are_listed():
-    code = "from fdg_jax.experiments import jax_settings as s; print(s.current() == s.DEFAULTS, s.current())"
+    code = "from fdg_jax.machine import jax_settings as s; print(s.current() == s.DEFAULTS, s.current())"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.startswith("True"), done.stdout
@@ -106,7 +108,7 @@ def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypat
 
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():
     code = (
-        "import jax; from fdg_jax.experiments import setup\n"
+        "import jax; from fdg_jax.training import setup\n"
         "setup.prepare_cpu({'cpu_devices': 3}); print(jax.device_count())"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "5"}

@@ -7,8 +7,8 @@ from threading import Timer
 
 import pytest
 
-from fdg_jax.experiments import signals
-from fdg_jax.experiments.signals import Signals, Stopped
+from fdg_jax.training import signals
+from fdg_jax.training.signals import Signals, Stopped
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 import small
 
-from benchmarks import _gantt, _machines, _operations, _scaling_page, _sides, _validate, scaling, simulate, timeline
-from benchmarks._sides import Side
-from benchmarks._turns import Worker
-from fdg_jax import memory, methods
+from benchmarks import scaling, simulate, timeline
+from benchmarks.harness import gantt, machines, operation_times, scaling_page, side_specs, validate
+from benchmarks.harness.side_specs import Side
+from benchmarks.harness.turns import Worker
+from fdg_jax import methods
+from fdg_jax.engine import memory
 from fdg_jax.errors import BadInput
-from fdg_jax.simulator import Event, Link, Machine, predict
+from fdg_jax.schedule.simulator import Event, Link, Machine, predict
 
 K, N = 2, 4
 SLOW = pytest.mark.slow  # many programs to compile
@@ -41,18 +43,18 @@ def full(method, **options):
         ("none", Link()),
         ("10,12.5", Link(1e-5, 1 / 12.5e9)),
         ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
-        ("pcie+blocking", _machines.LINKS["pcie"]._replace(overlaps=False)),
+        ("pcie+blocking", machines.LINKS["pcie"]._replace(overlaps=False)),
     ],
 )
 def test_a_link_is_a_name_or_two_numbers(text, link):
-    found = _machines.link(text)
+    found = machines.link(text)
     assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units are multiplied in floats
 
 
 @pytest.mark.parametrize("text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "1,2,3"])
 def test_another_link_is_refused_with_the_way_out(text):
     with pytest.raises(BadInput, match="--link"):
-        _machines.link(text)
+        machines.link(text)
 
 
 @pytest.mark.parametrize("held", ["", "[]", "{}", '{"F": [1], "B": [1, 2]}', '{"F": [1, 2], "B": [1, -2]}'])
@@ -60,14 +62,14 @@ def test_a_file_that_has_no_times_of_the_blocks_is_refused(held, tmp_path):
     file = tmp_path / "times.json"
     file.write_text(held)
     with pytest.raises(BadInput, match="2 blocks"):
-        _machines.read(str(file), 2)
+        machines.read(str(file), 2)
 
 
 def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says():
-    times = _machines.BlockTimes([1.0, 2.0, 4.0], [10.0, 20.0, 40.0], [0.1, 0.2, 0.4], auxiliary=100.0)
+    times = machines.BlockTimes([1.0, 2.0, 4.0], [10.0, 20.0, 40.0], [0.1, 0.2, 0.4], auxiliary=100.0)
 
     def seconds(name, **options):
-        made = _machines.of_blocks(times, (1,), methods.find(name).schedule(2, **options), [8, 16], link=Link(0, 1))
+        made = machines.of_blocks(times, (1,), methods.find(name).schedule(2, **options), [8, 16], link=Link(0, 1))
         return {(kind, k): made.seconds(kind, k) for kind in "FBUS" for k in (1, 2)}
 
     fdg = {("F", 1): 1, ("F", 2): 6, ("B", 1): 10, ("B", 2): 60, ("U", 1): 0.1, ("U", 2): 0.2 + 0.4}
@@ -97,7 +99,7 @@ def test_batches_kept_are_those_that_memory_counts(name):
 @pytest.mark.parametrize("name", ["fdg", "bp", "fr", "dgl", "dni", "gpipe", "data_parallel"])
 def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_training(name):
     timed, plain = full(name), full(name)
-    told = _operations.measure(timed.engine, IMAGES, LABELS, ROWS[FILL : FILL + N], cores=2)
+    told = operation_times.measure(timed.engine, IMAGES, LABELS, ROWS[FILL : FILL + N], cores=2)
     rounds = 1 if told["crowded"] is None else 2
     if rounds == 2:
         assert told["crowded"].keys() >= {"F/1", "B/1", "U/1", "F/2", "B/2", "U/2"}
@@ -110,12 +112,12 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert (told["crowded"] is None) == (name == "data_parallel")
     json.dumps(told)
     side = Side(name, name, K, 2, "small", 16)
-    assert _validate.predicted(side, told).seconds > 0
+    assert validate.predicted(side, told).seconds > 0
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
 def test_an_operation_takes_the_mean_of_its_times():
-    clock = _operations.Clock()
+    clock = operation_times.Clock()
     clock.host["F", 1] = [1.0, 2.0, 6.0]
     assert clock.means() == {"host": {"F/1": 3.0}, "device": {}}
     clock.forget()
@@ -135,7 +137,7 @@ def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of(wo
     with contextlib.ExitStack() as stack:
         if works:
             stack.enter_context(pytest.raises(ValueError, match="memory is full"))
-        with _operations.crowd([[_operations.Recorder(program)]]):
+        with operation_times.crowd([[operation_times.Recorder(program)]]):
             assert calls
             while works and len(calls) <= works:
                 time.sleep(0.001)
@@ -145,12 +147,15 @@ def test_a_crowd_that_dies_at_once_is_not_waited_for():
     def program():
         raise ValueError("memory is full")
 
-    with pytest.raises(ValueError, match="memory is full"), _operations.crowd([[_operations.Recorder(program)]]):
+    with (
+        pytest.raises(ValueError, match="memory is full"),
+        operation_times.crowd([[operation_times.Recorder(program)]]),
+    ):
         raise AssertionError("nothing can be timed")
 
 
 def test_the_update_is_timed_apart_from_the_backward_pass():
-    clock = _operations.Clock()
+    clock = operation_times.Clock()
 
     def call():
         clock.inside("U", 1, lambda: None, (), tuple)
@@ -200,7 +205,7 @@ def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
     names = [e["args"]["name"] for e in events if e["ph"] == "M"]
     assert names == ["measured", "stage k=1", "link 1 to 2", "stage k=2", "predicted", *names[1:4]]
     assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"][:1] == [("F3", 1000.0, 1000.0)]
-    _gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
+    gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -229,17 +234,17 @@ def test_a_prediction_is_held_against_the_window_of_its_own_turn():
     for slower in (1, 2, 1.2):
         device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
         told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None, "others_percent": 7})
-        found.append(_validate.predicted(side, told[-1]))
+        found.append(validate.predicted(side, told[-1]))
     assert [round(each.seconds, 9) for each in found] == [1, 2, 1.2]
-    row = _validate.row(worker(side, 10, 4, 8), found, told, given)
+    row = validate.row(worker(side, 10, 4, 8), found, told, given)
     assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
     assert row["others_percent"] == 7  # of the windows 0, while operations were timed 7
-    assert not _validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
+    assert not validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
 
 
 def test_methods_whose_stages_run_the_same_programs_are_measured_once():
     def programs(text):
-        return simulate.programs_of(_sides.parse(text, {"K": 2, "model": "resnet8", "batch_size": 4}, "", "2"))
+        return simulate.programs_of(side_specs.parse(text, {"K": 2, "model": "resnet8", "batch_size": 4}, "", "2"))
 
     assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
     assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6
@@ -298,7 +303,7 @@ def test_what_the_page_about_scaling_says_has_the_figures_of_its_rows():
         }
         for number, (network, method, K) in enumerate(product(networks, methods, Ks), 1)
     ]  # fmt: skip
-    said = " ".join(_scaling_page.words(rows).split())
+    said = " ".join(scaling_page.words(rows).split())
     # ResNet-101: FDG has the numbers 7, 8, 9 and DGL 10, 11, 12; WRN-28-10's FDG 1, 2, 3.
     assert "ahead of FDG by 6.00, 6.00 and 6.00 for ResNet-101 (K = 2, 3, 4), in the paper by 3.00, 3.00 and" in said
     assert "K = 3 (16.00 predicted, 8.25)" in said
@@ -307,7 +312,7 @@ def test_what_the_page_about_scaling_says_has_the_figures_of_its_rows():
 
 
 def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():
-    times = _machines.BlockTimes([1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [0.0] * 3)
+    times = machines.BlockTimes([1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [0.0] * 3)
     of = scaling.Measures([1.0] * 3, [10, 10, 10])
     free = [scaling.run(times, of, cuts, "fdg", Link()) for cuts in ((1,), (1, 2))]
     assert [scaling.reason(found, cuts, times) for found, cuts in zip(free, ((1,), (1, 2)), strict=True)] == [

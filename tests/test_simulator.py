@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from fdg_jax import ideal, methods
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Op
-from fdg_jax.simulator import Link, Machine, predict
+from fdg_jax.schedule import Op, ideal
+from fdg_jax.schedule.simulator import Link, Machine, predict
 
 
 def even(name, K, **options):

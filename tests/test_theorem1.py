@@ -7,10 +7,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-import experiments
-from experiments import _adversary, _bounds, _command, _decoupled, _quadratic, _results, theorem1
-from experiments._bounds import READINGS, bound, z2
-from experiments._runs import Run
+from experiments import theorem1
+from experiments.harness import result_files, table_command
+from experiments.harness.run_table import RESULTS, Run
+from experiments.theorem import adversary, decoupled, quadratic, theorem_bounds
+from experiments.theorem.theorem_bounds import READINGS, bound, z2
 
 T = 24
 
@@ -22,7 +23,7 @@ def full(K):
 
 def exact(K, beta, gamma, scale=1.0):
     """(change, {reading: bound}) of the grid's problem, at every step; scale: of Z_2."""
-    problem, rates = _quadratic.coupled(K), [gamma] * T
+    problem, rates = quadratic.coupled(K), [gamma] * T
     run = problem.expected(beta, rates)
     return run, {name: bound(name, beta, rates, run.squares, scale * problem.L * run.M[-1]) for name in READINGS}
 
@@ -49,8 +50,8 @@ def test_for_one_module_the_delay_terms_vanish():
 
 def test_a_module_without_gradients_is_counted_in_the_printed_bound_only():
     squares = np.ones(3)
-    assert [_bounds.z1(name, 0.5, squares, 1) for name in READINGS] == [1.75, 1, 1]
-    assert [_bounds.z1(name, 0.5, squares, 4) for name in READINGS] == [1.75, 1.75, 1.75]
+    assert [theorem_bounds.z1(name, 0.5, squares, 1) for name in READINGS] == [1.75, 1, 1]
+    assert [theorem_bounds.z1(name, 0.5, squares, 4) for name in READINGS] == [1.75, 1.75, 1.75]
     assert z2("repaired", 3, 0.5, [1.0] * 2, 1) == 1
 
 
@@ -65,7 +66,7 @@ def test_only_the_corrected_constants_grow_where_the_rate_falls():
 
 
 def test_the_expected_loss_is_the_mean_over_all_sequences_of_samples():
-    problem, steps = _quadratic.coupled(2, N=3), 4
+    problem, steps = quadratic.coupled(2, N=3), 4
     drawn = np.stack(np.meshgrid(*[range(3)] * steps)).reshape(steps, -1)  # all 81
     losses = [problem.losses(problem.sampled(0.5, [0.4] * steps, sequence)) for sequence in drawn.T]
     change = np.diff(np.mean(losses, 0))
@@ -73,7 +74,7 @@ def test_the_expected_loss_is_the_mean_over_all_sequences_of_samples():
 
 
 def test_L_and_M_are_what_the_assumptions_say():
-    problem = _quadratic.coupled(3)
+    problem = quadratic.coupled(3)
     vectors = np.linalg.eigh(problem.H)[1]
     assert np.linalg.norm(problem.H @ vectors[:, -1]) == pytest.approx(problem.L) == 1
     gradients = (problem.inputs - problem.targets + problem.A @ problem.start.ravel()) @ problem.A  # of all batches 0
@@ -118,7 +119,7 @@ def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_on
 
 def test_the_factor_that_the_proof_drops_is_needed():
     """After two steps of rate 1 the mean gradient of module 1 has moved by 2 = n gamma L sqrt(M)."""
-    theta = _quadratic.uncoupled().sampled(1.0, [1.0] * 4, np.zeros(4, int))
+    theta = quadratic.uncoupled().sampled(1.0, [1.0] * 4, np.zeros(4, int))
     assert theta[:, 0].tolist() == [1, 1, 1, 0, -1]
     n, moved = 2, (theta[4, 0] - theta[2, 0]) ** 2
     assert n < moved == n**2
@@ -130,7 +131,7 @@ def test_a_batchs_noise_is_in_the_weights_already_when_a_module_of_a_network_use
     def correlation(H, factor, t=5):
         noise = np.zeros((t, 2, 1))
         noise[t - 2] = factor  # of the batch whose gradient module 1 uses at t
-        theta = _quadratic.follow(H, 2, np.ones(2), np.full(t, 0.5), np.zeros((2, 1)), noise)[t]
+        theta = quadratic.follow(H, 2, np.ones(2), np.full(t, 0.5), np.zeros((2, 1)), noise)[t]
         return ((H @ theta) * factor)[0].item()
 
     factor = np.array([[1.0], [1.0]])
@@ -139,10 +140,10 @@ def test_a_batchs_noise_is_in_the_weights_already_when_a_module_of_a_network_use
 
 
 def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
-    assert _adversary.search(2, True, 20, 30, 0).needed > _adversary.search(2, True, 20, 0, 0).needed
+    assert adversary.search(2, True, 20, 30, 0).needed > adversary.search(2, True, 20, 0, 0).needed
     sharp = {"H": np.ones((1, 1, 1)), "start": np.zeros((1, 1)), "noise": np.ones((1, 1))}
     z = {**sharp, "beta": np.zeros(1), "rate": np.full(1, 40.0)}  # noise alone, L gamma = 1: the change is L M / 2
-    assert _adversary.needed(1, z, True) == pytest.approx(0.5)
+    assert adversary.needed(1, z, True) == pytest.approx(0.5)
 
 
 # The engines
@@ -150,10 +151,10 @@ def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
 
 @pytest.mark.parametrize("K", [1, 3])
 def test_the_engine_makes_the_theorems_update(K):
-    problem, runs, steps = _quadratic.coupled(K), 3, 12
+    problem, runs, steps = quadratic.coupled(K), 3, 12
     rates = np.array([0.1, 0.3, 1.0])
     drawn = np.random.default_rng(1).integers(0, 16, (steps, runs))
-    theta, staleness = _decoupled.trained(problem, 0.8, [rates] * steps, drawn)
+    theta, staleness = decoupled.trained(problem, 0.8, [rates] * steps, drawn)
     assert staleness == [2 * (K - k) for k in range(1, K + 1)]
     for i, rate in enumerate(rates):
         # float32 against float64: some ten additions of numbers of about 1
@@ -161,15 +162,15 @@ def test_the_engine_makes_the_theorems_update(K):
 
 
 def test_the_pipeline_of_devices_makes_the_same_updates_until_it_is_drained():
-    K, steps, problem = 2, 8, _quadratic.coupled(2)
+    K, steps, problem = 2, 8, quadratic.coupled(2)
     drawn = np.random.default_rng(1).integers(0, 16, (steps + 2 * K, 1))
-    run = _decoupled.pipeline(problem, 0.5, np.array([0.3]), "pipeline")
+    run = decoupled.pipeline(problem, 0.5, np.array([0.3]), "pipeline")
     for samples in drawn[:steps]:
-        run.step(_decoupled.batch(problem, samples))
+        run.step(decoupled.batch(problem, samples))
     run.drain()
     theta = problem.sampled(0.5, [0.3] * len(drawn), drawn[:, 0])
     drained = [theta[steps + 2 * (K - k), 2 * (k - 1) : 2 * k] for k in (1, 2)]  # module k has used `steps` gradients
-    np.testing.assert_allclose(_decoupled.parameters(run)[0], np.concatenate(drained), atol=1e-5)  # as above
+    np.testing.assert_allclose(decoupled.parameters(run)[0], np.concatenate(drained), atol=1e-5)  # as above
     assert run.staleness == [2, 0]
 
 
@@ -182,35 +183,35 @@ def test_run_measures_what_is_missing_and_render_shows_it(tmp_path, capsys, monk
         monkeypatch.setattr(theorem1, name, value)
     table = theorem1.TABLE._replace(runs=(small, theorem1.FILLING))
     folder = ["--results", str(tmp_path)]
-    assert _command.main(table, ["run", *folder]) == 0
+    assert table_command.main(table, ["run", *folder]) == 0
     assert "measured K2-beta0.5" in capsys.readouterr().out
-    assert _command.main(table, ["run", *folder]) == 0
+    assert table_command.main(table, ["run", *folder]) == 0
     assert capsys.readouterr().out == ""
-    assert _command.main(table, ["render", *folder]) == 0
+    assert table_command.main(table, ["render", *folder]) == 0
     page = (tmp_path / "theorem1.md").read_text()
     assert "| 2 | 0.5 | 1.75 | 2.00 |" in page and "Broken while the pipeline fills" in page and "falls,**" not in page
     assert (tmp_path / "theorem1.png").stat().st_size > 10_000
     with pytest.raises(SystemExit, match="2"):
-        _command.main(table, ["collect"])
+        table_command.main(table, ["collect"])
 
 
-committed = pytest.mark.skipif(not (experiments.RESULTS / "theorem1.jsonl").is_file(), reason="not measured yet")
+committed = pytest.mark.skipif(not (RESULTS / "theorem1.jsonl").is_file(), reason="not measured yet")
 
 
 @committed
 def test_the_committed_page_is_what_the_committed_results_give():
-    lines = _results.read(theorem1.TABLE, experiments.RESULTS)
+    lines = result_files.read(theorem1.TABLE, RESULTS)
     assert list(lines) == [run.name for run in theorem1.TABLE.runs]
-    page = (experiments.RESULTS / "theorem1.md").read_text()
+    page = (RESULTS / "theorem1.md").read_text()
     assert page == f"# {theorem1.TABLE.title}\n\n{theorem1.document(lines, '')}\n"
-    text = (experiments.RESULTS.parent / "README.md").read_text()
+    text = (RESULTS.parent / "README.md").read_text()
     part = re.search(r"<!-- theorem1: made by render -->\n(.*?)\n<!-- end of", text, re.S)
     assert part and part[1] == theorem1.document(lines, "results/"), "run `python -m experiments.theorem1 render`"
 
 
 @committed
 def test_the_committed_results_say_what_theorem1_md_says():
-    lines = _results.read(theorem1.TABLE, experiments.RESULTS)
+    lines = result_files.read(theorem1.TABLE, RESULTS)
     rates = [rate for run in theorem1.GRID for rate in lines[run.name]["rates"]]
     assert not any(rate["above"]["network"] or rate["above"]["printed, full"] for rate in rates)
     # 6720 means of 256 samples, of which neighbours depend on each other: a normal deviate exceeds 5 once in 260 such.

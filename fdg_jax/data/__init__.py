@@ -12,39 +12,11 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
-from typing import Any, NamedTuple
-
-import numpy as np
 
 from fdg_jax.data import sets, streams
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.stream import Stream
 from fdg_jax.errors import BadInput
-
-
-class Dataset(NamedTuple):
-    """A data set, decoded. N training and M test images of height H, width W and C channels."""
-
-    name: str
-    train_images: np.ndarray  # [N, H, W, C] uint8
-    train_labels: np.ndarray  # [N] int32
-    test_images: np.ndarray  # [M, H, W, C] uint8
-    test_labels: np.ndarray  # [M] int32
-    classes: int  # labels are 0 .. classes-1
-    mean: tuple[float, ...]  # [C] of the training images scaled to 0..1
-    std: tuple[float, ...]  # [C]
-    pad: int  # zero pixels added on each side before the random crop
-    flip: bool  # whether a mirrored image still shows the same class
-    note: str = ""  # what a person must know about this run's data; "" when there is nothing
-    fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), where somebody wants it
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(H, W, C) of an image."""
-        return self.train_images.shape[1:]
-
-    def first(self, n: int | None) -> Dataset:
-        """With the first n training images only; all of them for None."""
-        return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
 
 def names() -> list[str]:

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.data import Dataset, Stream
+from fdg_jax.data import Stream
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 
 

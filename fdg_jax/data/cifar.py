@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from fdg_jax.data import Dataset, cache, directories, prepared
+from fdg_jax.data import cache, directories, prepared
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, check, fetch
 from fdg_jax.data.interruptible import long_wait
 from fdg_jax.data.prepare import Layout, prepare
 from fdg_jax.errors import BadInput
+from fdg_jax.storage import temporary_files
 
 
 class Cifar(NamedTuple):
@@ -35,9 +37,7 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
         with long_wait():
             directory = obtain(cifar, directories.default_data_dir())
     arrays = cache.cached(directory, cifar.expected, lambda: prepared.read(directory, cifar.expected))
-    return Dataset(
-        name, *arrays, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True
-    )
+    return Dataset(name, *arrays, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True)
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
@@ -70,7 +70,7 @@ def obtain(cifar: Cifar, data_dir: Path) -> Path:
             check(archive, cifar.download)
             return prepare(archive, cifar.layout, cifar.expected, data_dir)
         # Under a name of its own, so that a second process started now doesn't take it for a given one.
-        fetched = directories.temporary_beside(archive)
+        fetched = temporary_files.temporary_beside(archive)
         fetch(cifar.download, fetched)
         try:
             return prepare(fetched, cifar.layout, cifar.expected, data_dir)

@@ -18,9 +18,9 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from fdg_jax.data import directories
-from fdg_jax.data.progress import Progress, say
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import Progress, say
+from fdg_jax.storage import temporary_files
 
 
 class Unavailable(BadInput):
@@ -100,7 +100,7 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
     if declared is not None and declared != str(download.bytes):
         # A network's login page, for instance.
         raise Unavailable(f"{download.url} has {declared} bytes and not the {download.bytes:,} expected.")
-    temporary = directories.temporary_beside(path)
+    temporary = temporary_files.temporary_beside(path)
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +150,7 @@ def check(path: Path, download: Download) -> None:
     """Raises BadInput if the file that somebody put at `path` isn't the one that would be downloaded."""
     size = path.stat().st_size
     if size != download.bytes:
-        raise BadInput(
-            f"{path} has {size:,} bytes and not the {download.bytes:,} expected. Remove or replace it."
-        )
+        raise BadInput(f"{path} has {size:,} bytes and not the {download.bytes:,} expected. Remove or replace it.")
     with open(path, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != download.sha256:

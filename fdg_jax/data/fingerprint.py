@@ -16,7 +16,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from fdg_jax.data import Dataset, Stream
+from fdg_jax.data import Stream
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.stream import Encoded, sampled
 
 FORMAT = 1  # to be raised when the same data get another fingerprint

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from fdg_jax.data.directories import temporary_beside
 from fdg_jax.data.prepared import Expected
-from fdg_jax.data.progress import Progress
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import Progress
+from fdg_jax.storage.temporary_files import temporary_beside
 
 VERSION = "3.0.2"  # TFDS's own of cifar10 and cifar100: `tfds.data_source(name)` takes this for its own
 
@@ -44,9 +44,7 @@ def prepare(archive: Path, layout: Layout, expected: Expected, data_dir: Path) -
     try:
         files = members(archive, layout)
         names = {feature: files[file].decode("utf-8").split() for feature, file in layout.labels}
-        progress = Progress(
-            expected.train + expected.test, "images", f"preparing {expected.name} in {final} (once)"
-        )
+        progress = Progress(expected.train + expected.test, "images", f"preparing {expected.name} in {final} (once)")
         infos = []
         for split, count in (("train", expected.train), ("test", expected.test)):
             raw = b"".join(files[file] for file in getattr(layout, split))
@@ -114,9 +112,7 @@ def write_split(directory: Path, split: str, labels: dict, images: np.ndarray, n
             progress.advance(1)
     finally:
         writer.close()
-    return tfds.core.SplitInfo(
-        name=split, shard_lengths=[len(images)], num_bytes=total, filename_template=template
-    )
+    return tfds.core.SplitInfo(name=split, shard_lengths=[len(images)], num_bytes=total, filename_template=template)
 
 
 def examples(split: str, labels: dict, images: np.ndarray) -> Iterator[bytes]:

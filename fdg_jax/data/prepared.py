@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax import strict_json
 from fdg_jax.data.download import Unavailable
-from fdg_jax.data.progress import Progress
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import Progress
+from fdg_jax.storage import strict_json
 
 
 class Expected(NamedTuple):
@@ -112,9 +112,7 @@ def check_metadata(directory: Path, expected: Expected) -> None:
     for name, images in (("train", expected.train), ("test", expected.test)):
         found = sum(whole(length) for length in splits.get(name, {}).get("shardLengths", []))
         if found != images:
-            raise BadInput(
-                f"{path}: {expected.name} has {images} {name} images, but this lists {found}. {WAY_OUT}"
-            )
+            raise BadInput(f"{path}: {expected.name} has {images} {name} images, but this lists {found}. {WAY_OUT}")
     path = directory / "features.json"
     features = features.get("featuresDict", {}).get("features", {})
     for name, key, subkey in (("image", "image", "shape"), ("label", "classLabel", "numClasses")):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from fdg_jax.data import jpeg
-from fdg_jax.data.progress import say
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import say
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
 MOST_WORKERS = 16  # without a wish: enough for thousands of images/s

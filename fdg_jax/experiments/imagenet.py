@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 
 if __name__ == "__main__":
-    from fdg_jax.experiments.huge_pages import restart_once
-    from fdg_jax.experiments.output import open_closed_files
+    from fdg_jax.machine.huge_pages import restart_once
+    from fdg_jax.machine.output import open_closed_files
 
     open_closed_files()
     restart_once()  # before the slow imports, which would be done twice
 
-from fdg_jax.experiments import command
+from fdg_jax.training import command
 
 PROGRAM = command.Program(
     "python -m fdg_jax.experiments.imagenet",

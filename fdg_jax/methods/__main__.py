@@ -1,20 +1,21 @@
 """What tells the methods apart: the paper's Tables 1 and 2 for every method there is, for any K.
 
-Nothing in them is typed in. Locks and times are read off the schedules (fdg_jax.ideal), memos and staleness are those
-of a run on integers, and parameters are counted in the real pipeline, of which only the shapes are made.
+Nothing in them is typed in. Locks and times are read off the schedules (fdg_jax.schedule.ideal), memos and staleness
+are those of a run on integers, and parameters are counted in the real pipeline, of which only the shapes are made.
 """
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
-from fdg_jax.schedule import Schedule, bp, check_K, draw, simulate
+from fdg_jax.schedule import Schedule, bp, check_K
+from fdg_jax.schedule.drawing import draw
+from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
+from fdg_jax.schedule.running import simulate
 
 BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's; only shapes are made of them
 
@@ -61,8 +62,13 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
     A command stands above all else, so it may use what a method may not know; it is imported when it is needed, as
     --help and a refusal need none of it. The processor will do: an accelerator would be woken for nothing.
     """
-    jax, np, optax = map(import_module, ("jax", "numpy", "optax"))
-    api, devices, models, split = (import_module(f"fdg_jax.{part}") for part in ("api", "devices", "models", "split"))
+    import jax
+    import numpy as np
+    import optax
+
+    from fdg_jax import api, models, split
+    from fdg_jax.transport import devices
+
     jax.config.update("jax_platforms", "cpu")
     blocks = models.blocks(model, CLASSES)
     way = "balanced" if models.paper_split(model, K) is None else "paper"
@@ -86,8 +92,9 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
 
 def trains_more(name: str) -> bool:
     """Whether its stages say that they train anything beside the network. Others need not be built to be counted."""
-    ordinary = import_module("fdg_jax.stage").Stage
-    return (methods.find(name).stage or ordinary).auxiliary is not ordinary.auxiliary
+    from fdg_jax.stage.stage import Stage
+
+    return (methods.find(name).stage or Stage).auxiliary is not Stage.auxiliary
 
 
 def table_1(rows: Sequence[Row]) -> str:

@@ -1,6 +1,6 @@
 """Back-propagation, the baseline: forward, backward and update locked; stage k waits for every other."""
 
-from fdg_jax.methods import Method
+from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp
 
 METHOD = Method(

@@ -24,12 +24,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fdg_jax.devices import Place
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Functions, Spec
-from fdg_jax.methods import Method
+from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp
-from fdg_jax.stage import Stage
+from fdg_jax.stage.functions import Functions, Spec
+from fdg_jax.stage.stage import Stage
+from fdg_jax.transport.devices import Place
 
 Tree = Any
 REPLICA = "replica"  # the mesh's only axis

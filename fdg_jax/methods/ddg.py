@@ -6,8 +6,8 @@ place and then go back through the graph of the old forward pass, so that old ac
 `--weights current`. The two differ where K-k is not 0.
 """
 
-from fdg_jax.methods import Method
-from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K, there_are
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K, existing_ops
 
 
 def forward_locked(K: int, name: str = "ddg") -> Schedule:
@@ -22,7 +22,7 @@ def forward_locked(K: int, name: str = "ddg") -> Schedule:
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (K - k)) for k in range(1, K + 1)]
-        return there_are(ops, last)
+        return existing_ops(ops, last)
 
     behind = tuple(K - k for k in range(1, K + 1))
     return Schedule(name, K, tick, behind, lambda batches: batches + K - 1 if batches else 0, chain(K))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, applied, differentiated, ended
-from fdg_jax.methods import Method
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, there_are
-from fdg_jax.stage import Stage
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.stage.functions import Spec, applied, differentiated, ended
+from fdg_jax.stage.stage import Stage
 
 
 def dfa(K: int) -> Schedule:
@@ -21,7 +21,7 @@ def dfa(K: int) -> Schedule:
     check_K(K)
 
     def tick(t: int, last: int | None = None) -> Tick:
-        return there_are([Op(kind, k, t) for kind in "FB" for k in range(1, K + 1)], last)
+        return existing_ops([Op(kind, k, t) for kind in "FB" for k in range(1, K + 1)], last)
 
     return Schedule("dfa", K, tick, (0,) * K, lambda batches: batches, broadcast(K))
 

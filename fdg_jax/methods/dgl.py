@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, StageState, applied, differentiated, ended, flax_variables, split
-from fdg_jax.methods import Method
 from fdg_jax.methods._auxiliary import HEADS, local_loss
-from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, there_are
-from fdg_jax.shapes import zeros
-from fdg_jax.stage import Stage
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.stage.functions import Spec, StageState, applied, differentiated, ended, flax_variables, split
+from fdg_jax.stage.shapes import zeros
+from fdg_jax.stage.stage import Stage
 
 
 def dgl(K: int) -> Schedule:
@@ -27,7 +27,7 @@ def dgl(K: int) -> Schedule:
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op(kind, k, t - k + 1) for k in range(1, K + 1) for kind in "FB"]
-        return there_are(ops, last)
+        return existing_ops(ops, last)
 
     return Schedule("dgl", K, tick, (0,) * K, lambda batches: batches + K - 1 if batches else 0, upwards(K))
 

@@ -20,14 +20,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax import checkpoint, programs
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, split
-from fdg_jax.methods import Method
+from fdg_jax.machine import programs
 from fdg_jax.methods._auxiliary import Synthesizer
-from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, there_are
-from fdg_jax.shapes import zeros
-from fdg_jax.stage import Stage
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.stage.functions import Spec, split
+from fdg_jax.stage.shapes import zeros
+from fdg_jax.stage.stage import Stage
+from fdg_jax.storage import checkpoint
 
 LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
 
@@ -46,7 +47,7 @@ def dni(K: int) -> Schedule:
         for k in range(1, K + 1):
             ops += [Op("S", k, t - k - 1)] if k < K else []
             ops += [Op("F", k, t - k + 1), Op("B", k, t - k + 1)]
-        return there_are(ops, last)
+        return existing_ops(ops, last)
 
     def ticks(batches: int) -> int:
         return batches + (K if K > 1 else 0) if batches else 0

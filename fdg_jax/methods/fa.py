@@ -7,13 +7,13 @@ is as ever. It costs no line of calculus: a stripped VJP closure takes the weigh
 
 import jax
 
-from fdg_jax import compat
 from fdg_jax.errors import BadInput
-from fdg_jax.functions import Spec, init_variables
-from fdg_jax.methods import Method
+from fdg_jax.machine import jax_internals
+from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp
-from fdg_jax.shapes import zeros
-from fdg_jax.stage import Stage
+from fdg_jax.stage.functions import Spec, init_variables
+from fdg_jax.stage.shapes import zeros
+from fdg_jax.stage.stage import Stage
 
 
 class Feedback(Stage):
@@ -23,7 +23,7 @@ class Feedback(Stage):
     packs = False
 
     def make(self, spec: Spec):
-        if not compat.strippable():
+        if not jax_internals.strippable():
             raise BadInput(f"method fa needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
         functions, state = super().make(spec)
         example = spec.how.precision.example

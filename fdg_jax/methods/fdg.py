@@ -1,7 +1,43 @@
 """FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradient 2(K-k) ticks late."""
 
-from fdg_jax.methods import Method
-from fdg_jax.schedule import fdg
+from typing import Literal
+
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_K, existing_ops
+
+Order = Literal["backward-first", "forward-first"]
+
+
+def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum") -> Schedule:
+    """Algorithm I: at tick t stage k forwards batch t-k+1 and backwards batch t-2K+k+1.
+
+    Stage K takes the loss of the batch it forwards in the same tick, so it is exempt from the order. The
+    gradient delay is 2(K-k) ticks; with the backward pass first one of the gradients in between has already been
+    used when the forward pass runs, so the staleness in updates is 2(K-k)-1 (and 2(K-k) forward first).
+    accumulate = M > 1 is ADL: one update every M backward passes, by the sum or the mean of their gradients.
+    """
+    check_K(K)
+    if order not in ("backward-first", "forward-first"):
+        raise BadInput(f"order={order!r} is not known. Use backward-first (the paper's) or forward-first.")
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
+    if accumulation not in ("sum", "mean"):
+        raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
+
+    def tick(t: int, last: int | None = None) -> Tick:
+        ops: list[Op] = []
+        for k in range(1, K + 1):
+            forward, backward = Op("F", k, t - k + 1), Op("B", k, t - 2 * K + k + 1)
+            pair = (forward, backward) if k == K or order == "forward-first" else (backward, forward)
+            ops += pair
+        return existing_ops(ops, last)
+
+    early = 1 if order == "backward-first" else 0
+    behind = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
+    ticks = lambda batches: batches + 2 * (K - 1) if batches else 0  # noqa: E731
+    return Schedule("fdg", K, tick, behind, ticks, chain(K), accumulate, accumulation)
+
 
 METHOD = Method(
     name="fdg",

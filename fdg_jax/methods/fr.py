@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax import checkpoint, programs
-from fdg_jax.functions import Spec
-from fdg_jax.methods import Method
+from fdg_jax.machine import programs
 from fdg_jax.methods.ddg import forward_locked
-from fdg_jax.reading import number
-from fdg_jax.stage import Stage
+from fdg_jax.methods.interface import Method
+from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.stage import Stage
+from fdg_jax.storage import checkpoint
+from fdg_jax.storage.restoring import number
 
 
 class Feature(NamedTuple):

@@ -6,8 +6,8 @@ backward passes come in the order of the forward passes (the bubble is the same)
 """
 
 from fdg_jax.errors import BadInput
-from fdg_jax.methods import Method
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, there_are
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 
 
 def gpipe(K: int, micro_batches: int = 4) -> Schedule:
@@ -21,7 +21,7 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
         parts, stages = range((t - 1) * M + 1, t * M + 1), range(1, K + 1)
         up = [Op("F", k, part) for part in parts for k in stages]
         down = [Op("B", k, part) for part in parts for k in reversed(stages)]
-        return there_are(up + down, None if last is None else M * last)
+        return existing_ops(up + down, None if last is None else M * last)
 
     messages = weighted(K) if M > 1 else chain(K)
     return Schedule("gpipe", K, tick, (0,) * K, lambda batches: batches, messages, accumulate=M, micro_batches=M)

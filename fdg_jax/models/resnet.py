@@ -89,9 +89,7 @@ class Residual(nn.Module):
         return relu(x + y)
 
 
-def blocks(
-    classes: int, *, counts: Sequence[int], bottleneck: bool = False, imagenet: bool = False
-) -> list[nn.Module]:
+def blocks(classes: int, *, counts: Sequence[int], bottleneck: bool = False, imagenet: bool = False) -> list[nn.Module]:
     """sum(counts) + 2 blocks; counts: the residual blocks of each layer."""
     residuals = [
         Residual(64 * 2**layer, 2 if layer > 0 and block == 0 else 1, bottleneck)

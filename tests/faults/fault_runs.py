@@ -16,8 +16,8 @@ from random import Random
 from typing import NamedTuple
 
 from fdg_jax import methods
-from fdg_jax.experiments import saving
-from fdg_jax.experiments.run_directory import read_metrics
+from fdg_jax.runs import checkpoints
+from fdg_jax.runs.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]
 # Two epochs of three batches, the last of 4 images; a checkpoint after every batch, an evaluation after 3 and 6.
@@ -89,10 +89,10 @@ class Process:
         if phase == "obeyed":
             return "stopping after what is under way" in self.err.read_text()
         if phase == "step":
-            return saving.folder(saved, step).exists()
+            return checkpoints.folder(saved, step).exists()
         if phase == "evaluated":
             return any("test_loss" in event and event["step"] >= step for event in lines(self.path))
-        beginning = saving.folder(saved, step)
+        beginning = checkpoints.folder(saved, step)
         with contextlib.suppress(OSError):
             if beginning.with_name(f".{beginning.name}.tmp").stat().st_ctime > self.began:
                 return True
@@ -156,7 +156,7 @@ def moment(random: Random, phase: str, before: int, seconds: dict[str, float]) -
 
 def newest(path: Path) -> int:
     """The batch after which the newest checkpoint was made; -1 without any."""
-    stored = saving.stored(path / "checkpoints")
+    stored = checkpoints.stored(path / "checkpoints")
     return int(stored[-1].name[5:]) if stored else -1
 
 

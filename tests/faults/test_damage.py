@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small import batches, pipeline
 
-from fdg_jax import checkpoint
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import saving
+from fdg_jax.runs import checkpoints
+from fdg_jax.storage import checkpoint
 
 DATA = batches(5)
 
@@ -27,13 +27,13 @@ class Kept(NamedTuple):
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     root, ours, hashes = tmp_path_factory.mktemp("kept"), pipeline(2, DATA[0], guard=True), []
-    saver = saving.Saver(root, {"jax": "0"}, keep=2)
+    saver = checkpoints.Saver(root, {"jax": "0"}, keep=2)
     for step, batch in enumerate(DATA, 1):
         ours.step(batch)
         saver.save(step, ours.snapshot(), {"step": step, "pending": np.arange(3.0)})
         hashes.append(ours.state_sha256())
     saver.wait()
-    newest = saving.stored(root)[-1]
+    newest = checkpoints.stored(root)[-1]
     return Kept(root, newest, sorted(file for file in newest.rglob("*") if file.is_file()), hashes[-2])
 
 
@@ -43,7 +43,7 @@ def ends_in_the_one_before(kept: Kept, file, content: bytes | None, capsys) -> N
     file.unlink() if content is None else file.write_bytes(content)
     aside = kept.root / f"damaged-{kept.newest.name}"
     try:
-        found = saving.load_newest(kept.root)
+        found = checkpoints.load_newest(kept.root)
         assert aside.is_dir() and not kept.newest.exists()
         assert found is not None and int(found[1]["step"]) == len(DATA) - 1
         assert checkpoint.sha256(found[0]) == kept.before
@@ -75,7 +75,7 @@ def test_no_flipped_bit_is_silent(flips, kept, capsys, tell):
         ends_in_the_one_before(kept, file, flip(content, random.randrange(8 * len(content))), capsys)
         seen.add(file)
     tell(f"{flips} bits in {len(seen)} of {len(files)} files: 0 silent")
-    found = saving.load_newest(kept.root)
+    found = checkpoints.load_newest(kept.root)
     assert found is not None and int(found[1]["step"]) == len(DATA)  # undamaged, the newest is taken
 
 
@@ -97,5 +97,5 @@ def test_a_checkpoint_that_is_the_only_one_is_refused_in_one_sentence(kept, tmp_
     shutil.copytree(kept.newest, root / kept.newest.name)
     (root / kept.newest.name / "manifest.json").unlink()
     with pytest.raises(BadInput, match="is whole; 1 damaged") as refused:
-        saving.load_newest(root)
+        checkpoints.load_newest(root)
     assert "\n" not in str(refused.value)

@@ -8,8 +8,10 @@ import subprocess
 import pytest
 from fault_runs import SMALL, STEPS, assert_same, newest
 
-from fdg_jax.experiments import cifar, progress, saving, train
-from fdg_jax.experiments.run_directory import read_metrics
+from fdg_jax.experiments import cifar
+from fdg_jax.runs import checkpoints, progress
+from fdg_jax.runs.run_files import read_metrics
+from fdg_jax.training import training_loop
 
 SIZE = 24  # MB; a checkpoint of the run below has less than two
 AT = 3  # the disk fills up before this batch enters
@@ -57,7 +59,7 @@ def fills_up(monkeypatch):
     """fills_up(disk, spare) -> [(step at the time, warning)]: the disk fills up in the middle of the run."""
 
     def arrange(disk, spare, patch=monkeypatch):
-        window, say, loops, told = train.Loop.window, progress.Progress.say, [], []
+        window, say, loops, told = training_loop.Loop.window, progress.Progress.say, [], []
 
         def filling(loop):
             loops[:] = [loop]
@@ -71,7 +73,7 @@ def fills_up(monkeypatch):
                 told.append((loops[0].record.step, line))
             say(self, line)
 
-        patch.setattr(train.Loop, "window", filling)
+        patch.setattr(training_loop.Loop, "window", filling)
         patch.setattr(progress.Progress, "say", saying)
         return told
 
@@ -93,13 +95,15 @@ def test_saves_beside_the_training_fail_and_cost_nothing_old(
 ):
     path, told = disk / "run", fills_up(disk, 2**19)
     if noticed == "under way":
-        monkeypatch.setattr(saving, "check_room", lambda *_: None)
+        monkeypatch.setattr(checkpoints, "check_room", lambda *_: None)
     code = cifar.main(words(path, 1, policy))
     said = "".join(capsys.readouterr())
     tell(f"policy {policy}, noticed {noticed}: exit code {code}, told after batches {[step for step, _ in told]}")
     assert "Traceback" not in said
     assert newest(path) == AT - 1
-    assert [saving.load(each)[1]["step"] for each in saving.stored(path / "checkpoints")] == list(range(1, AT))
+    assert [checkpoints.load(each)[1]["step"] for each in checkpoints.stored(path / "checkpoints")] == list(
+        range(1, AT)
+    )
     assert all(name.startswith("step-") for name in os.listdir(path / "checkpoints"))
     failed = AT if policy == "stop" else STEPS  # the last has to succeed
     assert code == 1 and f"error: the checkpoint after batch {failed} could not be written" in said
@@ -126,9 +130,7 @@ def test_the_save_at_the_end_has_to_succeed(policy, disk, whole, fills_up, monke
 
 
 @pytest.mark.slow
-def test_a_disk_without_room_for_a_line_ends_the_run_in_one_sentence(
-    disk, whole, fills_up, monkeypatch, capsys, tell
-):
+def test_a_disk_without_room_for_a_line_ends_the_run_in_one_sentence(disk, whole, fills_up, monkeypatch, capsys, tell):
     fills_up(disk, 0)
     code = cifar.main(words(disk / "run", 1))
     said = capsys.readouterr().err

@@ -7,8 +7,9 @@ import shutil
 import pytest
 from fault_runs import SMALL, STEPS
 
-from fdg_jax.experiments import cifar, train
-from fdg_jax.experiments.run_directory import read_metrics
+from fdg_jax.experiments import cifar
+from fdg_jax.runs.run_files import read_metrics
+from fdg_jax.training import training_loop
 
 AT = 3  # the directory is deleted after so many batches
 
@@ -20,7 +21,7 @@ def words(path, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["go-on", "stop"])
 def test_a_run_whose_directory_is_deleted_ends_by_policy(policy, tmp_path, monkeypatch, capsys):
-    path, window = tmp_path / "run", train.Loop.window
+    path, window = tmp_path / "run", training_loop.Loop.window
 
     def deleting(loop):
         if loop.record.step == AT:
@@ -29,7 +30,7 @@ def test_a_run_whose_directory_is_deleted_ends_by_policy(policy, tmp_path, monke
         window(loop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.Loop, "window", deleting)
+        patch.setattr(training_loop.Loop, "window", deleting)
         code = cifar.main(words(path, policy))
     said = capsys.readouterr()
     assert "is gone: it was deleted or renamed" in "".join(said) and "Traceback" not in "".join(said)

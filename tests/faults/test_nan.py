@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from fault_runs import SMALL, STEPS
 
-from fdg_jax.experiments import cifar, saving, train
-from fdg_jax.stage import Stage
+from fdg_jax.experiments import cifar
+from fdg_jax.runs import checkpoints
+from fdg_jax.stage.stage import Stage
+from fdg_jax.training import training_loop
 
 CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4)]
 CASES = [(method, K, k, what) for method, K in CONFIGS for k in range(1, K + 1) for what in ("weights", "gradient")]
@@ -23,7 +25,7 @@ def lost(tree):
 
 def spoil_weights(patch, k, step):
     """The weights of stage k are lost just before batch `step` enters, once: as by a fault of its device."""
-    window, done = train.Loop.window, []
+    window, done = training_loop.Loop.window, []
 
     def spoilt(loop):
         if loop.record.step == step - 1 and not done:
@@ -32,7 +34,7 @@ def spoil_weights(patch, k, step):
             stage.state = stage.state._replace(params=lost(stage.state.params))
         window(loop)
 
-    patch.setattr(train.Loop, "window", spoilt)
+    patch.setattr(training_loop.Loop, "window", spoilt)
 
 
 def spoil_gradient(patch, k, number):
@@ -50,9 +52,9 @@ def spoil_gradient(patch, k, number):
 
 def no_number_on_disk_is_lost(path):
     """How many checkpoints there are, each of which is whole and finite."""
-    stored = saving.stored(path / "checkpoints")
+    stored = checkpoints.stored(path / "checkpoints")
     for folder in stored:
-        state, _, _ = saving.load(folder)
+        state, _, _ = checkpoints.load(folder)
         for name, value in state.items():
             assert value.dtype.kind != "f" or np.isfinite(value).all(), f"{folder.name}: {name}"
     return len(stored)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from fdg_jax.experiments import cifar, command, feeding
-from fdg_jax.experiments.options import FIELDS, SWITCHES, spelled
+from fdg_jax.experiments import cifar
+from fdg_jax.runs.options import FIELDS, SWITCHES, spelled
+from fdg_jax.training import feeding, launch
 
-TRAIN = command.train
+TRAIN = launch.train
 POOLS = {
     "whole number": "0 -1 1 2 3 4 5 8 1.5 two nan 1e3 0x10 1_0 +2 -0 999999999999 １ ½",
     "number": "0 -0.0 1 0.5 0.2 1e-320 1e-3 1e308 inf -inf nan 1e400 abc 0,5 1.0000001 -1 0.5 0.1 0.9",
@@ -87,7 +88,7 @@ def place(tmp_path_factory):
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "")
         patch.setenv("TFDS_DATA_DIR", str(path / "nothing"))
-        patch.setattr(command, "train", one_step)
+        patch.setattr(launch, "train", one_step)
         patch.chdir(path)
         yield path
 
@@ -162,7 +163,7 @@ def begun(place, tmp_path_factory):
     """A real run that ended after 3 of 4 batches, with its checkpoints."""
     path = tmp_path_factory.mktemp("begun") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "train", TRAIN)
+        patch.setattr(launch, "train", TRAIN)
         words = [word for name, value in PLAIN.items() for word in (spelled(name), value)]
         more = ["--epochs", "2", "--steps", "3", "--K", "2", "--checkpoint-every", "1", "--no-tensorboard", "--run-dir"]
         assert cifar.main([*words, *more, str(path)]) == 0

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from fault_runs import Config, Process, assert_same, moment, newest
 
-from fdg_jax import durable
-from fdg_jax.engine import Metrics
-from fdg_jax.experiments import run_directory, saving
-from fdg_jax.experiments.record import Record
+from fdg_jax.engine.common import Metrics
+from fdg_jax.runs import checkpoints, run_files
+from fdg_jax.storage import durable
+from fdg_jax.training.record import Record
 
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # of linux/fs.h: FS_IOC_SHUTDOWN, FS_SHUTDOWN_FLAGS_NOLOGFLUSH
 MEGABYTES = 64
@@ -105,9 +105,9 @@ def record(run: Path) -> Record:
 def test_a_checkpoint_and_the_lines_that_it_counts_survive_from_when_it_is_written(disk, after_a_cut):
     run = disk.path / "new" / "run"
     durable.make_folder(run)
-    run_directory.write_json(run / "config.json", {"K": 2})
+    run_files.write_json(run / "config.json", {"K": 2})
     ours = record(run)
-    saver = saving.Saver(run / "checkpoints", {}, keep=1, flush=ours.flush)
+    saver = checkpoints.Saver(run / "checkpoints", {}, keep=1, flush=ours.flush)
     for step in (1, 2):
         ours.losses([Metrics(step, 0.5)])
         saver.save(step, {"a": np.full(1000, step)}, ours.state())
@@ -116,10 +116,10 @@ def test_a_checkpoint_and_the_lines_that_it_counts_survive_from_when_it_is_writt
     (curves,) = (run / "tensorboard").iterdir()
     points = curves.read_bytes()
     after_a_cut()
-    found = saving.load_newest(run / "checkpoints")
+    found = checkpoints.load_newest(run / "checkpoints")
     assert found is not None and found[0]["a"][0] == found[1]["lines"] == 2
-    assert [event["step"] for event in run_directory.read_metrics(run / "metrics.jsonl")] == [1, 2]
-    assert run_directory.read_json(run / "config.json") == {"K": 2}
+    assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1, 2]
+    assert run_files.read_json(run / "config.json") == {"K": 2}
     assert curves.read_bytes() == points and len(points) > 100
 
 
@@ -133,7 +133,7 @@ def test_at_every_moment_of_a_save_one_checkpoint_is_durable(moment, disk, after
         raise Cut
 
     root, arrays = disk.path / "checkpoints", {"a": np.arange(1000)}
-    saver = saving.Saver(root, {}, keep=1)
+    saver = checkpoints.Saver(root, {}, keep=1)
     saver.write(1, arrays, {"step": 1}, None, False)
     os.sync()
     remove, first = shutil.rmtree, ".step-000000001.old"
@@ -146,7 +146,7 @@ def test_at_every_moment_of_a_save_one_checkpoint_is_durable(moment, disk, after
             saver.write(2, arrays, {"step": 2}, None, False)
     disk.unmount()
     disk.mount()
-    found = saving.load_newest(root)
+    found = checkpoints.load_newest(root)
     assert found is not None and found[1]["step"] == (1 if moment == "before the rename" else 2)
 
 
@@ -185,8 +185,8 @@ def test_a_run_whose_power_is_cut_at_any_moment_ends_as_one_that_is_not(seed, di
     left = newest(path)
     tell(f"cut in {phase}, after batch {named} ({sure} for sure); the disk has that after batch {left}")
     assert left >= sure
-    for each in saving.stored(path / "checkpoints"):
-        saving.load(each)
+    for each in checkpoints.stored(path / "checkpoints"):
+        checkpoints.load(each)
     with Process(path, config, cache) as process:
         assert process.finish() == 0, process.told()
         assert "Traceback" not in process.told() and "warning" not in process.told().lower(), process.told()

@@ -7,8 +7,8 @@ import pytest
 from small import batches, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
-from fdg_jax.experiments.feeding import Work
-from fdg_jax.experiments.replay import NotReproduced, Replay
+from fdg_jax.training.feeding import Work
+from fdg_jax.training.replay import NotReproduced, Replay
 
 DATA = batches(12)
 
@@ -85,7 +85,8 @@ def test_one_batch_of_every_window_is_chosen_by_the_seed():
 
 @pytest.mark.slow
 def test_the_command_ends_with_the_same_hashes_or_with_exit_code_1(tmp_path, monkeypatch, capsys):
-    from fdg_jax.experiments import cifar, replay
+    from fdg_jax.experiments import cifar
+    from fdg_jax.training import replay
 
     small_command(monkeypatch)
     checked, check = [], Replay.check

@@ -11,7 +11,10 @@ import pytest
 from toys import WORDS, small_command
 
 from fdg_jax import api
-from fdg_jax.experiments import cifar, feeding, progress, record, report, saving, train
+from fdg_jax.experiments import cifar
+from fdg_jax.report import report_page
+from fdg_jax.runs import checkpoints, progress
+from fdg_jax.training import feeding, record, training_loop
 
 AT = 5  # the batch that something happens at
 
@@ -69,7 +72,9 @@ def test_an_exception_between_two_batches_leaves_a_checkpoint_that_goes_on_exact
     assert err.count("Traceback") == 1  # a defect is still shown
     said = err[err.index("error: training was ended by") :]
     assert type(error).__name__ in said and f"A checkpoint after batch {AT - 1} was written." in said
-    assert f"The newest checkpoint is {saving.folder(path / 'checkpoints', AT - 1)}. To go on from there:\n" in said
+    assert (
+        f"The newest checkpoint is {checkpoints.folder(path / 'checkpoints', AT - 1)}. To go on from there:\n" in said
+    )
     assert f"--run-dir {path} --resume\n" in said
     assert (path / "report.html").exists() and not (path / "summary.json").exists()
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
@@ -92,7 +97,7 @@ def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_
         assert run(path, "--checkpoint-every", "2") == 1
     err = capsys.readouterr().err
     assert f"The dispatch after batch {AT - 1} was interrupted, so its half-done state was not saved." in err
-    assert [each.name for each in saving.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
+    assert [each.name for each in checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
 
@@ -128,7 +133,7 @@ def test_a_run_without_a_report_is_a_good_run(how, whole, tmp_path, monkeypatch,
 
     monkeypatch.setattr(record.Record, "last_line", damage)
     if how == "the picture":
-        monkeypatch.setattr(report, "draw", raising(FileNotFoundError(2, "No usable temporary directory")))
+        monkeypatch.setattr(report_page, "draw", raising(FileNotFoundError(2, "No usable temporary directory")))
     assert run(path) == 0
     out, err = capsys.readouterr()
     assert "Traceback" not in err and "done: test error" in out
@@ -146,7 +151,7 @@ def test_a_run_without_a_report_is_a_good_run(how, whole, tmp_path, monkeypatch,
 @pytest.mark.slow
 def test_an_unknown_window_system_is_no_obstacle_to_a_picture(tmp_path):
     code = (
-        "from fdg_jax.experiments import curves, options\n"
+        "from fdg_jax.report import curves; from fdg_jax.runs import options\n"
         "import dataclasses, os, pathlib, sys\n"
         "config = dataclasses.asdict(options.Options(train_size=4, batch_size=2, warmup='off'))\n"
         "curves.draw(config, [], pathlib.Path(sys.argv[1]))\n"
@@ -172,10 +177,10 @@ def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
 def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(whole, tmp_path, monkeypatch, capsys):
     path, again = tmp_path / "run", ["--resume", "auto", "--seed", "0", "--checkpoint-every", "0"]
     with monkeypatch.context() as patch:  # ended before it has anything but a directory and config.json
-        patch.setattr(train.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
+        patch.setattr(training_loop.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
         with pytest.raises(KeyboardInterrupt):
             run(path, *again)
-    assert (path / "config.json").exists() and not saving.stored(path / "checkpoints")
+    assert (path / "config.json").exists() and not checkpoints.stored(path / "checkpoints")
     with monkeypatch.context() as patch:
         entered, calls = record.Record.entered, []
 

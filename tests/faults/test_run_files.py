@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from experiments import _results, _runs, table3
+from experiments import table3
+from experiments.harness import result_files, run_table
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import cifar, command, command_line, curves, jax_settings, report, resume_into
-from fdg_jax.experiments.run_directory import CONFIG, METRICS, SUMMARY
+from fdg_jax.experiments import cifar
+from fdg_jax.machine import jax_settings
+from fdg_jax.report import curves, report_page
+from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
+from fdg_jax.training import command_line, launch, resume_into
 from tests import made_up_runs
 
 TABLE = table3.TABLE
@@ -162,9 +166,9 @@ def quick(monkeypatch):
         return parsed[tuple(words)]
 
     monkeypatch.setattr(command_line, "parse", parse_once)
-    monkeypatch.setattr(command, "prepare_and_run", reached)
+    monkeypatch.setattr(launch, "prepare_and_run", reached)
     monkeypatch.setattr(resume_into, "converted", reached)
-    monkeypatch.setattr(report, "draw", draw)
+    monkeypatch.setattr(report_page, "draw", draw)
 
 
 def outcome(main, words: list[str], capsys) -> str:
@@ -188,7 +192,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
     monkeypatch.chdir(tmp_path)
     copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "resume", "into", "table"), 0)
     shutil.copytree(run, copy)
-    assert outcome(report.main, [str(copy)], capsys) == "taken"
+    assert outcome(report_page.main, [str(copy)], capsys) == "taken"
     allowed = Seen((copy / "report.html").read_text()).found
     for number in range(FILES_EACH if all_of_them else 25):
         rng = random.Random(1000 * seed + number)
@@ -196,7 +200,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
         shutil.copytree(run, copy)
         done = [spoil(rng, copy / rng.choice((CONFIG, METRICS, SUMMARY))) for _ in range(rng.choice((1, 1, 2)))]
         try:
-            counts["report"] += outcome(report.main, [str(copy)], capsys) == "taken"
+            counts["report"] += outcome(report_page.main, [str(copy)], capsys) == "taken"
             if (copy / "report.html").exists():
                 assert Seen((copy / "report.html").read_text(encoding="utf-8")).found <= allowed
             where = ["--run-dir", str(copy)]
@@ -215,8 +219,8 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
 def in_a_table(copy: Path) -> bool:
     """Whether the tables take it: they refuse with BadInput or not at all."""
     try:
-        _runs.state(ONE, copy.parent)
-        _results.line(TABLE, ONE, copy)
+        run_table.state(ONE, copy.parent)
+        result_files.line(TABLE, ONE, copy)
     except BadInput:
         return False
     return True

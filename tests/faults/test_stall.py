@@ -11,10 +11,12 @@ import pytest
 from small import batches, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
-from fdg_jax.evaluate import evaluate
-from fdg_jax.experiments import cifar, feeding, saving
-from fdg_jax.experiments.watchdog import STALLS, Watchdog
-from fdg_jax.trail import Dispatched, Trail
+from fdg_jax.engine.evaluate import evaluate
+from fdg_jax.engine.unfinished import Dispatched, Trail
+from fdg_jax.experiments import cifar
+from fdg_jax.runs import checkpoints
+from fdg_jax.training import feeding
+from fdg_jax.training.watchdog import STALLS, Watchdog
 
 K = 3
 
@@ -210,7 +212,12 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
     ("kind", "where", "name", "said"),
     [
         ("L", feeding.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
-        ("C", saving.Saver, "write", "writing of checkpoints makes no progress: its checkpoint after batch 5 has been"),
+        (
+            "C",
+            checkpoints.Saver,
+            "write",
+            "writing of checkpoints makes no progress: its checkpoint after batch 5 has been",
+        ),
     ],
 )
 def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):

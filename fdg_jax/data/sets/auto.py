@@ -6,10 +6,10 @@ there but damaged, are errors here too: whoever put them there meant them to be 
 
 from __future__ import annotations
 
-from fdg_jax.data import Dataset
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
-from fdg_jax.data.progress import say
 from fdg_jax.data.sets import cifar10, digits
+from fdg_jax.machine.stderr import say
 
 
 def load(data_dir=None) -> Dataset:

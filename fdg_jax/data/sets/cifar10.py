@@ -7,7 +7,8 @@ are 1.22 to 1.30 times as large. For CIFAR-100 both have the same numbers.
 
 from __future__ import annotations
 
-from fdg_jax.data import Dataset, cifar, download, prepare, prepared
+from fdg_jax.data import cifar, download, prepare, prepared
+from fdg_jax.data.dataset import Dataset
 
 CIFAR10 = cifar.Cifar(
     prepared.Expected("cifar10", train=50_000, test=10_000, classes=10),

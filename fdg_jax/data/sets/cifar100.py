@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fdg_jax.data import Dataset, cifar, download, prepare, prepared
+from fdg_jax.data import cifar, download, prepare, prepared
+from fdg_jax.data.dataset import Dataset
 
 CIFAR100 = cifar.Cifar(
     prepared.Expected("cifar100", train=50_000, test=10_000, classes=100),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fdg_jax.data import Dataset
+from fdg_jax.data.dataset import Dataset
 
 
 def load(data_dir=None) -> Dataset:

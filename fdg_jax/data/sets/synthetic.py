@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fdg_jax.data import Dataset
+from fdg_jax.data.dataset import Dataset
 
 TRAIN, TEST, CLASSES = 10_240, 2_560, 10  # 80 and 20 batches of the usual 128
 

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data import Dataset, cache, directories, files, jpeg
+from fdg_jax.data import cache, directories, files, jpeg
+from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.prepared import Arrays, Expected
-from fdg_jax.data.progress import Progress
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import Progress
 
 TINY = Expected("tiny_imagenet", train=100_000, test=10_000, classes=200, shape=(64, 64, 3))
 MEAN, STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)  # of the training images

@@ -17,9 +17,9 @@ from typing import Any
 
 from fdg_jax.data import directories, files, prepared, shards
 from fdg_jax.data.download import Unavailable
-from fdg_jax.data.progress import say
 from fdg_jax.data.stream import Encoded, Stream
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import say
 
 NAME, PREPARED = "imagenet", "imagenet2012"
 TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000

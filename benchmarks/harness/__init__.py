@@ -1,0 +1,1 @@
+"""What the benchmarks share: sides, turns, clocks and tables."""

@@ -1,0 +1,172 @@
+"""One side of a comparison in a process of its own: it trains when told to and sleeps in between."""
+
+import gc
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from benchmarks.harness import operation_times
+from benchmarks.harness.serving import clocked, serve
+from benchmarks.harness.side_specs import Side
+from fdg_jax import api, schedule
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.engine import host_engine
+from fdg_jax.errors import BadInput, ScheduleError
+from fdg_jax.layers import convolution
+from fdg_jax.machine import compile_cache, facts, huge_pages, programs
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import Options
+from fdg_jax.schedule import running
+from fdg_jax.stage.stage import Stage
+from fdg_jax.training import setup
+
+
+class FusedStage(Stage):
+    """Backward pass and update as one program; the engine keeps them apart."""
+
+    def __init__(self, spec, place, **options):
+        super().__init__(spec, place, **options)
+        functions, k = self.functions, spec.k
+
+        def backward_update(closure, old, x, dy, params, opt_state):
+            grads, dx = functions.backward(closure, old, x, dy)
+            return *functions.update(params, opt_state, grads), None if k == 1 else dx
+
+        self._fused = programs.jit(
+            backward_update,
+            place.device.platform,
+            reductions=self.fast_reductions,
+            donate_argnames="opt_state",
+        )
+
+    def backward(self, batch, dy=None):
+        memo, params = self.oldest(batch), self.state.params
+        old, opt_state = self.backward_params(memo), self.state.opt_state
+        params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
+        self.state = self.state._replace(params=params, opt_state=opt_state)
+        self.staleness = max(self.staleness, self.updates - memo.version)
+        self.updates += 1
+        return {"dy": dx}
+
+
+def downwards(given: schedule.Schedule) -> schedule.Schedule:
+    """The same ticks with the stages dispatched from K to 1. BadInput where a stage waits for one below."""
+
+    def tick(t: int, last: int | None = None) -> schedule.Tick:
+        return tuple(sorted(given.tick(t, last), key=lambda op: -op.k))
+
+    turned = given._replace(tick=tick)
+    try:
+        running.validate(turned, 4 * given.K)
+    except ScheduleError as error:
+        raise BadInput(f"dispatch=down is impossible for {given.name}: {error}") from error
+    return turned
+
+
+class Trainer:
+    """The training command's own pipeline on made-up images, as the side wants it."""
+
+    def __init__(self, side: Side):
+        options = Options(
+            method=side.method,
+            K=side.K,
+            engine=side.engine,  # type: ignore[arg-type]
+            split=side.split,
+            model=side.model,
+            batch_size=side.batch_size,
+            dataset="synthetic",
+            learning_rate=0.01,  # the loss stays finite; speed does not depend on it
+            epochs=1,
+            **side.options,
+        )
+        option_checks.check_method(options, frozenset())
+        if side.device == "gpu" and jax.default_backend() == "cpu":
+            raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
+        setup.prepare_cpu()
+        convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
+        with ExitStack() as stack:
+            if side.update == "fused":
+                stack.enter_context(mock.patch.object(api, "Stage", FusedStage))
+            if side.packing == "off":
+                stack.enter_context(mock.patch.object(Stage, "packs", False))
+            self.job = setup.prepare(options)
+        if side.dispatch == "down":
+            runner = self.job.pipeline.engine
+            assert isinstance(runner, host_engine.HostEngine)
+            runner.loop.schedule = downwards(runner.loop.schedule)
+        self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
+
+    def run(self, batches: int) -> dict[str, float]:
+        """Trains on so many batches and waits until everything is computed."""
+        data, pipeline = self.job.dataset, self.job.pipeline
+        assert isinstance(data, Dataset)  # made-up images, in memory
+        size = (batches, self.job.options.batch_size)
+        indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
+
+        def train() -> float:
+            pipeline.train(data.train_images, data.train_labels, indices)
+            pipeline.wait()
+            return pipeline.losses(wait=True)[-1].loss
+
+        return clocked(train)
+
+    def memory(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches and says, besides, what is alive afterwards; resident_bytes of the process, None
+        where the system does not say."""
+        told = self.run(batches)
+        gc.collect()
+        arrays = jax.live_arrays()
+        size = sum(array.nbytes for array in arrays)
+        return {**told, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
+
+    def operations(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
+        took (benchmarks.harness.operation_times) and for how long the process was busy; {} where many are one program.
+        The first time is slower and does not count."""
+        busy = time.process_time()
+        data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
+        assert isinstance(data, Dataset)
+        if not isinstance(engine, host_engine.HostEngine):
+            return {}
+        if not self.asked_before:
+            self.asked_before = True
+            self.operations(1)
+        batches = -(-batches // options.accumulate) * options.accumulate
+        indices = self.random.integers(0, len(data.train_images), (1 + batches, options.batch_size), dtype=np.int32)
+        cores = facts.usable_cores() or 1 if self.device == "cpu" else 1
+        told = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
+        return {**told, "busy_seconds": time.process_time() - busy}
+
+    def about(self) -> dict:
+        pipeline = self.job.pipeline
+        return {
+            "cuts": list(self.job.cuts),
+            "blocks": self.job.n_blocks,
+            "parameters": pipeline.parameter_count,
+            "staleness": pipeline.staleness,
+            "device_kind": jax.devices()[0].device_kind,
+            "python": sys.version.split()[0],
+            "jax": jax.__version__,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
+            "huge_pages": huge_pages.on(),
+        }
+
+
+def resident_bytes() -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+
+
+if __name__ == "__main__":
+    compile_cache.enable()  # as the training command does
+    sys.exit(serve(Trainer))

@@ -1,0 +1,44 @@
+"""BP on every core of the side at once, in processes that know nothing of each other: what the machine itself allows.
+
+Cores share caches and the way to memory, so two of them need not be twice as fast as one.
+"""
+
+import dataclasses
+import math
+import os
+import sys
+import time
+from typing import Any
+
+from benchmarks.harness.serving import serve
+from benchmarks.harness.side_specs import Side
+from benchmarks.harness.turns import Worker
+
+
+class EachCore:
+    """Trainers, one pinned to each core, that train at once; the window ends when the last has answered."""
+
+    def __init__(self, side: Side):
+        cores = sorted(os.sched_getaffinity(0))
+        alone = dataclasses.replace(
+            side, cores=1, worker="benchmarks.harness.bench_worker", xla=""
+        )  # it has them already
+        self.workers = [Worker(alone, [core]) for core in cores]
+        self.told = [worker.answer() for worker in self.workers]
+
+    def run(self, batches: int) -> dict[str, float]:
+        share, start = math.ceil(batches / len(self.workers)), time.perf_counter()
+        for worker in self.workers:
+            worker.tell({"run": share})
+        answers = [worker.answer() for worker in self.workers]
+        # All did as much, which may be more than was asked for.
+        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
+        return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
+
+    def about(self) -> dict[str, Any]:
+        of_side = {"side", *(field.name for field in dataclasses.fields(Side))}
+        return {name: value for name, value in self.told[0].items() if name not in of_side}
+
+
+if __name__ == "__main__":
+    sys.exit(serve(EachCore))

@@ -1,0 +1,63 @@
+"""What ran when, as bars: a panel each for several runs, a row a stage or link, the same colours in all."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.schedule.simulator import Event
+
+COLOURS = {"F": "#0072b2", "B": "#d55e00", "U": "#009e73", "S": "#cc79a7", "enter": "#f0e442", "send": "#7b8794"}
+WORDS = {"F": "forward", "B": "backward", "U": "update", "S": "synthesizer's step", "enter": "entry, augmentation"}
+OTHER = "#56b4e9"
+
+Row = tuple[int, int]  # (k, 0) of stage k, (k, j) of the link from k to j
+
+
+def row_of(event: Event) -> Row:
+    return (event.k, event.to)
+
+
+def name_of(row: Row) -> str:
+    return f"link {row[0]} to {row[1]}" if row[1] else f"stage k={row[0]}"
+
+
+def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
+    """A PNG file. runs: panel -> events in seconds; all panels have the same rows and the same time axis."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = sorted({row_of(event) for found in runs.values() for event in found})
+    end = max(event.end for found in runs.values() for event in found)
+    with rc_context({"font.family": "sans-serif", "font.size": 10}):
+        figure = Figure(figsize=(14, 1.6 + len(runs) * (0.5 + 0.42 * len(rows))), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, x=0.01, ha="left")
+        panels: Any = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, found) in zip(panels, runs.items(), strict=True):
+            for event in found:
+                bar(axes, event, rows.index(row_of(event)), end)
+            axes.set_title(name, loc="left", fontsize=10)
+            axes.set_yticks(range(len(rows)), [name_of(row) for row in rows])
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.set_xlim(0, end * 1e3)
+            axes.grid(axis="x", color="#dfe4ea", lw=0.6)
+            axes.set_axisbelow(True)
+            for side in ("top", "right", "left"):
+                axes.spines[side].set_visible(False)
+        panels[-1].set_xlabel("milliseconds")
+        kinds = dict.fromkeys(event.what for found in runs.values() for event in found)
+        handles = [Patch(color=COLOURS.get(kind, OTHER), label=WORDS.get(kind, kind)) for kind in kinds]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def bar(axes: Any, event: Event, at: int, end: float) -> None:
+    """With the number of its batch where there is room for one."""
+    begin, length = event.begin * 1e3, (event.end - event.begin) * 1e3
+    height = 0.35 if event.to else 0.8
+    axes.barh(at, length, left=begin, height=height, color=COLOURS.get(event.what, OTHER), edgecolor="white", lw=0.5)
+    if length > end * 1e3 / 60 and not event.to:
+        label = f"{event.what if event.what != 'enter' else ''}{event.batch}"
+        axes.text(begin + length / 2, at, label, ha="center", va="center", fontsize=8, color="white")

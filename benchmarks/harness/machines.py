@@ -1,0 +1,164 @@
+"""From what was measured, or is given in a file, to the machine that the simulator runs a schedule on."""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule import Box, Op, Schedule
+from fdg_jax.schedule.simulator import NO_LINK, Link, Machine
+
+# Seconds and bytes a second of one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s; NVLink 2.0 with two links
+# (V100, neighbours) 50 GB/s, which transfers reach to about nine tenths.
+LINKS = {
+    "none": Link(),
+    "pcie": Link(10e-6, 1 / 12e9),
+    "nvlink": Link(5e-6, 1 / 45e9),
+}
+
+
+def link(text: str) -> Link:
+    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" behind it: copies do not overlap."""
+    name, _, how = text.partition("+")
+    if how not in ("", "blocking"):
+        raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
+    if name in LINKS:
+        return LINKS[name]._replace(overlaps=not how)
+    try:
+        latency, speed = (float(word) for word in name.split(","))
+        if not (latency >= 0 and speed > 0 and math.isfinite(latency + speed)):
+            raise ValueError
+    except ValueError:
+        raise BadInput(
+            f"--link {text} is neither {', '.join(LINKS)} nor <latency in us>,<GB/s> such as 10,12."
+        ) from None
+    return Link(latency * 1e-6, 1 / (speed * 1e9), not how)
+
+
+class BlockTimes(NamedTuple):
+    """Seconds of each block's forward pass, backward pass and update, and of one auxiliary network."""
+
+    F: Sequence[float]
+    B: Sequence[float]
+    U: Sequence[float]
+    auxiliary: float = 0.0
+
+
+def read(path: str, blocks: int) -> BlockTimes:
+    """A file {"F": [seconds a block], "B": [...], "U": [...], "auxiliary": seconds}; U and auxiliary may be missing."""
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        unknown = set(given) - set(BlockTimes._fields)
+        times = BlockTimes(**{"U": [0.0] * blocks, **given})
+        numbers = [*times.F, *times.B, *times.U, times.auxiliary]
+        fine = not unknown and all(math.isfinite(n) and n >= 0 for n in numbers)
+        fine = fine and {len(times.F), len(times.B), len(times.U)} == {blocks}
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput(f"--times {path} cannot be read ({error}). {shape_of_file(blocks)}") from None
+    if not fine:
+        raise BadInput(f"--times {path} does not have times of {blocks} blocks. {shape_of_file(blocks)}")
+    return times
+
+
+def shape_of_file(blocks: int) -> str:
+    return f'It holds {{"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}}, seconds of each of {blocks} blocks.'
+
+
+def of_blocks(
+    times: BlockTimes, cuts: Sequence[int], schedule: Schedule, weights: Sequence[int] = (), **machine: Any
+) -> Machine:
+    """Stages are sums of blocks; what a method's operations are made of is its `cost` (fdg_jax.methods.Method).
+
+    Stage K has no auxiliary network. Data parallel's replicas take 1/K of the time for 1/K of a batch and GPipe's
+    micro-batches 1/M, which is the best case; the update is the same everywhere. weights: bytes of each stage's, which
+    data parallel averages by a ring over the link after every backward pass, 2 (K-1)/K of them each way.
+    """
+    method, K = methods.find(schedule.name), schedule.K
+    bounds = list(pairwise((0, *cuts, len(times.F))))
+    costs = method.costs(K)
+    parts, wire = schedule.micro_batches, machine.get("link", NO_LINK)
+
+    def seconds(kind: str, k: int) -> float:
+        a, b = bounds[k - 1]
+        if kind == "U":
+            return sum(times.U[a:b])
+        if kind not in costs:
+            return 0.0
+        f, back, aux = costs[kind]
+        own = times.auxiliary * aux if k < K else 0.0
+        taken = (f * sum(times.F[a:b]) + back * sum(times.B[a:b]) + own) / parts
+        if kind == "B" and method.places and K > 1:
+            taken += 2 * (K - 1) / K * weights[k - 1] * wire.seconds_per_byte + 2 * (K - 1) * wire.latency_seconds
+        return taken
+
+    if method.places:
+        machine["link"] = NO_LINK  # nothing else travels
+    return Machine(memoised(seconds), spread=method.places is not None, **machine)
+
+
+def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
+    """As benchmarks.harness.operation_times.measure told, of the method of that name. cores: how many the stages share;
+    None: one for each.
+
+    A stage's messages take what sending them took, as the process copies them.
+    """
+    alone, host = told["alone"]["device"], told["alone"]["host"]
+    crowded = told["crowded"] or alone
+
+    def seconds(kind: str, k: int) -> float:
+        return crowded.get(f"{kind}/{k}", alone.get(f"{kind}/{k}", 0.0))
+
+    def faster(kind: str, k: int) -> float:
+        one = alone.get(f"{kind}/{k}", 0.0)
+        return max(1.0, seconds(kind, k) / one) if one else 1.0
+
+    def dispatch(kind: str, k: int) -> float:
+        if kind == "send":  # whatever the message: it is one array
+            return statistics.fmean([taken for what, taken in host.items() if what.startswith("send")] or [0.0])
+        return host.get(f"{kind}/{k}", 0.0)
+
+    method = methods.find(name)
+    return Machine(
+        memoised(seconds),
+        host_seconds=memoised(dispatch),
+        run_ahead=told["run_ahead"],
+        cores=cores,
+        alone=memoised(faster),
+        spread=method.places is not None,
+        patient=method.places is not None,
+        **machine,
+    )
+
+
+def copies(told: Mapping[str, Any]) -> dict[str, Any]:
+    """`size` and `link` of a machine whose messages take what was measured."""
+    alone = told["alone"]["device"]
+    return {
+        "size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0),
+        "link": Link(0, 1),
+    }
+
+
+def sizes(table: Mapping[tuple[str, int], int]) -> Any:
+    """`size` of a machine from bytes by (what, receiving stage)."""
+
+    def size(box: Box, op: Op) -> int:
+        return table[box.what, box.k]
+
+    return size
+
+
+def memoised(seconds: Any) -> Any:
+    known: dict[tuple[str, int], float] = {}
+
+    def ask(kind: str, k: int) -> float:
+        if (kind, k) not in known:
+            known[kind, k] = seconds(kind, k)
+        return known[kind, k]
+
+    return ask

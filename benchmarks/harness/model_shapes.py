@@ -1,0 +1,53 @@
+"""Bytes of a model's stages and messages for any method and K, from shapes alone: no weight is made, nothing runs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+
+import fdg_jax
+from fdg_jax import split
+from fdg_jax.engine import memory
+from fdg_jax.training.setup import cross_entropy
+
+
+class Shapes(NamedTuple):
+    """memory: of the stages k = 1..K at their most (fdg_jax.engine.memory), [] where it is not counted. messages: bytes
+    by (what, receiving stage). weights: bytes of the network's in each stage."""
+
+    memory: list[memory.Memory]
+    messages: dict[tuple[str, int], int]
+    weights: list[int]
+
+
+def of(
+    blocks: Sequence[nn.Module],
+    cuts: Sequence[int],
+    method: str,
+    options: Mapping[str, Any],
+    batch_size: int,
+    image: Sequence[int],
+) -> Shapes:
+    found: list[Shapes] = []
+    images = jax.ShapeDtypeStruct((batch_size, *image), np.float32)
+    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
+
+    def made(key: Any) -> None:
+        devices = jax.local_devices()
+        where = [devices[k % len(devices)] for k in range(len(cuts) + 1)]
+        stages, optimizer = split.stages(blocks, tuple(cuts)), optax.sgd(0.1, momentum=0.9)
+        pipeline = fdg_jax.Pipeline(stages, cross_entropy, optimizer, method, devices=where, **options)
+        pipeline.init(key, (images, labels))
+        engine: Any = pipeline.engine
+        schedule = engine.loop.schedule
+        specs = memory.parts_of(engine.parts.specs, schedule.micro_batches)
+        given = [(box, op) for op in schedule.tick(4 * schedule.K + 2, None) for box in schedule.messages.gives(op)]
+        messages = {(box.what, box.k): memory.message(box, op, specs) for box, op in given if box.what != "loss"}
+        weights = [memory.size(stage.variables().get("params", {})) for stage in engine.stages.values()]
+        found.append(Shapes(memory.predicted(engine), messages, weights))
+
+    jax.eval_shape(made, jax.eval_shape(jax.random.key, 0))
+    return found[0]

@@ -1,0 +1,126 @@
+"""What every benchmark writes down beside its numbers, and how: a markdown table, or JSON lines."""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine.facts import processor_name
+from fdg_jax.runs.run_files import git_commit
+
+DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
+
+
+def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """For the benchmark of that name, whose docstring is its help; with the flag --json that all have."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}",
+        description=doc,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="one JSON object a row: instead of the table, or added to FILE beside it",
+    )
+    return made
+
+
+def positive(text: str) -> int:
+    """For argparse: a whole number from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def folder(path: str) -> Path:
+    """The folder of `--out`, made where it is missing."""
+    found = Path(path)
+    try:
+        found.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--out {path} cannot be made ({error.strerror}). Name another folder.") from error
+    return found
+
+
+def check_json(path: str | None) -> None:
+    """Finds out before a long measurement that its result could not be written."""
+    if path not in (None, "-"):
+        try:
+            Path(path).open("a", encoding="utf-8").close()
+        except OSError as error:
+            raise BadInput(f"--json {path} cannot be written ({error.strerror}). Name another file.") from error
+
+
+def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
+    """Prints the text, or the rows as JSON lines; with a path both, the rows appended to the file."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    print(lines if path == "-" else text + "\n", end="", flush=True)
+    if path not in (None, "-"):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(lines)
+
+
+def run(
+    made: argparse.ArgumentParser,
+    measure: Callable[[argparse.Namespace], Sequence[Mapping[str, Any]]],
+    table: Callable[[Any, argparse.Namespace], str],
+    arguments: Sequence[str] | None,
+) -> int:
+    """The command of a benchmark: what is asked for, its rows and their table. Returns the exit code."""
+    given = made.parse_args(arguments)
+    try:
+        check_json(given.json)
+        rows = measure(given)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    emit(rows, table(rows, given), given.json)
+    return 0
+
+
+def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The sentence on other processes that every table of speeds ends with."""
+    others = max(row["others_percent"] for row in rows)
+    fact = f"Other processes took {others:.0f}% of the cores' time"
+    return f"{fact}: the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else f"{fact}."
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """`median (least to most)`."""
+    middle = statistics.median(values)
+    return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def versions(row: Mapping[str, Any]) -> str:
+    """With what a row of `here` was measured."""
+    pages = "on" if row["huge_pages"] else "off"
+    return f"Python {row['python']}, JAX {row['jax']}, huge pages {pages}, commit {row['commit']}"
+
+
+def here() -> dict[str, Any]:
+    """`machine`, and the device, the versions and the pages of this process, which has JAX."""
+    import jax
+
+    from fdg_jax.machine import huge_pages
+
+    versions = {"python": sys.version.split()[0], "jax": jax.__version__}
+    return {"device": jax.devices()[0].device_kind, "huge_pages": huge_pages.on(), **versions, **machine()}
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what it was measured."""
+    return {"cpu": processor_name(), "machine_cores": os.cpu_count(), "commit": git_commit()}

@@ -1,0 +1,67 @@
+"""What every process of a side does, whatever it trains with: it answers when told to train, and clocks itself.
+
+Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
+answers every line {"run": n} with what n batches took, {"operations": n} with what each operation of theirs took, and
+{"memory": n} with what was alive after them, if it can tell. It ends when its input does.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from benchmarks.harness.side_specs import Side
+from fdg_jax.errors import BadInput
+
+
+class Trainer(Protocol):
+    """What trains: so many batches, all computed on return, and what there is to know about it."""
+
+    def run(self, batches: int) -> dict[str, float]: ...
+
+    def about(self) -> dict[str, Any]: ...
+
+
+def serve(make: Callable[[Side], Trainer]) -> int:
+    """The process of a side from start to end. Returns its exit code."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints must not be taken for an answer
+
+    def answer(what: dict) -> None:
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
+
+    side = Side(**json.loads(sys.argv[1]))
+    try:
+        trainer = make(side)
+    except BadInput as error:
+        answer({"refused": str(error)})
+        return 2
+    trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
+    told = dataclasses.asdict(side)
+    del told["worker"], told["interpreter"]  # how it was started
+    answer({"side": told.pop("name"), **told, **trainer.about()})
+    for line in sys.stdin:
+        [(what, batches)] = json.loads(line).items()
+        answer(getattr(trainer, what)(batches))
+    return 0
+
+
+def clocked(train: Callable[[], float]) -> dict[str, float]:
+    """What a window took in this process; train() returns the last loss when all is computed."""
+    faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
+    loss = train()
+    return {
+        "seconds": time.perf_counter() - start,
+        "busy_seconds": time.process_time() - busy,
+        "page_faults": page_faults() - faults,
+        "loss": loss,
+    }
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

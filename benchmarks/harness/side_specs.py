@@ -1,0 +1,178 @@
+"""What is compared: a side is a way to train, on a number of cores. Only names and numbers, no JAX.
+
+A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
+`fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name
+(K workers on K cores).
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import huge_pages
+from fdg_jax.methods import interface
+from fdg_jax.runs.options import FIELDS
+from fdg_jax.schedule import Schedule
+
+# What differs from "K workers of that method on K cores".
+PRESETS: dict[str, dict[str, Any]] = {
+    "bp": {"method": "bp", "K": 1, "cores": 1},
+    "bp-two-cores": {"method": "bp", "K": 1, "cores": 2},
+    "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": "benchmarks.harness.each_core"},
+    "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
+}
+OPTIONS = {
+    "K": "number of stages",
+    "cores": "cores the process is pinned to",
+    "engine": "pipeline or delay-line",
+    "split": "paper, even, balanced, measured or block numbers",
+    "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
+    "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
+    "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
+    "layers": "cured (convolutions made for a device that is one core) or plain (XLA's own)",
+    "hugepages": "on (and glibc keeps its memory), only (it gives it back at every step), or off",
+    "xla": "XLA flags",
+}
+METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
+CHOICES = {
+    "engine": ("pipeline", "delay-line"),
+    "dispatch": ("up", "down"),
+    "update": ("separate", "fused"),
+    "packing": ("on", "off"),
+    "layers": ("cured", "plain"),
+    "hugepages": ("on", "only", "off"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """name: as it was asked for. cores: how many it is pinned to. device: "cpu", where a core stands in for a device,
+    or "gpu": what JAX finds. xla: flags added to XLA_FLAGS. options: the method's. worker: the module of its process.
+    interpreter: what runs it; "" is this one."""
+
+    name: str
+    method: str
+    K: int
+    cores: int
+    model: str
+    batch_size: int
+    engine: str = "pipeline"
+    split: str | None = None
+    dispatch: str = "up"
+    update: str = "separate"
+    packing: str = "on"
+    layers: str = "cured"
+    hugepages: str = "on"
+    device: str = "cpu"
+    xla: str = ""
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    worker: str = "benchmarks.harness.bench_worker"
+    interpreter: str = ""
+
+
+def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
+    """The side that `text` asks for. common: K, model, batch_size, device of all; xla, split: where it has none."""
+    name, *words = text.split(":")
+    preset = PRESETS.get(name) or {"method": methods.find(name).name}
+    method = methods.find(preset["method"])
+    pairs = [option(text, word, method) for word in words]
+    own = {key: value for key, value in pairs if key in method.answers_to}
+    values = {**common, "xla": xla, **preset, **{key: value for key, value in pairs if key not in own}, "options": own}
+    if values.get("device") == "gpu":
+        values["cores"] = len(cores_available())  # of the host, which is not compared
+    values.setdefault("cores", values["K"])
+    if values["K"] > 1:
+        values.setdefault("split", split)
+    if values.get("dispatch") == "down" and values["method"] == "bp":
+        raise BadInput(f"side {text}: BP's stages wait for each other, so their order of dispatch is fixed.")
+    if values.get("update") == "fused" and values.get("engine") == "delay-line":
+        fact = "a delayed update cannot be fused with a backward pass"
+        raise BadInput(f"side {text}: {fact}. Use engine=pipeline.")
+    if values.get("update") == "fused" and method.stage:
+        fact = f"method {method.name} has stages of its own, whose programs are not fused"
+        raise BadInput(f"side {text}: {fact}. Leave update out.")
+    return Side(name=text, **values)
+
+
+def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if equals and key in FIELDS and key not in OPTIONS:
+        method.accepted({key: value})
+        return key, of_method(side, key, value)
+    if key not in OPTIONS or not equals:
+        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN])
+        raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
+    choose(side, key, value, CHOICES.get(key, ()))
+    if key in ("K", "cores"):
+        if not value.isdecimal() or int(value) < 1:
+            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
+        return key, int(value)
+    return key, value
+
+
+def of_method(side: str, key: str, value: str) -> Any:
+    """The value of a method's flag. What else may be wrong with it the training command's own checks will say."""
+    kind = type(FIELDS[key].default)
+    choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
+    try:
+        return {"on": True, "off": False}[value] if kind is bool else kind(value)
+    except (ValueError, KeyError):
+        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
+        raise BadInput(f"side {side}: {key}={value} is not {wanted}.") from None
+
+
+def choose(side: str, key: str, value: str, choices: Sequence[str]) -> None:
+    if choices and value not in choices:
+        raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(choices)}.")
+
+
+def schedule_of(side: Side) -> Schedule:
+    method = methods.find(side.method)
+    return method.schedule(side.K, **method.accepted(side.options)[0])
+
+
+def check(sides: Sequence[Side], cores: int) -> None:
+    """Refuses sides that this machine cannot compare honestly. cores: what this process may use."""
+    if len({side.name for side in sides}) < len(sides):
+        raise BadInput("a side is named twice. Give two of the same different options, or name it once.")
+    for side in sides:
+        if side.cores > cores:
+            raise BadInput(
+                f"side {side.name} (K={side.K}) wants {side.cores} cores, but there are {cores}. With fewer "
+                f"cores than workers no speed-up can be claimed. Use --K 1 to {cores}, or a larger machine."
+            )
+
+
+def cores_available() -> list[int]:
+    """The cores this process may use, a thread of each physical core first. BadInput without pinning."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise BadInput("this system cannot pin a process to a core (sched_setaffinity). Run it on Linux.")
+    seen: set[str] = set()
+    rank = {}
+    for core in sorted(os.sched_getaffinity(0)):
+        file = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        siblings = file.read_text(encoding="utf-8") if file.exists() else str(core)
+        rank[core] = siblings in seen  # False before True: second threads of a core come last
+        seen.add(siblings)
+    return sorted(rank, key=lambda core: (rank[core], core))
+
+
+def environment(side: Side) -> dict[str, str]:
+    """What the side's process starts with: its platform, huge pages, XLA flags."""
+    # Sides on a GPU share its memory, so none may take most of it at once.
+    platform = {"JAX_PLATFORMS": "cpu"} if side.device == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    wanted = {**os.environ, **platform}
+    flags = " ".join(part for part in (wanted.get("XLA_FLAGS", ""), side.xla) if part)
+    if flags:
+        wanted["XLA_FLAGS"] = flags
+    if side.hugepages == "off":
+        wanted.pop(huge_pages.TUNABLES, None)
+        return wanted
+    started = huge_pages.wanted_environment(wanted) or wanted
+    if side.hugepages == "only" and huge_pages.TUNABLES in started:
+        started[huge_pages.TUNABLES] = huge_pages.HUGE
+    return started

@@ -1,0 +1,180 @@
+"""Processes that take turns: each side trains for a window while the others sleep."""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import report, side_specs
+from benchmarks.harness.side_specs import Side
+from fdg_jax.errors import BadInput
+
+ROOT = Path(__file__).resolve().parents[2]
+CALIBRATION_BATCHES = 4  # warm ones, to find how many batches fill a window
+
+
+class WorkerDied(Exception):
+    """A side's process ended without an answer."""
+
+
+class Worker:
+    """A side at work: its process, and what it answered last."""
+
+    def __init__(self, side: Side, cores: Sequence[int]):
+        self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
+        self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.cores)  # inherited, so that every thread pool is made for that many cores
+        try:
+            self.process = subprocess.Popen(
+                [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
+                cwd=ROOT,
+                env=side_specs.environment(side),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
+            )
+        finally:
+            os.sched_setaffinity(0, ours)
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        if not line:
+            code = self.process.wait()
+            raise WorkerDied(f"side {self.side.name} ended with exit code {code}; what it said is above")
+        told = json.loads(line)
+        if "refused" in told:
+            raise BadInput(f"side {self.side.name}: {told['refused']}")
+        return told
+
+    def start(self, seconds: float) -> None:
+        """Waits until it is compiled and warm, then finds how many batches make a window."""
+        self.about = self.answer()
+        self.batches = CALIBRATION_BATCHES
+        took = self.run()["seconds"]
+        self.batches = max(2, math.ceil(seconds * self.batches / took))
+
+    def run(self) -> dict[str, Any]:
+        return self.ask({"run": self.batches})
+
+    def ask(self, what: dict[str, int]) -> dict[str, Any]:
+        self.tell(what)
+        return self.answer()
+
+    def tell(self, what: dict[str, int]) -> None:
+        assert self.process.stdin
+        try:
+            self.process.stdin.write(json.dumps(what) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # answer() says what happened
+
+    def window(self) -> None:
+        before, start = core_seconds(self.cores), time.perf_counter()
+        told = self.run()
+        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
+        if not math.isfinite(told["loss"]):
+            raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
+        window = time.perf_counter() - start
+        told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
+        told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
+        told["others_percent"] = others_percent(by_core, told["busy_seconds"], window)
+        told["core_percent"] = [100 * seconds / window for seconds in by_core]
+        self.windows.append(told)
+
+    def time_operations(self, batches: int) -> dict[str, Any]:
+        """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
+        before, start = core_seconds(self.cores), time.perf_counter()
+        told = self.ask({"operations": batches})
+        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
+        return {**told, "others_percent": others_percent(by_core, told["busy_seconds"], time.perf_counter() - start)}
+
+    def column(self, name: str) -> list[Any]:
+        return [window[name] for window in self.windows]
+
+
+def core_seconds(cores: Sequence[int]) -> list[float]:
+    """Time that each of these cores has not been idle, in seconds since the machine started; 0 where unknown."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return [0.0] * len(cores)
+    # user nice system idle iowait irq softirq steal
+    ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
+             if name.startswith("cpu")}  # fmt: skip
+    return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
+
+
+def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
+    """Of the time of cores that were not idle for so many seconds each, what a process busy that long did not take."""
+    return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
+
+
+def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
+    """The side's process, compiled and warm; the stack ends it."""
+    say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
+    worker = stack.enter_context(Worker(side, cores))
+    worker.start(seconds)
+    return worker
+
+
+def measure(
+    sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0
+) -> list[Worker]:
+    """The sides' workers, done, with their windows in them. operations: over how many batches each side's operations
+    are timed afterwards, one at a time."""
+    with ExitStack() as stack:
+        workers = [started(stack, side, cores, seconds) for side in sides]
+        same_network(workers)
+        for turn in range(windows):
+            # Back and forth, so that a machine that slowly gets faster or slower favours no side.
+            for worker in workers if turn % 2 == 0 else reversed(workers):
+                worker.window()
+            speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
+            say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
+        for worker in workers if operations else []:
+            worker.operations = worker.ask({"operations": operations})
+        return workers
+
+
+def same_network(workers: Sequence[Worker]) -> None:
+    """WorkerDied where a side trains another number of parameters than the first."""
+    first, *others = workers
+    for other in others:
+        if other.about["parameters"] != first.about["parameters"]:
+            counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
+            raise WorkerDied(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
+
+
+def command(
+    made: argparse.ArgumentParser, measure: Callable[..., Any], table: Callable[..., str], arguments: list[str] | None
+) -> int:
+    """`_report.run` of a benchmark that compares processes: one that died is a message, Ctrl-C ends them all."""
+    try:
+        return report.run(made, measure, table, arguments)
+    except WorkerDied as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,165 @@
+"""Which peers there are, how one is asked for, and whether this machine has what it needs. No JAX, no PyTorch.
+
+A peer is written as every side is, NAME[:option=value]...: `torch:threads=2`, `torch-pipeline:schedule=gpipe`.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from benchmarks.harness import side_specs
+from benchmarks.harness.side_specs import Side
+from fdg_jax.errors import BadInput
+
+
+class Peer(NamedTuple):
+    """module: its file here. needs: what the interpreter must be able to import. processes: one for each worker,
+    of one core each; else one process. options: name -> default, whose type the value has."""
+
+    summary: str
+    module: str
+    needs: str
+    processes: bool
+    options: Mapping[str, Any]
+
+
+LAYOUT = {"layout": "channels-last", "onednn": True}
+PEERS = {
+    "torch": Peer("PyTorch, one process", "torch_bp", "torch", False, {"threads": 1, **LAYOUT}),
+    "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
+    "torch-pipeline": Peer(
+        "torch.distributed.pipelining, K processes, gloo",
+        "torch_pipeline",
+        "torch",
+        True,
+        {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT},
+    ),
+    "jax-shard-map": Peer(
+        "one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False, {"layers": "cured"}
+    ),
+}
+CHOICES = {
+    "layers": side_specs.CHOICES["layers"],
+    "layout": ("channels-last", "contiguous"),
+    "schedule": ("gpipe", "1f1b"),
+}
+REQUIREMENTS = "requirements-peers.txt"
+
+
+def help() -> str:
+    """Lines for a command's help."""
+    lines = ["peers (--python names an interpreter that has them), their options and what these are by default:"]
+    for name, peer in PEERS.items():
+        options = " ".join(f"{key}={shown(value)}" for key, value in peer.options.items())
+        lines.append(f"  {name:15} {peer.summary}{options and ': '}{options}")
+    return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
+    """The side that `text` asks for, a peer or one of ours; arguments as of `_sides.parse`."""
+    name, *words = text.split(":")
+    if name not in PEERS:
+        return side_specs.parse(text, common, xla, split)
+    if common.get("device") == "gpu":
+        raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
+    peer = PEERS[name]
+    options = {**peer.options, **dict(option(text, peer, word) for word in words)}
+    K = common["K"] if peer.processes or peer.needs == "jax" else 1
+    cut = options.pop("split", None)
+    return check(
+        Side(
+            name=text,
+            method=name,
+            K=K,
+            cores=options.get("threads", K),
+            model=common["model"],
+            batch_size=common["batch_size"],
+            engine=peer.module,
+            split=cut if cut is None else cut or split,
+            xla=xla if peer.needs == "jax" else "",
+            options=options,
+            worker="benchmarks.peers.worker",
+        )
+    )
+
+
+def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    if key not in peer.options or not equals:
+        known = ", ".join(peer.options) or "no options"
+        raise BadInput(f"side {side}: {word!r} is no option of this peer. It has {known}, as NAME:option=value.")
+    side_specs.choose(side, key, value, CHOICES.get(key, ()))
+    if isinstance(peer.options[key], bool):
+        side_specs.choose(side, key, value, ("on", "off"))
+        return key, value == "on"
+    if isinstance(peer.options[key], int):
+        if not value.isdecimal() or int(value) < 1:
+            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
+        return key, int(value)
+    return key, value
+
+
+def check(side: Side) -> Side:
+    """The side itself. BadInput where its network or batch is none that the peer can train."""
+    if PEERS[side.method].needs == "torch":
+        network(side.model)
+    if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
+        fact = f"{side.K} replicas cannot have equal parts of {side.batch_size} images"
+        raise BadInput(f"side {side.name}: {fact}. Use a multiple of {side.K} as --batch-size.")
+    if side.method == "torch-pipeline":
+        M = side.options["micro_batches"]
+        if side.batch_size % M:
+            raise BadInput(f"side {side.name}: {M} micro-batches do not divide {side.batch_size} images evenly.")
+        if M < side.K or side.K < 2:
+            fact = f"a pipeline of {side.K} processes and {M} micro-batches has nothing to overlap"
+            raise BadInput(f"side {side.name}: {fact}. Use --K 2 or more and at least as many micro-batches.")
+    return side
+
+
+def network(model: str) -> tuple[str, int, int]:
+    """(family, n, k) of the networks that torch_net has: ("resnet", 3, 1) of resnet20, ("wrn", 2, 4) of wrn16_4."""
+    if match := re.fullmatch(r"resnet(\d{1,4})", model):
+        depth, k, family, rest = int(match[1]), 1, "resnet", 2
+    elif match := re.fullmatch(r"wrn(\d{1,4})_(\d{1,2})", model):
+        depth, k, family, rest = int(match[1]), int(match[2]), "wrn", 4
+    else:
+        depth, k, family, rest = 0, 0, "", 0
+    if not k or depth <= rest or (depth - rest) % 6 or model == "resnet18":  # that one is of another family
+        raise BadInput(f"model {model}: the peers in PyTorch have resnet<6n+2> and wrn<6n+4>_<k> only.")
+    return family, (depth - rest) // 6, k
+
+
+def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]]:
+    """The sides that can run here, with their interpreters, and a sentence for each that cannot.
+
+    python: the interpreter of the peers' environment; "" is this one. BadInput where it cannot be run, or where the
+    first side, which all are compared with, is missing.
+    """
+    kept, missing = list[Side](), list[str]()
+    for side in sides:
+        peer = PEERS.get(side.method)
+        if peer is None or peer.needs == "jax" or has(python or sys.executable, peer.needs):
+            torch = peer is not None and peer.needs == "torch"
+            kept.append(replace(side, interpreter=python) if torch else side)
+            continue
+        way_out = f"Install {REQUIREMENTS} into an environment and name its interpreter with --python."
+        missing.append(f"Side {side.name} is skipped: {python or 'this interpreter'} has no PyTorch. {way_out}")
+        if side is sides[0]:
+            raise BadInput(f"{missing[0]} It is the first side, with which the others are compared.")
+    return kept, missing
+
+
+def has(python: str, package: str) -> bool:
+    """Whether that interpreter would find the package (which is not imported)."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+    except OSError as error:
+        raise BadInput(f"--python {python} cannot be run ({error.strerror}). Name an interpreter.") from error

@@ -1,0 +1,72 @@
+"""torch.distributed.pipelining over gloo: a rank is a stage of GPipe or 1F1B, a batch goes through in micro-batches.
+
+A batch norm sees a micro-batch at a time, as in any such pipeline; gradients are the mean over micro-batches. What
+goes over the wire is contiguous as gloo wants it: [b, h, w, c] where that is how activations lie.
+"""
+
+# pyright: reportMissingImports=false
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from benchmarks.harness.serving import clocked
+from benchmarks.harness.side_specs import Side
+from benchmarks.peers import torch_net, torch_recipe
+from benchmarks.peers.ranks import MEETING, RANK
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Part(nn.Sequential):
+    """Blocks of a stage; wired_in, wired_out: whether activations come in and go out as [b, h, w, c]."""
+
+    wired_in = wired_out = False
+
+    def forward(self, x):
+        if x.requires_grad:  # gloo sends dx; a sum of gradients of several layouts may be in any
+            x.register_hook(torch.Tensor.contiguous)
+        y = super().forward(x.permute(0, 3, 1, 2) if self.wired_in else x)
+        return (y.permute(0, 2, 3, 1) if self.wired_out else y).contiguous()
+
+
+class Trainer:
+    """A rank, which is stage k = rank + 1."""
+
+    def __init__(self, side: Side):
+        rank, K = int(os.environ[RANK]), side.K
+        self.first, self.last = rank == 0, rank == K - 1
+        torch_recipe.settle(side, seed=rank)
+        self.batches = torch_recipe.Batches(side, side.batch_size)
+        self.blocks = torch_net.blocks(side.model, self.batches.data.classes)
+        assert side.split is not None
+        self.cuts = [int(number) for number in side.split.split(",")]
+        start, end = ([0, *self.cuts, len(self.blocks)][rank + i] for i in (0, 1))
+        part = Part(*self.blocks[start:end]).to(memory_format=torch_recipe.layout(side))
+        channels_last = side.options["layout"] == "channels-last"
+        part.wired_in, part.wired_out = channels_last and not self.first, channels_last and not self.last
+        self.optimizer = torch_recipe.optimizer(part)
+        dist.init_process_group("gloo", init_method=f"file://{os.environ[MEETING]}", rank=rank, world_size=K)
+        stage = PipelineStage(part, rank, K, torch.device("cpu"))
+        self.schedule = SCHEDULES[side.options["schedule"]](stage, side.options["micro_batches"], torch_recipe.loss)
+
+    def run(self, batches: int) -> dict[str, float]:
+        return clocked(lambda: self.train(batches))
+
+    def train(self, batches: int) -> float:
+        """The mean loss of the last batch's micro-batches; on ranks before the last 0."""
+        losses = []
+        for x, labels in self.batches(batches, images=self.first, labels=self.last):
+            self.optimizer.zero_grad()
+            losses = []
+            inputs = (x,) if self.first else ()
+            self.schedule.step(*inputs, target=labels, losses=losses if self.last else None, return_outputs=False)
+            self.optimizer.step()
+        return torch.stack(losses).mean().item() if losses else 0.0
+
+    def about(self) -> dict[str, Any]:
+        return torch_recipe.about(self.blocks) | {"cuts": self.cuts}

@@ -1,0 +1,95 @@
+"""What is the same for all peers in PyTorch: settings, images, augmentation, loss, optimizer, and what they tell.
+
+The images are those that our own sides train on, cropped, mirrored and normalised by the same rules; the random
+choices come from PyTorch's generator, so they are others. SGD is the paper's, which is PyTorch's own.
+"""
+
+# pyright: reportMissingImports=false
+
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.harness.side_specs import Side
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.sets import synthetic
+from fdg_jax.machine import huge_pages
+
+LEARNING_RATE = 0.01  # that of our own sides
+
+
+def settle(side: Side, seed: int = 0) -> None:
+    """Threads, oneDNN and the seed of this process, before anything is computed."""
+    torch.set_num_threads(side.options.get("threads", 1))
+    torch.backends.mkldnn.enabled = side.options["onednn"]
+    torch.manual_seed(seed)
+
+
+def layout(side: Side) -> torch.memory_format:
+    """How images, activations and kernels lie in memory, for `.to(memory_format=...)`."""
+    return torch.channels_last if side.options["layout"] == "channels-last" else torch.contiguous_format
+
+
+def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+    """fdg_jax.recipe.paper_sgd; all parameters in one kernel."""
+    return torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=5e-4, fused=True)
+
+
+loss = nn.CrossEntropyLoss()
+
+
+class Batches:
+    """Endless batches of `size` images, of which this process may want the labels only.
+
+    Whoever has the same seed draws the same images; augmentation has a generator of its own.
+    """
+
+    def __init__(self, side: Side, size: int, seed: int = 0):
+        self.layout, self.size, self.data = layout(side), size, synthetic.load()
+        self.images = torch.from_numpy(self.data.train_images)
+        self.labels = torch.from_numpy(self.data.train_labels).long()
+        self.order = torch.Generator().manual_seed(seed)
+        self.choices = torch.Generator().manual_seed(seed + 1000)
+
+    def __call__(self, n: int, images: bool = True, labels: bool = True) -> Iterator[tuple[Any, Any]]:
+        """n batches (x float32 [size, c, h, w], labels [size]); None for what is not wanted."""
+        for _ in range(n):
+            chosen = torch.randint(len(self.images), (self.size,), generator=self.order)
+            yield self.augmented(self.images[chosen]) if images else None, self.labels[chosen] if labels else None
+
+    def augmented(self, images: torch.Tensor) -> torch.Tensor:
+        down, right = torch.randint(2 * self.data.pad + 1, (2, len(images)), generator=self.choices)
+        mirrored = torch.randint(2, (len(images),), generator=self.choices).bool()
+        return augment(images, down, right, mirrored, self.data).to(memory_format=self.layout)
+
+
+def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
+    """Images [b, h, w, c] uint8 -> [b, c, h, w] float32, by the rules of fdg_jax.data.augment.
+
+    down, right: pixels [b] cut off the padded image. mirrored: [b] bool.
+    """
+    b, h, w, c = images.shape
+    pad = data.pad
+    padded = torch.zeros(b, h + 2 * pad, w + 2 * pad, c, dtype=torch.uint8)
+    padded[:, pad : pad + h, pad : pad + w] = images
+    rows = down[:, None] + torch.arange(h)  # [b, h]
+    columns = torch.where(mirrored[:, None], w - 1 - torch.arange(w), torch.arange(w)) + right[:, None]  # [b, w]
+    cropped = padded[torch.arange(b)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    mean, std = torch.tensor(data.mean) * 255, torch.tensor(data.std) * 255
+    return cropped.float().sub_(mean).mul_(1 / std).permute(0, 3, 1, 2)
+
+
+def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
+    """What is told beside the side itself; blocks: of the whole network, whichever of them train here."""
+    return {
+        "cuts": [],
+        "blocks": len(blocks),
+        "parameters": sum(parameter.numel() for block in blocks for parameter in block.parameters()),
+        "staleness": [0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "huge_pages": huge_pages.on(),
+    }

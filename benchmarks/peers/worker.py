@@ -1,0 +1,26 @@
+"""The process of a peer, or of one of its ranks: as `benchmarks.harness.bench_worker`, with somebody else's engine.
+
+Which module trains is the side's `engine`. A peer of several processes has a rank in the environment of each; the
+one without starts them.
+"""
+
+import os
+import sys
+from importlib import import_module
+
+from benchmarks.harness.serving import Trainer, serve
+from benchmarks.harness.side_specs import Side
+from benchmarks.peers.ranks import RANK, Ranks, pin
+from benchmarks.peers.sides import PEERS
+
+
+def trainer(side: Side) -> Trainer:
+    if PEERS[side.method].processes:
+        if RANK not in os.environ:
+            return Ranks(side)
+        pin()
+    return import_module(f"benchmarks.peers.{side.engine}").Trainer(side)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(trainer))

@@ -1,0 +1,1 @@
+"""What the tables share: their runs, results, pictures and commands."""

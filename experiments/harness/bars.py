@@ -1,0 +1,80 @@
+"""One number a method as horizontal bars, best first, a panel a group; and two of them side by side over a value."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.harness.curve_plot import FAINT, INK
+
+BAR, REFERENCE = "#0072b2", "#d55e00"
+
+
+def draw(
+    groups: Mapping[str, Mapping[str, float]], path: Path, title: str, x_label: str, reference: tuple[str, float] | None
+) -> None:
+    """A PNG file. groups: panel -> label -> value. reference: (label, value) of a line through all panels."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
+        figure = Figure(figsize=(10, 7), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        panels = figure.subplots(len(groups), 1, sharex=True)
+        for axes, (group, values) in zip(panels, groups.items(), strict=True):
+            ranked = sorted(values, key=lambda label: values[label], reverse=True)
+            bars = axes.barh(ranked, [values[label] for label in ranked], color=BAR, height=0.7)
+            axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=9)
+            axes.set_title(group, loc="left", fontsize=10)
+            axes.grid(axis="x", color=FAINT, lw=0.6)
+            axes.set_axisbelow(True)
+            for side in ("top", "right", "left"):
+                axes.spines[side].set_visible(False)
+            if not values:
+                axes.set_yticks([])
+                axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
+            if reference:
+                axes.axvline(reference[1], color=REFERENCE, lw=1.2, ls="--")
+        if reference:
+            label = f"{reference[0]}: {reference[1]:.2f}"
+            panels[0].annotate(
+                label, (reference[1], 1), xytext=(3, 4), xycoords=("data", "axes fraction"),
+                textcoords="offset points", color=REFERENCE, fontsize=9,
+            )  # fmt: skip
+        panels[-1].set_xlabel(x_label)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def draw_beside(
+    labels: Sequence[str], series: Mapping[str, Sequence[float | None]], path: Path, title: str, x_label: str
+) -> None:
+    """A PNG file. labels: along the x axis. series: two names -> test errors in percent, one a label, None where there
+    is none. The y axis does not start at zero, so that differences are seen; the numbers stand above the bars."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+        axes, width = figure.subplots(), 0.8 / len(series)
+        for nth, ((name, values), colour) in enumerate(zip(series.items(), (REFERENCE, BAR), strict=True)):
+            places = [(at + (nth - (len(series) - 1) / 2) * width, value) for at, value in enumerate(values)]
+            there = [(at, value) for at, value in places if value is not None]
+            label = name if there else f"{name}: nothing has been run yet"
+            bars = axes.bar([at for at, _ in there], [value for _, value in there], width, color=colour, label=label)
+            axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
+        shown = [value for values in series.values() for value in values if value is not None]
+        if shown:
+            axes.set_ylim(min(shown) - 1, max(shown) + 0.5)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.6, len(labels) - 0.4)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("test error (% of the test images)")
+        axes.grid(axis="y", color=FAINT, lw=0.6)
+        axes.set_axisbelow(True)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        figure.savefig(path, dpi=120, metadata={"Software": None})

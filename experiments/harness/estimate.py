@@ -1,0 +1,195 @@
+"""How long the runs of a table would take: the steps they still have to make, times a step measured now.
+
+A step is measured with the run's own flags by the training command, in a process of its own and on synthetic images,
+once for all runs that differ in nothing a step's time depends on, and kept in the user's cache directory. Time for
+evaluations and checkpoints is not in it.
+"""
+
+import hashlib
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.harness import runner
+from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, state
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import facts
+from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, version
+
+IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # of the training sets
+AREA = {"tiny_imagenet": 4}  # pixels of an image, in those of the 32x32 images that are measured with
+WITHOUT_TIME = ("beta", "seed", "epochs")  # flags that a step takes no longer for
+FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
+SHORT_SECONDS = 1.0  # a shorter time than that tells too little
+LIMIT_SECONDS = 180
+TYPICAL_SECONDS = 30.0  # what measuring a small network takes on a quiet machine
+WHAT = "step times"
+
+
+class Step(NamedTuple):
+    """seconds: of one training step, None where it could not be measured. how: that in words, if it was."""
+
+    seconds: float | None
+    how: str
+
+
+def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
+    """Prints what is measured, a line a run, and the total. given: seconds a step, instead of measuring. again: also
+    measures what was measured before."""
+    if given is not None and not (given > 0 and math.isfinite(given)):
+        raise BadInput(f"--seconds-per-step {given}: use a positive number.")
+    core = runner.cores_for(jobs)[0]
+    states = [state(run, runs_dir) for run in runs]
+    waiting = [run for run, now in zip(runs, states, strict=True) if now.kind not in (DONE, RUNNING)]
+    known = {} if given is not None else step_times(waiting, core, again)
+    total, unknown = 0.0, 0
+    for run, now in zip(runs, states, strict=True):
+        if now.kind in (DONE, RUNNING):
+            print(f"{run.name}: {now}")
+            continue
+        left, seconds = steps_left(run, now), known.get(step_kind(run), Step(given, "")).seconds
+        told = "no estimate" if seconds is None else duration(left * seconds)
+        unknown += seconds is None
+        total += left * (seconds or 0.0)
+        print(f"{run.name}: {now}, {left:,} steps to go: {told}")
+    words = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
+    print(f"total: {duration(total / jobs)} of training, {words}; evaluations and checkpoints come on top")
+    if unknown:
+        print(f"not in it: {unknown} runs without an estimate; --seconds-per-step X gives them one")
+    return 0
+
+
+def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
+    """A step of every kind of run there is among these. Says first how many there are and how long measuring takes."""
+    kinds: dict[tuple, Run] = {}
+    for run in runs:
+        kinds.setdefault(step_kind(run), run)
+    known = {} if again else {kind: step for kind, run in kinds.items() if (step := remembered(run, core))}
+    new = {kind: run for kind, run in kinds.items() if kind not in known}
+    if known:
+        print(f"{kinds_of(len(known), 'was', 'were')} measured before; --measure-again measures anew")
+        for kind, step in known.items():
+            print(f"  {what(kinds[kind])}: {step.how}")
+    if new:
+        least, most = duration(TYPICAL_SECONDS * len(new)), duration(LIMIT_SECONDS * len(new))
+        print(f"{kinds_of(len(new), 'is', 'are')} measured now, one after another, which takes {least} to {most}")
+        print("  Ctrl-C stops and keeps what was measured until then; --seconds-per-step X measures nothing")
+    begun = time.monotonic()
+    for number, (kind, run) in enumerate(new.items()):
+        each = (time.monotonic() - begun) / number if number else TYPICAL_SECONDS
+        left = duration(round(each * (len(new) - number), -1))
+        print(f"  {number + 1} of {len(new)}, about {left} left: {what(run)}", flush=True)
+        known[kind] = measured(run, core)
+        remember(run, core, known[kind])
+        print(f"    {known[kind].how}", flush=True)
+    return known
+
+
+def kinds_of(n: int, one: str, several: str) -> str:
+    return f"{n} kind of run {one}" if n == 1 else f"{n} kinds of run {several}"
+
+
+def conditions(run: Run, core: int | None) -> dict[str, Any]:
+    """All that the time of a step depends on, as far as it can be known without starting JAX."""
+    prefixes = ("JAX_", "XLA_", "CUDA_", "FDG_JAX_", "GLIBC_TUNABLES")
+    code = hashlib.sha256()
+    for file in sorted((ROOT / "fdg_jax").rglob("*.py")):
+        code.update(file.read_bytes())
+    return {
+        "run": [list(part) if isinstance(part, tuple) else part for part in step_kind(run)],
+        "machine": platform.node(),
+        "processor": facts.processor_name(),
+        "cores": facts.usable_cores() if core is None else 1,
+        "environment": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)},
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "flax")},
+        "code": code.hexdigest(),
+    }
+
+
+def remembered(run: Run, core: int | None) -> Step | None:
+    """What was measured before under the same conditions."""
+    from fdg_jax.machine import kept_times  # imports JAX, which the other verbs do not need
+
+    found = kept_times.load(WHAT, conditions(run, core), 1)
+    return Step(found[0], f"{found[0]:.3g} s a step") if found else None
+
+
+def remember(run: Run, core: int | None, step: Step) -> None:
+    from fdg_jax.machine import kept_times
+
+    if step.seconds is not None:
+        kept_times.save(WHAT, conditions(run, core), [step.seconds])
+
+
+def steps_left(run: Run, now: State) -> int:
+    """Batches that a missing or cut-off run has still to train on; an epoch's last, smaller batch is one too."""
+    per_epoch = math.ceil(IMAGES[run.flags["dataset"]] / run.flags["batch_size"])
+    done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
+    return max(0, round((run.flags["epochs"] - done) * per_epoch))
+
+
+def step_kind(run: Run) -> tuple:
+    """What the time of a step depends on."""
+    return run.module, *sorted((name, value) for name, value in run.flags.items() if name not in WITHOUT_TIME)
+
+
+def what(run: Run) -> str:
+    flags = run.flags
+    return f"{flags['model']}, {flags['method']}, K={flags['K']}, batches of {flags['batch_size']}"
+
+
+def measured(run: Run, core: int | None) -> Step:
+    """A step's time, from a few steps; from more where those were not timed or took next to no time."""
+    flags = run.flags
+    rate, problem = once(run, 2 * flags["K"] + FEW, core)  # 2K may compile and are not timed
+    timed = FEW
+    if not problem and (rate is None or FEW * flags["batch_size"] / rate < SHORT_SECONDS):
+        rate, problem = once(run, 2 * flags["K"] + MANY, core)
+        timed = MANY
+    if not rate:
+        return Step(None, f"not measured ({problem or 'the command timed nothing'})")
+    times = AREA.get(flags["dataset"], 1)
+    larger = f", times {times} for the larger images of {flags['dataset']}" if times > 1 else ""
+    seconds = flags["batch_size"] / rate * times
+    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on synthetic images{larger}")
+
+
+def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
+    """(images a second, why there is no such number) of so many steps of the run. Only the command for CIFAR has
+    synthetic images; the others do the same with their own."""
+    with tempfile.TemporaryDirectory(prefix="step-") as folder:
+        path = Path(folder) / "run"
+        few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
+        words = [*command(Run(run.name, {**run.flags, **few}), None, str(path))[1:], "--no-tensorboard"]
+        with runner.pinned(core):
+            process = subprocess.Popen(
+                [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        try:
+            _, said = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:  # what it has logged may be enough: its last evaluation takes long
+            lines = read_metrics(path / METRICS)
+            return lines[-1].get("images_per_second") if lines else None, f"{LIMIT_SECONDS} s were not enough"
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            return None, (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        return read_json(path / SUMMARY)["images_per_second"], ""
+
+
+def duration(seconds: float) -> str:
+    """In the unit a person would take: 40 s, 12 minutes, 7.5 hours, 41 days."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,61 @@
+"""What every table's page needs: a Markdown table, a place to put it in, and a sentence on where it ran."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.run_table import Lines
+
+LIBRARIES = {"python": "Python", "jax": "JAX", "flax": "Flax", "optax": "Optax"}
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells as they are; the columns are not padded, so that a new row changes one line."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|" for cells in lines)
+
+
+def origin(lines: Lines) -> str:
+    """Versions, hardware and commits of the results; where they differ, all there are."""
+    if not lines:
+        return "Nothing has been run yet."
+    versions = ", ".join(
+        f"{name} {either(line['versions'].get(key) for line in lines.values())}" for key, name in LIBRARIES.items()
+    )
+    hardware = either(machine(line["hardware"]) for line in lines.values())
+    commits = either(short(commit) for line in lines.values() for commit in line["git_commits"])
+    return f"Run with {versions} on {hardware}; commit {commits}."
+
+
+def machine(hardware: Mapping[str, Any]) -> str:
+    """one device (cpu:0) of a machine with 2 cores, 1 used (Some Processor, Linux-...). What was not recorded is
+    left out."""
+    devices, cores = list(dict.fromkeys(hardware["devices"])), hardware["cpus"]
+    count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
+    used = f", {hardware['usable_cores']} used" if hardware.get("usable_cores", cores) != cores else ""
+    kind = ", ".join(hardware[name] for name in ("processor", "platform") if hardware.get(name))
+    where = f"a machine with {cores} cores{used} ({kind})"
+    return f"{count} ({', '.join(devices)}) of {where}"
+
+
+def short(commit: str | None) -> str:
+    """A commit's first characters, -dirty kept; `unknown` where there was no git."""
+    if not commit:
+        return "unknown"
+    return f"`{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''}`"
+
+
+def either(values: Iterable[Any]) -> str:
+    return " or ".join(dict.fromkeys(map(str, values)))
+
+
+def put_between(path: Path, name: str, content: str) -> bool:
+    """Puts the content between the file's markers of that name, if the file is there and has them."""
+    begin, end = f"<!-- {name}: made by render -->", f"<!-- end of {name} -->"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if begin not in text or end not in text:
+        return False
+    before, rest = text.split(begin, 1)
+    after = rest.split(end, 1)[1]
+    path.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
+    return True

@@ -1,0 +1,220 @@
+"""What can be done with a table: `python -m experiments.TABLE list|run|collect|render`."""
+
+import argparse
+import fnmatch
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import estimate, markdown, result_files, runner
+from experiments.harness.run_table import CUT_OFF, RESULTS, ROOT, Run, Table, command, shown, state
+from fdg_jax.data import directories
+from fdg_jax.errors import BadInput, meant
+from fdg_jax.machine import output
+from fdg_jax.training.signals import Stopped
+
+
+def main(table: Table, arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
+    options = parser(table).parse_args(arguments)
+    with output.forgiving():
+        return answer(table, options)
+
+
+def answer(table: Table, options: argparse.Namespace) -> int:
+    try:
+        if options.epochs is not None:
+            table = shortened(table, options.epochs)
+        if "runs_dir" in options and options.runs_dir is None:
+            options.runs_dir = ROOT / "runs" / table.home
+        return options.does(table, options) or 0
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def parser(table: Table) -> argparse.ArgumentParser:
+    root = argparse.ArgumentParser(
+        prog=f"python -m experiments.{table.name}",
+        description=f"{table.summary}. Usually: run, {'' if table.measure else 'collect, '}render.",
+        epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",
+    )
+    verbs = root.add_subparsers(required=True, metavar="run|render" if table.measure else "list|run|collect|render")
+
+    def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
+        made = verbs.add_parser(name, help=text, description=text)
+        made.set_defaults(does=does, epochs=None)
+        if table.shortened:
+            made.add_argument(
+                "--epochs", type=int, metavar="N",
+                help="the same runs in N epochs, with run directories, results and a page of their own that say so",
+            )  # fmt: skip
+        if runs:
+            made.add_argument(
+                "--runs-dir", type=Path, metavar="DIR",
+                help=f"where the run directories are, one of each run's name (default: runs/{table.home})",
+            )  # fmt: skip
+        if data:
+            made.add_argument(
+                "--data-dir", metavar="DIR",
+                help="where the data are, as the training command takes it: for CIFAR a TensorFlow Datasets directory "
+                "(default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
+            )  # fmt: skip
+            made.add_argument(
+                "--only", nargs="+", metavar="NAME",
+                help="these runs only, by name or by a pattern in quotes: 'resnet20-*-seed0'",
+            )  # fmt: skip
+        if results:
+            made.add_argument(
+                "--results", type=Path, default=RESULTS, metavar="DIR",
+                help=f"where {table.home}.jsonl and {table.name}.md are (default: experiments/results)",
+            )  # fmt: skip
+        return made
+
+    rendering = f"make {table.name}.md and its picture, and their part of README.md, from the .jsonl alone"
+    if table.measure:
+        text = f"measure what results/{table.name}.jsonl has no line of, and add it"
+        verb("run", measure_runs, text, results=True)
+        verb("render", render, rendering, results=True)
+        return root
+    text = "each run's state and its exact command line, for the repository's root"
+    verb("list", list_runs, text, runs=True, data=True)
+    run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
+    running(run)
+    text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
+    verb("collect", collect, text, runs=True, results=True)
+    verb("render", render, rendering, results=True)
+    return root
+
+
+def running(run: argparse.ArgumentParser) -> None:
+    """The flags of the verb `run` alone."""
+    run.add_argument(
+        "--jobs", type=int, default=1, metavar="N",
+        help="runs at a time, each pinned to a core of its own when there are several (default: 1)",
+    )  # fmt: skip
+    run.add_argument(
+        "--dry-run", action="store_true",
+        help="start none of them: list them with the time they would take, from a few steps measured now",
+    )  # fmt: skip
+    run.add_argument(
+        "--seconds-per-step", type=float, metavar="X",
+        help="with --dry-run: what a step takes, instead of measuring it",
+    )  # fmt: skip
+    run.add_argument(
+        "--measure-again", action="store_true",
+        help="with --dry-run: measure anew what an earlier --dry-run on this machine has measured and kept",
+    )  # fmt: skip
+
+
+def shortened(table: Table, epochs: int) -> Table:
+    if epochs < 1 or not table.shortened:
+        raise BadInput(f"--epochs {epochs}: use 1 or more.")
+    return table.shortened(epochs)
+
+
+def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
+    """The runs asked for. Raises BadInput for a name or pattern that is none's."""
+    names = [run.name for run in table.runs]
+    if not names:
+        raise BadInput(f"{table.name} has no runs of its own: render it; its page says where its numbers come from.")
+    for pattern in options.only or ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            asked = f"{meant(pattern, names)} `list` shows all names."
+            raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked}")
+    wanted = options.only or ["*"]
+    return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]
+
+
+def list_runs(table: Table, options: argparse.Namespace) -> None:
+    runs = chosen(table, options)
+    data_dir = place(Path(options.data_dir).expanduser()) if options.data_dir else None  # the commands run in the root
+    for run in runs:
+        try:
+            now = state(run, options.runs_dir)
+            resume = now.kind == CUT_OFF
+        except BadInput as error:
+            now, resume = error, False
+        words = command(run, data_dir, place(options.runs_dir / run.name), resume)
+        print(f"{run.name}: {now}\n  {shown(words)}")
+    print(f"\n{about_commands(runs, data_dir)}")
+
+
+def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
+    """Where the commands of `list` run, and where they find their data."""
+    where = f"The commands run in {ROOT}"
+    if data_dir:
+        return f"{where}."
+    default = directories.default_data_dir()
+    download = all(run.module == Run("", {}).module for run in runs)  # the others never fetch their data
+    missing = ", what is missing is downloaded there" if download else ""
+    return f"{where} and look for the data in {default}{missing}: `list --data-dir DIR` makes them look in DIR."
+
+
+def place(path: Path) -> str:
+    """Inside the repository a path is told from its root, where the commands run."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def run_runs(table: Table, options: argparse.Namespace) -> int:
+    if options.seconds_per_step is not None and not options.dry_run:
+        raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
+    if options.measure_again and (not options.dry_run or options.seconds_per_step is not None):
+        raise BadInput("--measure-again goes with --dry-run and without --seconds-per-step, which measures nothing.")
+    if options.dry_run:
+        runs, given = chosen(table, options), options.seconds_per_step
+        try:
+            with stoppable():
+                return estimate.tell(runs, options.runs_dir, options.jobs, given, options.measure_again)
+        except Stopped as stopped:
+            print(f"stopped by {stopped}; what has been measured is kept", file=sys.stderr)
+            return 128 + stopped.number
+    return runner.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM raise Stopped, so that what is being done is cleaned up."""
+
+    def stop(number: int, _frame: Any) -> None:
+        raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def measure_runs(table: Table, options: argparse.Namespace) -> None:
+    for name in result_files.measure(table, options.results):
+        print(f"{result_files.file(table, options.results)}: measured {name}", flush=True)
+
+
+def collect(table: Table, options: argparse.Namespace) -> None:
+    new, kept = result_files.collect(table, options.runs_dir, options.results)
+    print(f"{result_files.file(table, options.results)}: collected {', '.join(new)}")
+    if kept:
+        print(f"as they were: {', '.join(kept)}")
+    lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
+    if lacking:
+        print(f"not finished: {', '.join(lacking) if len(lacking) <= 10 else f'{len(lacking)} runs, see `list`'}")
+
+
+def render(table: Table, options: argparse.Namespace) -> None:
+    lines = result_files.read(table, options.results)
+    options.results.mkdir(parents=True, exist_ok=True)
+    page, made = options.results / f"{table.name}.md", []
+    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n", encoding="utf-8")
+    if table.picture:
+        made = [options.results / f"{table.name}.png"]
+        table.picture(lines, made[0])
+    print(f"{' and '.join(map(str, [page, *made]))}: {len(lines)} of {len(table.runs)} runs")
+    readme = options.results.resolve().parent / "README.md"
+    if markdown.put_between(readme, table.name, table.document(lines, f"{options.results.name}/")):
+        print(f"{readme}: the part of {table.name}")

@@ -1,0 +1,82 @@
+"""The problems of Theorem 1 as Flax stages, trained by `fdg_jax.Pipeline`, many runs side by side.
+
+The axis that is the batch elsewhere holds independent runs here: each has parameters, samples and a learning rate of
+its own, and as the loss is a sum over the axis, none sees another. One pipeline so gives a sample of any size.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg_jax
+from experiments.theorem.quadratic import Problem
+
+Array = Any
+
+
+class Adds(nn.Module):
+    """Stage k: y = x + A_k theta_k for every run; x, y [runs, p]."""
+
+    matrix: tuple[tuple[float, ...], ...]  # A_k [p][m]
+    runs: int
+
+    @nn.compact
+    def __call__(self, x):
+        matrix = jnp.asarray(self.matrix, x.dtype)
+        theta = self.param("theta", nn.initializers.zeros, (self.runs, matrix.shape[1]), x.dtype)
+        return x + theta @ matrix.T
+
+
+def losses(outputs, targets):
+    """The sum over the runs of 1/2 |y - target|^2."""
+    return 0.5 * jnp.sum((outputs - targets) ** 2)
+
+
+def sgd(rates: Array) -> optax.GradientTransformation:
+    """Plain SGD, rates [runs]."""
+    return optax.stateless(lambda grads, _: jax.tree.map(lambda g: -jnp.asarray(rates, g.dtype)[:, None] * g, grads))
+
+
+def pipeline(problem: Problem, beta: float, rates: Array, engine: str = "delay-line") -> fdg_jax.Pipeline:
+    """Forward first, the order of the paper's analysis: module k's gradient is 2(K-k) updates old."""
+    K, p, _ = problem.matrices.shape
+    stages = [Adds(tuple(map(tuple, matrix.tolist())), len(rates)) for matrix in problem.matrices]
+    made = fdg_jax.Pipeline(
+        stages, losses, sgd(rates), method="fdg", beta=beta, order="forward-first", engine=engine,
+        devices=jax.devices("cpu")[:1] * K,
+    )  # fmt: skip
+    example = jax.ShapeDtypeStruct((len(rates), p), np.float32)
+    start = np.repeat(problem.start[:, None], len(rates), 1).astype(np.float32)
+    return made.init(jax.random.key(0), (example, example), [{"params": {"theta": theta}} for theta in start])
+
+
+def trained(problem: Problem, beta: float, rates: Sequence[Array], drawn: Array) -> tuple[Array, list[int]]:
+    """theta [T+1, runs, K m] in the time of Eq. 12, and the staleness of the stages 1..K, as measured.
+
+    rates [T][runs]; drawn [T, runs]: which pair of the data each run's batch t is. After batch t the delay-line engine
+    stands at theta of t+1 (fdg_jax.stage.delay_line), the rate of t is that of all modules (Eq. 12).
+    """
+    run, now, path = pipeline(problem, beta, rates[0]), rates[0], []
+    for rate, samples in zip(rates, drawn, strict=True):
+        if not np.array_equal(rate, now):  # a new optimizer goes on from the exact state, gradients in flight included
+            state, now = run.state(), rate
+            run = pipeline(problem, beta, rate)
+            run.restore(state)
+        path.append(parameters(run))
+        run.step(batch(problem, samples))
+    return np.stack([*path, parameters(run)]), run.staleness
+
+
+def batch(problem: Problem, samples: Array) -> tuple[Array, Array]:
+    """(inputs, targets) [runs, p], the engine's float32."""
+    return problem.inputs[samples].astype(np.float32), problem.targets[samples].astype(np.float32)
+
+
+def parameters(run: fdg_jax.Pipeline) -> Array:
+    """[runs, K m], in float64 as everything that is computed from them."""
+    return np.concatenate([np.asarray(v["params"]["theta"], np.float64) for v in run.params], -1)

@@ -1,0 +1,124 @@
+"""What can be wrong with the arguments of `fdg_jax.Pipeline` and `init`, told before anything is traced.
+
+What only tracing finds, shapes that do not fit, is in fdg_jax.stage.shapes; what can be wrong with a batch in
+fdg_jax.checks.batches.
+"""
+
+import inspect
+import numbers
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import jax_internals
+from fdg_jax.methods import interface
+from fdg_jax.transport.devices import stage_devices
+
+WEIGHTS = ("stashed", "current")
+DTYPES = ("float32", "bfloat16")
+
+
+def kind(value: Any) -> str:
+    """What a value is, in words fit for a sentence."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    if value is None or isinstance(value, str | bytes | numbers.Number):
+        return repr(value)
+    where = "flax.nnx " if any(base.__module__.startswith("flax.nnx") for base in type(value).__mro__) else ""
+    return f"a {where}{type(value).__name__}"
+
+
+def check_problem(stages: Any, loss: Any, optimizer: Any) -> list[nn.Module]:
+    """The stages, where all three are what the pipeline can work with."""
+    if not isinstance(stages, list | tuple):
+        raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
+    if not stages:
+        raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
+    for k, stage in enumerate(stages, 1):
+        if not isinstance(stage, nn.Module):
+            raise BadInput(
+                f"stage k={k} is {kind(stage)}, not a Flax linen module. Give an instance of a class on "
+                "flax.linen.Module (functions go into flax.linen.Sequential([...]); flax.nnx modules cannot be used)."
+            )
+    if not callable(loss):
+        raise BadInput(f"loss is {kind(loss)}, not a function. Give loss(outputs, labels) -> scalar.")
+    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+        raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give what optax.sgd(0.1) returns, say.")
+    return list(stages)
+
+
+def check_beta(beta: Any) -> None:
+    """Raises BadInput where beta is no number in (0, 1]."""
+    if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
+        raise BadInput(f"beta={beta!r} is {type(beta).__name__}, not a number. Use 1 for no shrinking, or 0.5, say.")
+    if not 0.0 < float(beta) <= 1.0:
+        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
+
+
+def check_read_behind(read_behind: Any) -> None:
+    """Raises BadInput where it is no whole number of 1 or more."""
+    if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:
+        raise BadInput(f"read_behind={read_behind!r}: losses are read 1 or more dispatches late. Use 16, say.")
+
+
+def check_dtype(dtype: Any) -> None:
+    """Raises BadInput for what is not the name of a number format that a stage can compute in."""
+    if dtype not in DTYPES:
+        raise BadInput(f"dtype={dtype!r} is not known. Use {' or '.join(map(repr, DTYPES))}.")
+
+
+def check_options(weights: str, engine: str, engines: Collection[str], method: interface.Method) -> None:
+    """Raises BadInput for values outside their range and for combinations that no engine can run."""
+    if weights not in WEIGHTS:
+        raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
+    if engine not in engines:
+        raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
+    if engine == "delay-line" and (weights == "current" or not method.delay_line):
+        fact = "gradients at current weights" if weights == "current" else f"method {method.name}"
+        raise BadInput(
+            f"engine delay-line cannot run {fact}: only gradients taken at the weights of the forward pass are a delay "
+            "of BP's. Use engine pipeline" + (" or weights stashed." if weights == "current" else ".")
+        )
+    if weights == "current" and not jax_internals.strippable():
+        raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
+
+
+def check_devices(devices: Any, K: int) -> list[Any]:
+    """A device per stage. Warns where stages share one; raises BadInput for what is no list of K devices."""
+    if devices is None:
+        found, remark = stage_devices(K)
+        if remark:
+            warnings.warn(remark, stacklevel=3)
+        return found
+    way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or leave it out."
+    if isinstance(devices, str) or not hasattr(devices, "__len__"):
+        raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
+    if len(devices) != K:
+        raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. {way_out}")
+    for k, device in enumerate(devices, 1):
+        if not isinstance(device, jax.Device):
+            raise BadInput(f"the device of stage k={k} is {kind(device)}, not a JAX device. {way_out}")
+    return list(devices)
+
+
+def check_key(key: Any) -> None:
+    """Raises BadInput for what is no JAX random key, of the new kind or the old."""
+    array = isinstance(key, jax.Array | np.ndarray)
+    new = array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    if not new and not (array and key.dtype == np.uint32 and key.ndim == 1):
+        raise BadInput(
+            f"init takes a JAX random key, then an example batch; the key given is {kind(key)}. "
+            "Use init(jax.random.key(0), (inputs, labels))."
+        )

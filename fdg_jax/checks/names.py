@@ -1,0 +1,71 @@
+"""What a person asks for by name: a method, whose file he may have written himself, a model, a data set.
+
+Both front doors, the command and `fdg_jax.Pipeline`, look names up through this, so that a name spelled otherwise or
+an unfinished file is one sentence in either. JAX comes in only with the file of a method that needs it, so that a
+command answers at once.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.methods import interface
+
+
+def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
+    """Raises BadInput where a known name differs in case and punctuation only: ResNet-20 is resnet20."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
+    meant = [each for each in known if plain(each) == plain(name)]
+    if name not in known and meant:
+        raise BadInput(f"{what} {name!r} is not known. Did you mean {' or '.join(meant)}?")
+
+
+def find_method(name: Any) -> interface.Method:
+    """The method of that name. BadInput where there is none, or where its file does not say what it is."""
+    known = methods.names()
+    if not isinstance(name, str):
+        raise BadInput(f"method={name!r} is no name. Use one of {', '.join(known)}, in quotes.")
+    refuse_other_spelling("method", name, known)
+    file = f"fdg_jax/methods/{name}.py"
+    way_out = "Write METHOD = Method(name=..., summary=..., schedule=...), as fdg_jax/methods/fdg.py does."
+    try:
+        found = methods.find(name)
+    except AttributeError as error:
+        if error.name != "METHOD":  # a defect inside the file, not its absence
+            raise
+        raise BadInput(f"{file} has no METHOD. {way_out}") from None
+    if not isinstance(found, interface.Method):
+        raise BadInput(f"METHOD in {file} is of type {type(found).__name__}, not a fdg_jax.methods.Method. {way_out}")
+    return found
+
+
+def of_models() -> list[str]:
+    """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
+
+    Read from the text of the files in `fdg_jax/models`: importing them would import JAX, and --help need not wait for
+    that. A file whose NAMES are computed rather than written out is left out.
+    """
+    names: list[ast.expr | None] = []
+    patterns: list[ast.expr | None] = []
+    for file in sorted((Path(__file__).parent.parent / "models").glob("*.py")):
+        for name, value in assigned(file):
+            if name == "NAMES" and isinstance(value, ast.Dict):
+                names += value.keys
+            elif name == "PATTERNS" and isinstance(value, ast.Tuple):
+                patterns += value.elts
+    return [str(each.value) for each in (*names, *patterns) if isinstance(each, ast.Constant)]
+
+
+def assigned(file: Path) -> Iterator[tuple[str, ast.expr]]:
+    """(name, value) of every assignment at the top level of a Python file."""
+    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))

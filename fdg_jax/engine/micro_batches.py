@@ -1,0 +1,77 @@
+"""A batch as M micro-batches on its way in, and their M losses as one on its way out (GPipe).
+
+The parts are as equal as can be. Each counts by its share of the images: the share is the cotangent that its mean loss
+starts from, so that the sum of the parts' gradients is the gradient of the batch's mean.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from fdg_jax.errors import BadInput
+from fdg_jax.transport.devices import Place
+
+Tree = Any
+
+
+class MicroBatches:
+    """Of one batch at a time: all of it happens within one tick. M = 1 leaves everything as it is.
+
+    first, last: places of stages 1 and K. dtype: of the loss.
+    """
+
+    def __init__(self, M: int, first: Place, last: Place, dtype: Any):
+        self.M, self.first, self.last, self.dtype = M, first, last, dtype
+        self._cut = jax.jit(partial(cut, M=M))
+        self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
+        self._shares: Any = None
+        self._losses: list[jax.Array] = []
+
+    def check(self, labels: Tree) -> None:
+        """Raises BadInput where a batch has fewer examples than it is to have parts."""
+        n = len(jax.tree.leaves(labels)[0])
+        if n < self.M:
+            raise BadInput(
+                f"a batch of {n} cannot be cut into {self.M} micro-batches. Use fewer of them or larger batches."
+            )
+
+    def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
+        """What enters the pipeline for each part; x is on stage 1's device already."""
+        if self.M == 1:
+            return [{"x": x, "labels": labels}]
+        n = len(jax.tree.leaves(labels)[0])
+        shares = (np.diff(bounds(n, self.M)) / n).astype(self.dtype)
+        self._shares = self.last.weights(shares)
+        parts = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
+        return [{"x": x, "labels": y, "dy": share} for x, y, share in parts]
+
+    def forget(self) -> None:
+        """Drops the losses of a batch whose other parts will not come."""
+        self._losses = []
+
+    def loss(self, number: int, loss: jax.Array) -> tuple[int, jax.Array] | None:
+        """(batch, its loss) once the last of its parts has come; number: of the part, counted over all batches."""
+        if self.M == 1:
+            return number, loss
+        self._losses.append(loss)
+        if number % self.M:
+            return None
+        whole, self._losses = self._weighted(self._shares, self._losses), []
+        return number // self.M, whole
+
+
+def bounds(n: int, M: int) -> list[int]:
+    """Where M parts of n things begin and end, as equal as can be, the larger ones first."""
+    return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
+
+
+def cut(tree: Tree, M: int) -> list[Tree]:
+    """M parts of arrays along their first axis."""
+
+    def part(leaf, m):
+        at = bounds(len(leaf), M)
+        return leaf[at[m] : at[m + 1]]
+
+    return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]

@@ -1,0 +1,90 @@
+"""Keeps compiled programs between runs, so that the second start of the same training does not compile again.
+
+It is JAX's own persistent cache, in the user's cache directory. The programs are the same ones, so nothing
+about a run changes (it ends with the same hashes with and without). They are native code: the folder's name
+says for which processor and which jaxlib, and a folder in which somebody else may write is not used.
+FDG_JAX_COMPILE_CACHE=0 leaves it off; a directory named by JAX_COMPILATION_CACHE_DIR is used instead. What was not
+used for UNUSED_DAYS is removed.
+"""
+
+import hashlib
+import os
+import platform
+import stat
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import jax
+
+from fdg_jax.machine.facts import cpuinfo
+from fdg_jax.storage.temporary_files import make_private
+
+SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
+
+
+def enable() -> None:
+    """Call it before anything compiles. A cache directory that cannot be made is no reason not to train."""
+    if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    try:
+        folder = root() / f"xla-{metadata.version('jaxlib')}-{processor()}"
+        make_private(folder)
+        fault = who_else_may_write(folder)
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return
+    if fault:
+        fact = f"compiled programs are not kept: {fault}, and programs of others could be run from there"
+        way_out = f"Remove it, choose another place with XDG_CACHE_HOME, or set {SWITCH}=0."
+        print(f"warning: {fact}. {way_out}", file=sys.stderr, flush=True)
+        return
+    if not os.access(folder, os.W_OK):
+        return
+    prune(root())
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def who_else_may_write(folder: Path) -> str:
+    """Why a folder of programs cannot be trusted: it, or the one above, belongs to somebody else or may be written by
+    everybody. "" where only its owner, who runs this, may write there."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    for each in (folder, folder.parent):
+        status = each.stat()
+        if status.st_uid != os.geteuid():
+            return f"{each} belongs to another user"
+        if status.st_mode & stat.S_IWOTH:
+            return f"everybody may write in {each}"
+    above = folder.parent.parent
+    mode = above.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # else, as in /tmp, nobody can rename what is another's
+        return f"everybody may write in {above}"
+    return ""
+
+
+def prune(folder: Path) -> None:
+    """Removes programs, of every processor and jaxlib, that nobody has read for long. A file system keeps the
+    time of reading to a day or, on some, not at all: then the time of writing counts, and one compiles again."""
+    oldest = time.time() - UNUSED_DAYS * 24 * 3600
+    for file in folder.glob("xla-*/*"):
+        try:
+            status = file.stat()
+            if max(status.st_atime, status.st_mtime) < oldest:
+                file.unlink()
+        except OSError:  # another process was faster, or it is a directory
+            continue
+
+
+def root() -> Path:
+    """$XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fdg_jax"
+
+
+def processor() -> str:
+    """A short name for this kind of processor: code compiled for another one may not run here."""
+    telling = sorted({line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]

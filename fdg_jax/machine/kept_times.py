@@ -1,0 +1,61 @@
+"""Measured times that are kept in the user's cache directory, together with all that they depend on.
+
+They are used only under exactly these conditions, and measured anew where the file is damaged; nothing that goes wrong
+with the files ends a command.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.machine import compile_cache
+from fdg_jax.machine.stderr import say
+from fdg_jax.storage.temporary_files import make_private, temporary_beside
+
+
+def digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def path_of(what: str, of: dict[str, Any]) -> Path:
+    return compile_cache.root() / f"{what.replace(' ', '-')}-{digest(of)[:16]}.json"
+
+
+def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
+    """The n times in seconds that were kept under these conditions; None where there are none or the file is damaged.
+
+    what: in words and in the plural, `block times`; the file is called after it. of: all conditions, as JSON has them.
+    """
+    try:
+        path = path_of(what, of)
+        found = json.loads(path.read_text(encoding="utf-8"))
+        whole = found["of"] == of and found["checksum"] == digest([found["of"], found["seconds"]])
+        if whole and len(found["seconds"]) == n and all(0 < s < math.inf for s in found["seconds"]):
+            return found["seconds"]
+    except (FileNotFoundError, RuntimeError):  # RuntimeError: a user without a home
+        return None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        pass
+    say(f"the {what} in {path} can't be used, the file is damaged; measuring again")
+    return None
+
+
+def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
+    """Written beside and renamed, so that no reader ever sees a part of it."""
+    temporary = None
+    try:
+        path = path_of(what, of)
+        make_private(path.parent)
+        temporary = temporary_beside(path)
+        content = {"of": of, "seconds": seconds, "checksum": digest([of, seconds])}
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        say(f"the {what} can't be kept ({error}): the next start will measure again.")
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

@@ -1,0 +1,135 @@
+"""The curves of a run: training loss and test error over epochs, with the learning rates marked."""
+
+import io
+import math
+import os
+import textwrap
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.recipe import DROPS, WARMUP, WARMUP_LEARNING_RATE
+from fdg_jax.runs.options import FIELDS
+
+INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
+LONGEST_TITLE = 120  # characters of which there is room for above the curves
+FEW = 3  # fewer points make no line one could see
+
+
+def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
+    """Training loss and test error over epochs, learning rates marked: a PNG file, and SVG text."""
+    import_matplotlib()
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": "fdg_jax",
+        "font.family": "sans-serif",
+        "font.size": 10,
+    }
+    with rc_context(style):
+        figure = Figure(figsize=(9, 6), layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True)
+        train = [event for event in events if event.get("train_loss") is not None]
+        test = [event for event in events if event.get("test_error_percent") is not None]
+        line(above, train, "train_loss", TRAIN, "training loss", marker="o" if len(train) < FEW else "")
+        line(below, test, "test_error_percent", TEST, "test error (%)", marker="o" if len(test) <= 60 else "")
+        if test:
+            last = test[-1]
+            below.annotate(
+                f"{last['test_error_percent']:.2f}%", (last["epoch"], last["test_error_percent"]),
+                xytext=(-4, 8), textcoords="offset points", ha="right", color=TEST, weight="bold",
+            )  # fmt: skip
+        mark_learning_rates((above, below), learning_rates(config), train[-1]["epoch"] if train else 0.0)
+        below.set_xlabel("epoch")
+        below.set_xlim(left=0)
+        shown = textwrap.shorten(title(config), LONGEST_TITLE, placeholder=" ...")
+        above.set_title(shown, loc="left", color=INK, pad=32, parse_math=False)  # a name is no formula
+        figure.savefig(png, dpi=130, metadata={"Software": None})
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def import_matplotlib() -> None:
+    """Without a window system, whatever MPLBACKEND says: importing matplotlib fails on a value it does not know."""
+    before = os.environ.get("MPLBACKEND")
+    os.environ["MPLBACKEND"] = "agg"
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+    finally:
+        if before is None:
+            del os.environ["MPLBACKEND"]
+        else:
+            os.environ["MPLBACKEND"] = before
+
+
+def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:
+    """One curve. Many training losses are drawn faintly under their running means."""
+    x, y = [event["epoch"] for event in events], [event[name] for event in events]
+    width = len(y) // 50 if events and "learning_rate" in events[0] else 0
+    axes.plot(x, y, color=colour, marker=marker, markersize=3.5, lw=1.6, alpha=0.3 if width > 1 else 1)
+    if width > 1:
+        axes.plot(x, running_means(events, name, width), color=colour, lw=1.8)
+    axes.set_ylabel(label, color=colour)
+    axes.grid(color=FAINT, lw=0.6)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if y:
+        axes.set_ylim(bottom=0)
+    else:
+        axes.text(0.5, 0.5, "nothing yet", transform=axes.transAxes, ha="center", color="#7b8794")
+
+
+def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[float]:
+    """Of up to `width` values, begun anew where the learning rate changes: a drop is no slope."""
+    means: list[float] = []
+    window: deque[float] = deque(maxlen=width)
+    for before, event in zip([None, *events], events, strict=False):
+        if before and before["learning_rate"] != event["learning_rate"]:
+            window.clear()
+        window.append(event[name])
+        means.append(sum(window) / len(window))
+    return means
+
+
+def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
+    """[(epoch, rate)] with which the rate each batch is used with begins (fdg_jax.recipe.paper_schedule)."""
+    per_epoch, base = math.ceil((config["train_size"] or 0) / config["batch_size"]), config["learning_rate"]
+    total, M = config["epochs"] * per_epoch, config["accumulate"]
+    begins = {0: base}
+    if config["warmup"] == "on":
+        begins = {0: min(base, WARMUP_LEARNING_RATE), max(1, round(WARMUP * total)): base}
+    begins |= {round(drop * total): base / 10**n for n, drop in enumerate(DROPS, 1)}
+    begins = {math.ceil(b / M) * M: rate for b, rate in begins.items()}  # the first of M batches decides for all
+    return [(b / max(1, per_epoch), rate) for b, rate in begins.items()]
+
+
+def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> None:
+    """A dashed line and the new value where the learning rate changes before `end`; crowded labels go one higher."""
+    last, level = 0.0, 0
+    for n, (x, rate) in enumerate(rates):
+        if n and (x >= end or rate == rates[n - 1][1]):
+            continue
+        for axes in both if x else ():
+            axes.axvline(x, color="#9aa5b1", lw=0.9, ls="--", zorder=0)
+        level = 1 - level if n and x - last < 0.15 * end else 0
+        both[0].annotate(
+            f"{rate:g}" if n else f"learning rate {rate:g}", (x, 1), xytext=(0, 4 + 11 * level),
+            xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=8, color="#52606d",
+        )  # fmt: skip
+        last = x
+
+
+def title(config: dict[str, Any]) -> str:
+    """Model, data set, method, K, and of the method's options those that are not at their defaults, and always beta."""
+    has = methods.find(config["method"]).answers_to
+    asked = [f", β={config['beta']:g}"] if "beta" in has and config["K"] > 1 else []
+    for name in has:
+        if name != "beta" and config[name] != FIELDS[name].default:
+            asked.append(f", {name.replace('_', ' ')} {config[name]}")
+    return f"{config['model']} on {config['dataset']}: {config['method'].upper()} with K={config['K']}{''.join(asked)}"

@@ -1,0 +1,283 @@
+"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a step.
+
+They are written by a thread while training goes on, and flushed to the disk by it. The newest are kept, and the best
+where that is wanted. One that is damaged (fdg_jax.storage.manifest) is put aside, aloud, and the one before it used.
+One that cannot be read at the moment is left as it is.
+"""
+
+import contextlib
+import errno
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.storage import durable, quiet
+from fdg_jax.storage.manifest import REPLACED, Damaged
+
+LOOP, DAMAGED = "loop/", "damaged-"
+REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
+MOST_LOOKS, LOOK_SECONDS = 100, 0.1
+# Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
+PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
+
+
+class SaveFailed(Exception):
+    """A checkpoint could not be written; the earlier ones are as they were."""
+
+
+class NotFinite(Exception):
+    """A state with numbers that are none, or to which there would have been some, is not worth a checkpoint. step: the
+    batch after which it was taken; lasting: whether the batches to come will meet them, too."""
+
+    def __init__(self, fact: str, step: int, lasting: bool = True):
+        super().__init__(fact)
+        self.step, self.lasting = step, lasting
+
+
+def folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:09d}"
+
+
+class Saver:
+    """Writes one checkpoint at a time in the background.
+
+    about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays, once it is there.
+    flush: called in the thread before a checkpoint gets its name; what it refers to must be on the disk by then.
+    """
+
+    def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
+        self.root, self.about, self.keep, self.flush = root, about, keep, flush
+        self.best: int | None = None
+        self.thread: Thread | None = None
+        self.step = -1  # of the newest asked for
+        self.failure: Exception | None = None
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        refused: Sequence[int] | None = None,
+        best: bool = False,
+    ) -> None:
+        """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first.
+
+        refused: updates that may have been refused by then (fdg_jax.stage.nonfinite.refused), another is NotFinite;
+        None: any.
+        best: whether this one is to stay.
+        """
+        self.wait()
+        self.step = step
+        thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads for us
+            self.failure = not_written(step, error)
+        else:
+            self.thread = thread
+
+    def check(self) -> None:
+        """Raises SaveFailed or NotFinite if the last checkpoint has failed since one asked last. Does not wait."""
+        if self.thread is None or not self.thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises as `check` does."""
+        if self.thread is not None:
+            self.thread.join()
+        self.thread, failure, self.failure = None, self.failure, None
+        if failure is not None:
+            self.step = -1
+            raise failure
+
+    def close(self) -> None:
+        """Leaves nothing half written behind, whatever else went wrong."""
+        if self.thread is not None:
+            self.thread.join()
+
+    def write(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
+    ) -> None:
+        with quiet.orbax():
+            try:
+                self.write_now(step, state, loop, refused, best)
+            except NotFinite as error:
+                self.failure = error
+            except Exception as error:  # of Orbax, too, which wraps what the system says
+                self.failure = not_written(step, error)
+            if isinstance(self.failure, SaveFailed):
+                sweep(self.root, looks=10)
+                quiet.forget_tasks()
+
+    def write_now(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
+    ) -> None:
+        """Raises NotFinite, and whatever Orbax and the system raise."""
+        import jax
+
+        from fdg_jax.stage import nonfinite
+        from fdg_jax.storage import checkpoint
+
+        content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
+        check_finite(content, step, losses=refused is not None)
+        now = nonfinite.refused(content)
+        if refused is not None and any(now) and now != tuple(refused):
+            raise NotFinite(f"{nonfinite.told(now)}, so there is no checkpoint after batch {step:,}", step)
+        if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
+            self.root.mkdir()
+            durable.flush_folder(self.root.parent)
+        self.flush()
+        check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
+        checkpoint.save(folder(self.root, step), content, self.about)
+        self.best = step if best else self.best
+        self.prune()
+
+    def prune(self) -> None:
+        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is
+        flushed, so that no half of a checkpoint is taken for one after a power cut."""
+        best = None if self.best is None else folder(self.root, self.best)
+        spare = [old for old in stored(self.root)[: -self.keep] if old != best]
+        aside = [old.with_name(f".{old.name}.old") for old in spare]
+        try:
+            for old, new in zip(spare, aside, strict=True):
+                old.rename(new)
+            if spare:
+                durable.flush_folder(self.root)
+        except OSError:  # the next one removes them
+            return
+        for old in aside:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
+    """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity, a stage's own before
+    those that are under way. losses: also those that nobody has read yet."""
+    from jax.numpy import floating, issubdtype  # which know bfloat16
+
+    found = []
+    for name, value in content.items():
+        values, own = np.asarray(value), not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
+        if own and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
+            found.append((PASSING.search(name) is not None, name))
+    if found:
+        passing, name = min(found)
+        fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
+        raise NotFinite(fact, step, lasting=not passing)
+
+
+def readable(name: str) -> str:
+    """The name of an array of a state in words: extra/batch_stats/block001/norm1/var of stage k=1."""
+    place, _, rest = name.partition("/state/")
+    keys = "/".join(re.findall(r"\w+", rest or name))
+    return f"{keys} of {place.replace('stage', 'stage k=')}" if rest else keys
+
+
+def check_room(root: Path, needed: int) -> None:
+    """Raises OSError where the disk has no room for so many bytes, before any is written."""
+    free = shutil.disk_usage(root).free
+    needed = math.ceil(1.05 * needed) + 2**20  # the manifest, and what a file system adds
+    if free < needed:
+        fact = f"it needs {needed / 1e6:,.3f} MB, {free / 1e6:,.3f} MB are free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({fact})")
+
+
+def not_written(step: int, error: BaseException) -> SaveFailed:
+    return SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
+
+
+def sweep(root: Path, looks: int = 1) -> None:
+    """Removes what a process that was killed while saving left behind. Only for who holds the run directory.
+
+    looks: how often in a row nothing may be there, once there was something; after a save that failed, threads of Orbax
+    still write for a while.
+    """
+    clean = looks - 1
+    for _ in range(MOST_LOOKS):
+        left = remainders(root)
+        clean = 0 if left else clean + 1
+        if clean == looks:
+            return
+        for path in left:
+            if path.name.endswith(REPLACED):  # its process ended before the other checkpoint had the name
+                with contextlib.suppress(OSError):
+                    durable.put_back(path, path.with_name(path.name.removeprefix(".").removesuffix(REPLACED)))
+            shutil.rmtree(path, ignore_errors=True)
+        time.sleep(LOOK_SECONDS)
+
+
+def remainders(root: Path) -> list[Path]:
+    """Folders that are no whole checkpoints; none where the folder cannot be listed, which is said when it is read."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        return []
+    return [root / name for name in names if name.startswith(".step-") or REMAINDER.match(name)]
+
+
+def listed(root: Path, beginning: str = "") -> list[Path]:
+    """Checkpoints with a name that begins so, oldest first. Raises OSError where the folder is there and cannot be
+    listed: that must not be taken for a folder without checkpoints, which Path.glob does in newer Pythons."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [root / name for name in sorted(names) if re.fullmatch(f"{beginning}step-[0-9]{{9}}", name)]
+
+
+def stored(root: Path) -> list[Path]:
+    """Whole checkpoints, oldest first; none where they cannot be listed."""
+    try:
+        return listed(root)
+    except OSError:
+        return []
+
+
+def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+    """(state, loop, about) of the newest checkpoint that is whole; None without any. BadInput if all are damaged, or if
+    one cannot be read: what is not known to be damaged is never passed over."""
+    try:
+        found, damaged = listed(root), listed(root, DAMAGED)
+    except OSError as error:
+        raise BadInput(f"the checkpoints in {root} cannot be listed: {reason(error)}. Nothing was changed.") from None
+    put_aside = set(damaged)
+    for path in reversed(found):
+        try:
+            return load(path)
+        except Damaged as error:
+            aside = path.with_name(DAMAGED + path.name)
+            done = f"Put aside as {aside.name}"
+            try:
+                shutil.rmtree(aside, ignore_errors=True)
+                durable.rename(path, aside)
+                put_aside.add(aside)
+            except OSError as failed:
+                done = f"It cannot be put aside ({failed.strerror})"
+                damaged.append(path)
+            print(f"warning: {error} {done}; trying the one before.", file=sys.stderr, flush=True)
+    if found or damaged:
+        count = len(put_aside | set(damaged))
+        where = "were put aside" if count == len(put_aside) else "are there"
+        raise BadInput(
+            f"no checkpoint in {root} is whole; {count} damaged ones {where}. Delete these to start the run from the "
+            f"beginning, or start a new one in another --run-dir."
+        )
+    return None
+
+
+def load(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    from fdg_jax.storage import checkpoint
+
+    content, about = checkpoint.load(path)
+    loop = {name[len(LOOP) :]: content.pop(name) for name in list(content) if name.startswith(LOOP)}
+    return dict(content), loop, about

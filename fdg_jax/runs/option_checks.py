@@ -1,0 +1,105 @@
+"""What can be refused before any work: values first, which need nothing, then names, which need Flax."""
+
+import math
+
+from fdg_jax.checks import names
+from fdg_jax.errors import BadInput, meant
+from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.stage import remat
+
+MOST_STAGES = 10_000
+
+
+def check(options: Options, given: frozenset[str]) -> None:
+    """Refuses values that can be judged alone. Raises BadInput; imports JAX only where the method's file does."""
+    o = options
+    if o.K < 1:
+        raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
+    if o.K > MOST_STAGES:  # else the schedule's lists would fill the memory before the model's blocks are counted
+        raise BadInput(f"--K {o.K}: no model has so many blocks; each stage needs one. Use --K {MOST_STAGES} or less.")
+    if not 0 < o.beta <= 1:
+        raise BadInput(f"--beta {o.beta}: the shrinking factor lies in (0, 1] (Eq. 15). Use 1 for no shrinking.")
+    for name in ("epochs", "batch_size", "log_every", "keep"):
+        if getattr(o, name) < 1:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
+    for name in ("train_size", "steps", "window"):
+        if getattr(o, name) is not None and getattr(o, name) < 1:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or leave it out.")
+    for name in ("checkpoint_every", "evaluate_every"):
+        if getattr(o, name) is not None and getattr(o, name) < 0:
+            raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or 0 for only at the end.")
+    if not (o.learning_rate > 0 and math.isfinite(o.learning_rate)):
+        raise BadInput(f"--learning-rate {o.learning_rate}: use a positive number; the paper's is 0.1.")
+    if not (o.weight_decay >= 0 and math.isfinite(o.weight_decay)):
+        raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
+    if not 0 <= o.momentum < 1:
+        raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
+    if o.replay_check < 0:
+        raise BadInput(f"--replay-check {o.replay_check}: use a number of batches, or 0 for never.")
+    if not (o.stall_seconds >= 0 and math.isfinite(o.stall_seconds)):
+        raise BadInput(f"--stall-seconds {o.stall_seconds}: use a positive number of seconds, or 0 for never.")
+    if not 0 <= o.seed < 2**31:
+        raise BadInput(f"--seed {o.seed}: use a whole number from 0 to {2**31 - 1}.")
+    if o.train_size is not None and o.batch_size > o.train_size:
+        raise BadInput(
+            f"--batch-size {o.batch_size} is more than the {o.train_size} training images of --train-size. "
+            "Use a smaller batch or more images."
+        )
+    if o.run_dir == "":
+        raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
+    check_method(options, given)
+
+
+def check_method(options: Options, given: frozenset[str]) -> None:
+    """The method exists, has the options given for it, and can run on the engine asked for."""
+    method = names.find_method(options.method)
+    about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
+    method.accepted({name: getattr(options, name) for name in about_methods if name in given})
+    schedule = method.schedule(
+        options.K, **{name: getattr(options, name) for name in method.schedule_options}
+    )  # refuses values of its own
+    if options.batch_size < schedule.micro_batches:
+        raise BadInput(
+            f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "
+            "Use fewer micro-batches or larger batches."
+        )
+    remat.check(remat.parse(options.remat, options.K), method.other_weights(schedule, options.weights))
+    if options.engine == "delay-line" and not method.delay_line:
+        raise BadInput(f"--engine delay-line: method {options.method} is not BP with delays. Use --engine pipeline.")
+    if options.engine == "delay-line" and options.weights == "current":
+        raise BadInput(
+            "--engine delay-line takes gradients at the weights of the forward pass, so --weights current "
+            "cannot run on it. Use --engine pipeline, or --weights stashed."
+        )
+
+
+def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
+    """The data set and the model exist, and the model can be cut as asked for. Imports Flax, computes nothing.
+
+    datasets: those that the command takes; (): all that are held in memory.
+    """
+    from fdg_jax import data
+
+    known = list(datasets) or data.names()
+    if options.dataset in {*data.names(), *data.stream_names()} - set(known):
+        raise BadInput(
+            f"--dataset {options.dataset}: this command trains on {', '.join(known)}. Others have commands of their "
+            f"own: fdg_jax.experiments.cifar, .tiny_imagenet and .imagenet."
+        )
+    names.refuse_other_spelling("data set", options.dataset, known)
+    if options.dataset not in known:
+        asked = f"{meant(options.dataset, known)} There are {', '.join(known)}."
+        raise BadInput(f"data set {options.dataset!r} is not known.{asked}")
+    from fdg_jax import models
+
+    names.refuse_other_spelling("model", options.model, models.names())
+    n = len(models.blocks(options.model, classes=10))
+    if n < options.K:
+        raise BadInput(
+            f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
+            f"Use --K 1 to {n}, or a deeper model."
+        )
+    if options.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
+        from fdg_jax import split
+
+        split.parse(options.split, options.model, options.K, n)

@@ -1,0 +1,155 @@
+"""Reads what an earlier session wrote: every value is judged here, so that a damaged file is one sentence.
+
+Files of a run are edited by hand, cut off by full disks and come from other versions. Who reads them through
+this module may use what it names without asking whether it is there.
+"""
+
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import jax_settings
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+
+CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
+SAME_BATCHES = ("model", "dataset", "train_size", "batch_size", "seed")  # else it is no continuation
+SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
+SUMMARY_MAY_HAVE = {
+    "train_loss": float | None,
+    "images_per_second": float | None,
+    "staleness": list,
+    "updates": list,
+    "stage_parameters": list,
+}
+# Of the lists: what each holds.
+ELEMENTS = {"devices": str, "resumed": dict, "staleness": int, "updates": int, "stage_parameters": int}
+MOST_DEVICES = 4096
+LONGEST = 2**16  # characters of a text; a note may name several files
+
+
+def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
+    """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
+    and what they then count as. Raises BadInput."""
+    found = {**absent, **read_json(run / CONFIG)}
+    kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
+    check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
+    asked = {name: found["asked"].get(name, found[name]) for name in kinds}
+    check(run / CONFIG, asked, kinds, "Start a new run in another --run-dir.")
+    optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None, "jax_settings": dict | None}
+    check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
+    settings = found.get("jax_settings") or {}
+    known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
+    check(run / CONFIG, settings, known, "Start a new run in another --run-dir.")
+    if not 1 <= (found.get("cpu_devices") or 1) <= MOST_DEVICES:
+        fact = f"{run / CONFIG}: cpu_devices is {found['cpu_devices']}, which no machine has: the file is damaged"
+        raise BadInput(f"{fact}. Start a new run in another --run-dir.")
+    return found
+
+
+def check_ranges(run: Path, config: Mapping[str, Any]) -> None:
+    """Raises BadInput where the options in config.json are of their types, but no run can have them."""
+    try:
+        option_checks.check(Options(**{name: config[name] for name in FIELDS if name in config}), frozenset())
+    except BadInput as error:
+        raise BadInput(f"{run / CONFIG} holds what no run can have: {error}") from None
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """summary.json with what SUMMARY_NEEDS names. Raises BadInput."""
+    found, way_out = read_json(run / SUMMARY), "Delete it and resume the run, which writes it again."
+    check(run / SUMMARY, found, SUMMARY_NEEDS, way_out)
+    there = {name: kind for name, kind in SUMMARY_MAY_HAVE.items() if name in found}
+    check(run / SUMMARY, found, there, way_out)
+    for name in ("steps", "epochs", "seconds"):
+        if found[name] < 0:
+            raise BadInput(f"{run / SUMMARY}: {name} is {found[name]}: the file is damaged. {way_out}")
+    return found
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, each with its epoch, a learning rate beside a training loss, and a test loss beside a
+    test error. Raises BadInput."""
+    found, path = read_metrics(run / METRICS), run / METRICS
+    for event in found:
+        for name, where in (("epoch", "step"), ("learning_rate", "train_loss"), ("test_loss", "test_error_percent")):
+            if where in event and name not in event:
+                fact = f"{path}: the line of step {event['step']} lacks {name!r}: it is damaged"
+                raise BadInput(f"{fact}. Start a new run in another --run-dir.")
+    return found
+
+
+def refuse_less(steps: int, done: int) -> None:
+    """Raises BadInput where a run is to end before the batch that it stands at."""
+    if done > steps:
+        raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
+
+
+MISSING = object()
+
+
+def check(path: Path, found: Mapping[str, Any], needed: Mapping[str, Any], way_out: str, absent: Any = MISSING) -> None:
+    """Refuses a file in which a value is absent or of another type. absent: what an absent one counts as."""
+    for name, kind in needed.items():
+        value = found.get(name, absent)
+        if value is MISSING:
+            raise BadInput(f"{path} lacks {name!r}: it is damaged or of another version. {way_out}")
+        if not fits(value, kind):
+            fact = f"{path}: {name} is {shown(value)}, which is no {told(kind)}"
+            raise BadInput(f"{fact}: the file is damaged. {way_out}")
+        for each in value if name in ELEMENTS and isinstance(value, list) else ():
+            if not fits(each, ELEMENTS[name]):
+                fact = f"{path}: {name} has {shown(each)}, which is no {told(ELEMENTS[name])}"
+                raise BadInput(f"{fact}: the file is damaged. {way_out}")
+
+
+def shown(value: Any) -> str:
+    """A value in an error: at most its beginning."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON is of the type of an option: int, float, bool, str, X | None, Literal."""
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if isinstance(kind, types.UnionType):
+        return any(fits(value, one) for one in typing.get_args(kind))
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is str and isinstance(value, str) and len(value) > LONGEST:
+        return False
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def told(kind: Any) -> str:
+    """A type in words a person uses."""
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    return " or ".join(words.get(part, "null") for part in parts)
+
+
+def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
+    """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
+    stored = config(path)
+    values, before = {}, stored["asked"]
+    for name, field in FIELDS.items():
+        now = getattr(options, name)
+        if name in ("resume", "run_dir"):
+            values[name] = now
+            continue
+        values[name] = used = stored[name]
+        if name in given and field.metadata["free"]:
+            values[name] = now
+        elif name in given and now not in (used, before.get(name, used)):
+            ways = [f"Leave {spelled(name)} out", "start a new run in another --run-dir"]
+            ways += [] if name in SAME_BATCHES else ["go on as another one with --resume-into DIR"]
+            fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"
+            raise BadInput(f"{fact}. {', '.join(ways[:-1])}, or {ways[-1]}.")
+    return Options(**values), stored

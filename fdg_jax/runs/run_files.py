@@ -1,0 +1,189 @@
+"""The files of a run directory: what was asked, what happened step by step, and what came out.
+
+`config.json` and `summary.json` appear whole or not at all. `metrics.jsonl` is handed to the system line by line, so
+that a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name.
+Resuming cuts it back to what it was when the checkpoint was written, so that an interrupted run's lines are those of
+an uninterrupted one.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput, Unreadable
+from fdg_jax.machine import facts
+from fdg_jax.runs.options import FIELDS, Options
+from fdg_jax.storage import durable, strict_json
+
+CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all, and once it is there it survives a power cut."""
+    text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
+    durable.write(path, f"{text}\n".encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. BadInput for whatever else is there; what its values are is not looked at."""
+    try:
+        content = strict_json.read(path)
+    except FileNotFoundError:
+        raise BadInput(f"{path} is not there.") from None
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise BadInput(f"{path} cannot be read: {error}. Start a new run in another --run-dir.") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{path} is not a JSON object. Start a new run in another --run-dir.")
+    return content
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class MetricsLog:
+    """`metrics.jsonl`, a line an event. `lines`: how many there are, which a checkpoint remembers."""
+
+    def __init__(self, path: Path, keep_lines: int = 0):
+        self.lines = cut_back(path, keep_lines)
+        self.file = path.open("a+", encoding="utf-8")
+        durable.flush_folder(path.parent)
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
+        self.file.flush()
+        self.lines += 1
+
+    def flush(self) -> None:
+        """The lines so far, to the disk. Another thread may call it."""
+        os.fsync(self.file.fileno())
+
+    def move(self, path: Path) -> None:
+        """Goes on in another file, with all lines so far. The one until now may have been deleted: it is still open."""
+        handle = self.file.fileno()
+        durable.write(path, os.pread(handle, os.fstat(handle).st_size, 0))
+        self.file.close()
+        self.file = path.open("a+", encoding="utf-8")
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def cut_back(path: Path, lines: int) -> int:
+    """Keeps the first `lines` whole lines, drops the rest. Returns how many are left."""
+    if not path.exists():
+        return 0
+    kept = [line for line in path.read_bytes().splitlines(keepends=True)[:lines] if line.endswith(b"\n")]
+    durable.write(path, b"".join(kept))
+    return len(kept)
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a `metrics.jsonl`, without a last line that was being written when a process died. Raises
+    BadInput for any other line that is no event, or has a value that no event has."""
+    if not os.path.lexists(path):
+        return []
+    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+        raise BadInput(f"{path} is not a file. Remove it, or start a new run in another --run-dir.")
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
+
+
+# The least and the most that a value of an event can be. Losses are float32, and so are learning rates.
+EVENT_RANGES = {
+    "step": (0, 10**12),
+    "epoch": (0.0, 1e12),
+    "train_loss": (-1e39, 1e39),
+    "test_loss": (-1e39, 1e39),
+    "test_error_percent": (0.0, 100.0),
+    "learning_rate": (0.0, 1e39),
+    "images_per_second": (0.0, 1e15),
+}
+MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second")
+
+
+def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """The event in a line. BadInput where it is none: nobody who reads it has to ask again what its values are."""
+    way_out = "Start a new run in another --run-dir."
+    try:
+        event = strict_json.parse(line)
+    except ValueError as error:
+        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r} ({error}). {way_out}") from None
+    if not isinstance(event, dict) or "step" not in event:
+        raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. {way_out}")
+    for name, (least, most) in EVENT_RANGES.items():
+        value = event.get(name)
+        if name not in event or (value is None and name in MAY_BE_NULL):
+            continue
+        kinds = int if name == "step" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise BadInput(f"{path}, line {number} is damaged: {name} is {repr(value)[:40]}. {way_out}")
+    return event
+
+
+def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:
+    """Options as used, `asked` as before defaults were settled, versions, devices of k = 1..K, commit."""
+
+    def values(options: Options) -> dict[str, Any]:
+        return {name: getattr(options, name) for name in FIELDS if name != "resume"}
+
+    return {
+        **values(used),
+        "asked": values(asked),
+        "note": note,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        **facts.describe(),
+        "devices": devices,
+        "git_commit": git_commit(),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run that goes on: options that may change as they are now, where it goes on added."""
+    free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
+    names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
+    session = {name: now[name] for name in (*names, "matmul_precision", "jax_settings")}
+    return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
+
+
+def version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        if library == "fdg_jax":
+            import fdg_jax
+
+            return fdg_jax.__version__
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree this package runs from, "-dirty" if its code differs; None without git."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    no_code = [":(exclude)*.md", ":(exclude)*/results/*"]  # measuring writes its tables there
+    asked = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", ".", *no_code])
+    try:
+        commit, changes = (
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in asked
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit.stdout.strip() + "-dirty" * bool(changes.stdout.strip())

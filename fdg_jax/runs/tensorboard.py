@@ -1,0 +1,66 @@
+"""TensorBoard's curves. They are written at once: the thread of tensorboardX's SummaryWriter dies of a full disk, and
+then whoever adds a number waits for ever."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from fdg_jax.storage import durable
+
+
+class Scalars:
+    """Curves in files below `path`, from after batch `step` on; none where `path` is None. A disk that cannot take
+    them ends them, aloud, and not the run."""
+
+    def __init__(self, path: Path | None, step: int):
+        self.writer, self.folder = None, path
+        self.lost: OSError | None = None  # what another thread met while it flushed
+        if path is None:
+            return
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
+
+        durable.make_folder(path)
+        self.writer = EventsWriter(str(path / "events"), f".{os.getpid()}")
+        if step:  # TensorBoard then forgets what another session wrote of later steps
+            log = SessionLog(status=SessionLog.START)
+            self.write(Event(wall_time=time.time(), step=step + 1, session_log=log))
+
+    def add(self, step: int, values: Mapping[str, float | None]) -> None:
+        """A point of each curve; None: no point."""
+        if self.writer is None:
+            return
+        from tensorboardX.proto.event_pb2 import Event  # type: ignore
+        from tensorboardX.proto.summary_pb2 import Summary  # type: ignore
+
+        points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items() if value is not None]
+        self.write(Event(wall_time=time.time(), step=step, summary=Summary(value=points)))
+
+    def write(self, event) -> None:
+        assert self.writer is not None
+        try:
+            if self.lost is not None:
+                raise self.lost
+            self.writer.write_event(event)
+            self.writer.flush()
+        except OSError as error:
+            fact = f"TensorBoard's curves end here, they cannot be written: {error.strerror}"
+            print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
+            self.writer = None
+
+    def flush(self) -> None:
+        """The points so far, to the disk. Another thread may call it; what goes wrong is told at the next point."""
+        if self.writer is None or self.folder is None:
+            return
+        try:
+            for file in self.folder.glob(f"*.{os.getpid()}"):  # of this process; one, unless the run went back
+                durable.flush_file(file)
+            durable.flush_folder(self.folder)
+        except OSError as error:
+            self.lost = error
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

@@ -1,0 +1,16 @@
+"""Who does what at which tick, and how fast that can be: integers and names, no JAX."""
+
+from fdg_jax.schedule.core import Accumulation, Box, Messages, Op, Schedule, Tick, bp, chain, check_K, existing_ops
+
+__all__ = [
+    "Accumulation",
+    "Box",
+    "Messages",
+    "Op",
+    "Schedule",
+    "Tick",
+    "bp",
+    "chain",
+    "check_K",
+    "existing_ops",
+]

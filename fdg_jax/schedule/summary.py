@@ -1,0 +1,42 @@
+"""A schedule in words and numbers: its drawing, and per stage what a run on integers measured."""
+
+import textwrap
+from collections.abc import Mapping
+
+from fdg_jax.schedule.core import Op, Schedule
+from fdg_jax.schedule.drawing import draw, render
+from fdg_jax.schedule.running import validate
+
+
+def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, str] | None = None) -> str:
+    """The drawing, then per stage: delay, staleness, first update, memos, and weight versions by batch.
+
+    ticks: how many are drawn, by default until all stages have all they do, and then two more (one, where that is so
+    from the first). words: what operations do that are neither F nor B.
+    """
+    K = schedule.K
+    batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily
+    trace = validate(schedule, batches)
+    if ticks is None:
+        steady = len(schedule.tick(batches, None))
+        full = next(t for t, tick in schedule.run(batches) if len(tick) == steady)
+        ticks = full + min(full, 2)
+    shown = min(batches, max(1, ticks - K + 1))
+    table = [["stage", "delay", "staleness", "first update", "memos", f"weight version at F1..F{shown}"]]
+    for k in range(1, K + 1):
+        versions = " ".join(str(trace.version[Op("F", k, b)]) for b in range(1, shown + 1))
+        delay = trace.tick[Op("B", k, batches)] - trace.tick[Op("F", k, batches)]
+        row = [f"k={k}", str(delay), str(max(trace.staleness[k - 1])), f"t={trace.first_update[k - 1]}"]
+        table.append([*row, str(trace.memos[k - 1]), versions])
+    M, part = schedule.accumulate, schedule.micro_batches > 1
+    sentences = [
+        f"F3: forward of {'micro-' if part else ''}batch 3.",
+        f"B3: its backward{'' if M > 1 else ' and the update'}.",
+        *[f"{kind}3: {text}." for kind, text in (words or {}).items()],
+        *([f"A batch is {M} micro-batches."] if part else []),
+        *([f"A stage updates after every {M} of its backward passes."] if M > 1 else []),
+        "Delay: the ticks between F and B; staleness: the stage's own updates between the forward pass and the update "
+        "by that batch.",
+        "Weight version: updates already made. Memos: batches that a stage keeps at the end of a tick.",
+    ]
+    return f"{render(schedule, ticks)}\n\n{draw(table)}\n\n{textwrap.fill(' '.join(sentences), 110)}"

@@ -1,0 +1,195 @@
+"""A tree of many small arrays as a few arrays, between the programs that take and give it.
+
+What a dispatch costs the host is how many arrays go in and out (`python -m benchmarks.host_cost`), and a network has
+some for every layer. So a stage's programs take its small arrays as one array for each dtype, cut them out of it at
+their beginning and put them together at their end. That copies them on the device; large ones are left alone.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.errors import BadInput
+from fdg_jax.stage.functions import Functions, StageState
+
+Tree = Any
+Array = jax.Array
+SMALL = 2**18  # bytes of an array; to copy a larger one may cost more than it saves
+
+
+def small(leaf: Any) -> bool:
+    return leaf.size * leaf.dtype.itemsize <= SMALL
+
+
+def small_vector(leaf: Any) -> bool:
+    """Of a closure: what a layer keeps of its channels, but no activations of several channels, however small."""
+    return leaf.ndim <= 1 and small(leaf)
+
+
+def shapes_of(tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def join(groups: Sequence[Sequence[Array]]) -> list[Array]:
+    return [jnp.concatenate([jnp.ravel(leaf) for leaf in group]) for group in groups]
+
+
+joined = jax.jit(join)
+
+
+class Packing:
+    """How trees like `tree` are packed: its small leaves as one array for each dtype, every other leaf by itself.
+
+    pack and unpack are traceable; close and open are the same for the host, as one dispatch. BadInput, while tracing,
+    where a tree is not like `tree`.
+    """
+
+    def __init__(self, tree: Tree, small: Callable[[Any], bool] = small):
+        self.shapes = shapes_of(tree)
+        self.leaves, self.treedef = jax.tree.flatten(self.shapes)
+        groups: dict[Any, list[int]] = {}
+        for i, leaf in enumerate(self.leaves):
+            packable = small(leaf) and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+            groups.setdefault(leaf.dtype if packable else i, []).append(i)
+        self.groups = list(groups.values())
+
+    def pack(self, tree: Tree, join: Callable = join) -> tuple[Array, ...]:
+        leaves = self.checked(tree)
+        together = iter(join([[leaves[i] for i in group] for group in self.groups if len(group) > 1]))
+        return tuple(leaves[group[0]] if len(group) == 1 else next(together) for group in self.groups)
+
+    def unpack(self, packed: Tree, parted: Callable | None = None) -> Tree:
+        shared = [array for group, array in zip(self.groups, packed, strict=True) if len(group) > 1]
+        parts, leaves = iter((parted or self.part)(shared)), dict[int, Array]()
+        for group, array in zip(self.groups, packed, strict=True):
+            leaves |= zip(group, [array] if len(group) == 1 else next(parts), strict=True)
+        return self.treedef.unflatten([leaves[i] for i in range(len(leaves))])
+
+    def close(self, tree: Tree) -> tuple[Array, ...]:
+        return self.pack(tree, joined)
+
+    def open(self, packed: Tree) -> Tree:
+        return self.unpack(packed, self.parted)
+
+    @cached_property
+    def parted(self) -> Callable:
+        return jax.jit(self.part)
+
+    def checked(self, tree: Tree) -> list[Array]:
+        """The leaves of a tree that is like the one that this was made for."""
+        found, treedef = jax.tree_util.tree_flatten_with_path(tree)
+        if treedef != self.treedef:
+            fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"
+            raise BadInput(f"{fact}. Make all of them in init, with train=False, too.")
+        for (path, leaf), first in zip(found, self.leaves, strict=True):
+            shape, dtype = jnp.shape(leaf), getattr(leaf, "dtype", None) or jnp.result_type(leaf)
+            if (shape, dtype) != (first.shape, first.dtype):
+                name = jax.tree_util.keystr(path)
+                before, after = (f"{kind}{list(size)}" for size, kind in ((first.shape, first.dtype), (shape, dtype)))
+                fact = f"{name} of a stage was {before} at first and became {after}"
+                raise BadInput(f"{fact}. Keep its shape and dtype.")
+        return [leaf for _, leaf in found]
+
+    def part(self, shared: Sequence[Array]) -> list[list[Array]]:
+        """The leaves of the groups that have several."""
+        parts = []
+        for group, array in zip([group for group in self.groups if len(group) > 1], shared, strict=True):
+            shapes = [self.leaves[i].shape for i in group]
+            ends = list(accumulate(map(math.prod, shapes)))
+            parts.append([array[e - math.prod(s) : e].reshape(s) for s, e in zip(shapes, ends, strict=True)])
+        return parts
+
+    def __eq__(self, other: object) -> bool:  # jit asks, as it is part of a Closure's type
+        if self is other or not isinstance(other, Packing):
+            return self is other
+        return (self.treedef, self.leaves, self.groups) == (other.treedef, other.leaves, other.groups)
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, tuple(self.leaves)))
+
+
+class Unpacked:
+    """In place of a Packing, for a stage whose trees stay as they are."""
+
+    def __init__(self, tree: Tree):
+        self.shapes = shapes_of(tree)
+
+    def pack(self, tree: Tree) -> Tree:
+        return tree
+
+    unpack = close = open = pack
+
+
+class Layout(NamedTuple):
+    """How a stage's state is packed. Gradients are packed as parameters are."""
+
+    params: Packing | Unpacked
+    extra: Packing | Unpacked
+    opt_state: Packing | Unpacked
+
+    @classmethod
+    def of(cls, state: StageState, packs: bool) -> "Layout":
+        return cls(*map(Packing if packs else Unpacked, state[:3]))
+
+    def close(self, state: StageState) -> StageState:
+        params, extra, opt_state = (how.close(tree) for how, tree in zip(self, state[:3], strict=True))
+        return StageState(params, extra, opt_state, state.own)
+
+    def open(self, state: StageState) -> StageState:
+        params, extra, opt_state = (how.open(packed) for how, packed in zip(self, state[:3], strict=True))
+        return StageState(params, extra, opt_state, state.own)
+
+    @property
+    def shapes(self) -> tuple[Tree, Tree, Tree]:
+        return self.params.shapes, self.extra.shapes, self.opt_state.shapes
+
+
+@jax.tree_util.register_pytree_node_class
+class Closure:
+    """A closure whose vectors are packed. How they are is part of its type, since a batch's size may change it."""
+
+    def __init__(self, arrays: tuple[Array, ...], packing: Packing):
+        self.arrays, self.packing = arrays, packing
+
+    @classmethod
+    def of(cls, closure: Tree) -> "Closure":
+        packing = Packing(closure, small_vector)
+        return cls(packing.pack(closure), packing)
+
+    def unpack(self) -> Tree:
+        return self.packing.unpack(self.arrays)
+
+    def tree_flatten(self) -> tuple[tuple[Array, ...], Packing]:
+        return self.arrays, self.packing
+
+    @classmethod
+    def tree_unflatten(cls, packing: Packing, arrays: tuple[Array, ...]) -> "Closure":
+        return cls(arrays, packing)
+
+
+def packed(functions: Functions, layout: Layout) -> Functions:
+    """The functions of a stage on what is packed; closures are, too."""
+    of_params, of_extra, of_optimizer = layout
+
+    def forward(params, extra, x, labels=None):
+        messages, extra, closure = functions.forward(of_params.unpack(params), of_extra.unpack(extra), x, labels)
+        return messages, of_extra.pack(extra), Closure.of(closure)
+
+    def backward(closure, params, x, dy):
+        grads, dx = functions.backward(closure.unpack(), of_params.unpack(params), x, dy)
+        return of_params.pack(grads), dx
+
+    def update(params, opt_state, grads):
+        trees = of_params.unpack(params), of_optimizer.unpack(opt_state), of_params.unpack(grads)
+        params, opt_state = functions.update(*trees)
+        return of_params.pack(params), of_optimizer.pack(opt_state)
+
+    def outputs(params, extra, x):
+        return functions.outputs(of_params.unpack(params), of_extra.unpack(extra), x)
+
+    return Functions(forward, backward, update, outputs)

@@ -1,0 +1,85 @@
+"""A state while a pipeline is restored from it: what is missing, left over or not finite is told in one sentence."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fdg_jax.errors import BadInput
+from fdg_jax.storage.plain import check_usable
+
+# Weights, statistics and the optimizer's state; not data on their way, nor gradients, which a guard may still refuse.
+REMEMBERED = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
+
+
+class Reading(Mapping[str, Any]):
+    """The entries of a state under a prefix, without it. Remembers which of them have been read."""
+
+    def __init__(self, state: Mapping[str, Any], prefix: str = "", read: set[str] | None = None):
+        self.state, self.prefix = state, prefix
+        self.read: set[str] = set() if read is None else read
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise BadInput(f"the checkpoint has no {self.prefix}{name}: it is not whole, or of another pipeline.")
+        self.read.add(self.prefix + name)
+        return self.state[self.prefix + name]
+
+    def __contains__(self, name: object) -> bool:
+        return f"{self.prefix}{name}" in self.state
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix(self.prefix) for name in self.state if name.startswith(self.prefix))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def below(self, prefix: str) -> "Reading":
+        return Reading(self.state, self.prefix + prefix, self.read)
+
+    def check_all_read(self) -> None:
+        """Raises BadInput where the state has entries that the pipeline has no place for."""
+        left = sorted(set(self.state) - self.read)
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise BadInput(
+                f"the checkpoint holds {left[0]}{more}, which this pipeline has no place for: it is of another "
+                "optimizer, model or method. Make the pipeline as it was when the state was taken."
+            )
+
+
+def check_state(state: Any) -> dict[str, Any]:
+    """What is to be restored. Raises BadInput where it is no dictionary of arrays that still exist."""
+    if not isinstance(state, Mapping):
+        raise BadInput(f"restore takes what state() gave, a dictionary of arrays, not a {type(state).__name__}.")
+    for name, value in state.items():
+        check_usable(f"the state's {name}", value)
+    return dict(state)
+
+
+def number(flat: Mapping[str, Any], name: str) -> int:
+    """A counter of a state."""
+    value = np.asarray(flat[name])
+    if value.shape != () or value.dtype.kind not in "iu" or value < 0:
+        raise BadInput(f"the checkpoint's {name} is {value!r}, not a number of 0 or more: it is damaged.")
+    return int(value)
+
+
+def check_finite(state: Mapping[str, Any]) -> None:
+    """Raises BadInput where weights, statistics or an optimizer's arrays hold a NaN or an infinity.
+
+    A single number of an optimizer may be infinite: the best loss so far, before there is any.
+    """
+    for name, value in state.items():
+        if not REMEMBERED.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
+            continue
+        array = np.asarray(value)
+        single = array.ndim == 0 and "opt_state" in name
+        wrong = np.isnan(array) if single else ~np.isfinite(array)
+        if wrong.any():
+            raise BadInput(
+                f"{np.count_nonzero(wrong)} of {array.size} numbers of the state's {name} are not finite (NaN or "
+                "infinity): training cannot go on from it. Restore an earlier state."
+            )

@@ -1,0 +1,160 @@
+"""The words and files that end a session: what came out, or where the run can be taken up again."""
+
+import contextlib
+import math
+import shlex
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.report import report_page
+from fdg_jax.runs import checkpoints, run_files
+from fdg_jax.runs.progress import count, per_second
+from fdg_jax.training.signals import Stopped
+
+if TYPE_CHECKING:
+    from fdg_jax.training.home import Home
+    from fdg_jax.training.record import Record
+    from fdg_jax.training.rescue import Broken
+    from fdg_jax.training.setup import Job
+
+NOT_REPRODUCED = (
+    "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
+    "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
+)
+ABSURD = 1e6  # a training loss above it is no training; cross-entropy of 1000 classes starts at 7
+
+
+def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
+    """The content of summary.json. staleness and updates are what the stages counted; images_per_second is None
+    where every batch may have compiled."""
+    from fdg_jax.training.setup import stage_parameters
+
+    o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
+    names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
+    rate = record.images_per_second()
+    return {
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *methods.find(o.method).answers_to))},
+        "split": list(job.cuts),
+        "parameters": pipeline.parameter_count,
+        "auxiliary_parameters": pipeline.auxiliary_parameter_count,
+        "steps": record.step,
+        "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 4),
+        "seconds": round(record.elapsed(), 2),
+        "images_per_second": rate if rate is None else round(rate, 2),
+        "train_loss": record.train_loss(),
+        "test_error_percent": record.error,
+        "staleness": pipeline.staleness,
+        "final_parameters_sha256": parameters_sha256,
+        "final_state_sha256": state_sha256,
+        "test_loss": record.test_loss,
+        "updates": pipeline.updates,
+        "stage_parameters": stage_parameters(pipeline),
+        "drained": o.drain,
+        "seed": o.seed,
+        "batch_size": o.batch_size,
+        "sessions": record.sessions,
+        "note": job.dataset.note,
+    }
+
+
+def tell_diverged(path: Path, fact: str) -> int:
+    way_out = "Lower --learning-rate (or the --beta of fdg), or add --warmup on."
+    print(f"error: {fact}. The run in {path} has diverged; its report shows where. {way_out}", file=sys.stderr)
+    return 1
+
+
+def tell_done(path: Path, summary: dict[str, Any]) -> int:
+    """Says what came out, in all or not at all well; returns the exit code."""
+    loss, K = summary["train_loss"], summary["K"]
+    untrained = math.isnan(loss) and not any(summary["updates"])
+    if not untrained and not (math.isfinite(loss) and loss <= ABSURD):
+        return tell_diverged(path, f"the training loss of the last epoch is {loss:.4g}")
+    epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
+    print(
+        f"\ndone: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {per_second(summary['images_per_second'])}\n"
+        f"measured staleness of {stages}, in updates: {summary['staleness']}; "
+        f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}\n"
+        f"{path / 'report.html'} shows the curves, {path / run_files.SUMMARY} has the numbers"
+    )
+    if untrained:
+        few = count(summary["steps"], "batch", "es")
+        fact = f"no update was made: {few} did not get through {K} stages, and --no-drain drops what is in flight"
+        print(f"warning: {fact}. Leave --no-drain out, or train on more batches.", file=sys.stderr)
+    return 0
+
+
+def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
+    """report.html and curves.png; where they cannot be made, a warning, as the run itself is not worse for it.
+
+    config: the run's configuration; None: it is read from config.json.
+    """
+    try:
+        report_page.write(path, config)
+    except Exception as error:
+        fact = f"the report of {path} could not be made ({reason(error)})"
+        way_out = f"{interpreter()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
+        print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
+
+
+def complete(home: "Home") -> None:
+    """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
+    with contextlib.suppress(OSError):  # a full disk, say, which is reported where it costs more
+        if mended := home.complete():
+            print(f"warning: {mended}.", file=sys.stderr)
+
+
+def tell_broken(path: Path, broken: "Broken", program: str) -> int:
+    """Says what ended the training, where the newest checkpoint is and how to go on; returns the exit code."""
+    from fdg_jax.training.loading import LoaderFailed
+
+    cause = broken.__cause__ or broken
+    if isinstance(cause, LoaderFailed | BadInput):
+        fact = str(cause)
+    else:  # a defect, of this package or of what it uses: the traceback says where
+        traceback.print_exception(cause)
+        fact = f"training was ended by {reason(cause).rstrip('.')}."
+    kept = checkpoints.stored(path / run_files.CHECKPOINTS)
+    where = f"The newest checkpoint is {kept[-1]}. To go on from there" if kept else "To start from the beginning"
+    print(f"error: {fact} {broken} {where}:\n  {again(path, program)}", file=sys.stderr)
+    return 1
+
+
+def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
+    """Says how to go on; returns the exit code."""
+    if checkpoints.stored(path / run_files.CHECKPOINTS):
+        fact = f"stopped by {stopped} after a checkpoint. To go on exactly there"
+    else:
+        fact = f"stopped by {stopped} before the first batch, so there is no checkpoint. To start from the beginning"
+    print(f"{fact}:\n  {again(path, program)}", flush=True)
+    return 128 + stopped.number
+
+
+def tell_not_saved(path: Path, fact: str) -> int:
+    """A checkpoint that is needed could not be written: there is no summary, so that the run can go on."""
+    kept = checkpoints.stored(path / run_files.CHECKPOINTS)
+    where = f"from {kept[-1].name}" if kept else "from the beginning"
+    print(f"error: {fact} Make room; then {path} goes on {where}, with --resume.", file=sys.stderr)
+    return 1
+
+
+def tell_damaged(path: Path, fact: str, program: str) -> int:
+    """An image could not be decoded in the middle of a run: the checkpoint is from before its batch."""
+    print(f"error: {fact} The run stopped in front of it; then go on with\n  {again(path, program)}", file=sys.stderr)
+    return 1
+
+
+def again(path: Path, program: str) -> str:
+    """The command that goes on with a run."""
+    return shlex.join([interpreter(), *program.split()[1:], "--run-dir", str(path), "--resume"])
+
+
+def interpreter() -> str:
+    """The one that runs this, told from here where it lies below: the package may be in its environment only."""
+    python, here = Path(sys.executable), Path.cwd()
+    return str(python.relative_to(here) if python.is_relative_to(here) else python)

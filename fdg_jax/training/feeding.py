@@ -1,0 +1,125 @@
+"""Where a training loop's batches come from: out of memory by their indices, or from a stream that is decoded ahead.
+
+Either way the batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fdg_jax.data.augment import epoch_order
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
+from fdg_jax.runs.options import Options
+from fdg_jax.training.loading import Loading
+
+TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
+
+
+class Work(NamedTuple):
+    """What a dispatch enters."""
+
+    shape: tuple[int, int]  # batches, images in each
+    enter: Callable[[Any], object]  # takes the pipeline
+
+
+class InMemory:
+    """Windows of batches of a data set that the pipeline may keep on its device."""
+
+    def __init__(self, dataset: Dataset, options: Options, steps: int):
+        self.dataset, self.options, self.steps = dataset, options, steps
+        self.N = len(dataset.train_images)
+        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
+
+    def next(self, step: int) -> Work:
+        """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
+        indices = self.indices(step)
+        images, labels = self.dataset.train_images, self.dataset.train_labels
+        return Work(indices.shape, lambda pipeline: pipeline.train(images, labels, indices))
+
+    def indices(self, step: int) -> np.ndarray:
+        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
+        B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
+        order, batch = self.place(step)
+        if batch == full:
+            return order[None, full * B :]
+        W = min(W - batch % W, full - batch, self.steps - step)
+        return order[batch * B : (batch + W) * B].reshape(W, B)
+
+    def place(self, step: int) -> tuple[np.ndarray, int]:
+        """(the order of the images in the epoch of the batch after `step`, the number of that batch in it)."""
+        epoch, batch = divmod(step, -(-self.N // self.options.batch_size))
+        if self.order[0] != epoch:
+            self.order = epoch, epoch_order(self.N, self.options.seed, epoch)
+        return self.order[1], batch
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, whenever that was."""
+        B, (order, batch) = self.options.batch_size, self.place(step)
+        rows = order[batch * B : (batch + 1) * B]
+        return self.dataset.train_images[rows], self.dataset.train_labels[rows]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        size = test_batch(len(images), TEST_BATCH)
+        for start in range(0, len(images), size):
+            yield images[start : start + size], labels[start : start + size]
+
+    def close(self) -> None: ...
+
+
+class Streamed:
+    """Batch after batch, made ahead of time. The workers are begun with the first one and live as long as the run.
+
+    check: called now and then while a batch is waited for; what it raises ends the waiting.
+    """
+
+    def __init__(self, stream: Stream, options: Options, check: Callable[[], None]):
+        self.stream, self.options, self.check = stream, options, check
+        self.loader: Loading | None = None
+        self.at = -1  # the step that the loader's next batch comes after
+
+    def next(self, step: int) -> Work:
+        """The batch after `step`. Raises Damaged where one of its images cannot be decoded, and LoaderFailed where a
+        process that decodes them has died."""
+        if self.loader is None or self.at != step:
+            self.close()
+            batches = TrainBatches(self.stream, self.options.batch_size, self.options.seed)
+            self.loader = Loading(Loader(batches, start=step), self.check)
+        batch = next(self.loader)
+        self.at = step + 1
+        return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, made anew."""
+        return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """In batches of at most the training batch's size, which is known to fit into the device's memory."""
+        size = test_batch(len(self.stream.test_images), self.options.batch_size)
+        with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
+            yield from loader
+
+    def close(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
+            self.loader = None
+
+
+def feed(
+    source: Dataset | Stream, options: Options, steps: int, check: Callable[[], None] = lambda: None
+) -> InMemory | Streamed:
+    """check: called now and then while a batch is waited for; what it raises ends the waiting."""
+    return Streamed(source, options, check) if isinstance(source, Stream) else InMemory(source, options, steps)
+
+
+def test_batch(images: int, most: int) -> int:
+    """Images in a test batch: the largest divisor up to `most`, unless there is only a small one."""
+    even = max(size for size in range(1, min(most, images) + 1) if images % size == 0)
+    return even if even > most // 5 or even == images else min(most, images)
+
+
+test_batch.__test__ = False  # type: ignore[attr-defined]  # its name is not meant for pytest

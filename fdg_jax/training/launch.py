@@ -1,0 +1,150 @@
+"""From checked options to a finished run: what is said before, the training, and what is said and written after."""
+
+import dataclasses
+import errno
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fdg_jax.runs import option_checks, reading, run_files
+from fdg_jax.runs.options import Options
+from fdg_jax.runs.progress import count
+from fdg_jax.training.command_line import Program
+from fdg_jax.training.signals import Signals, Stopped
+
+if TYPE_CHECKING:
+    from fdg_jax.training.session import Session
+    from fdg_jax.training.setup import Job
+
+
+def finished(path: Path, options: Options) -> bool:
+    """Whether the run that is to be resumed has nothing left to do; says so."""
+    if not os.path.lexists(path / run_files.SUMMARY):
+        return False
+    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
+    steps = min(total, options.steps or total)
+    done = reading.summary(path)["steps"]
+    if done < steps:
+        return False
+    reading.refuse_less(steps, done)
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
+    return True
+
+
+def prepare_and_run(
+    options: Options, before: dict[str, Any] | None, path: Path, program: Program, signals: Signals
+) -> int:
+    """before: config.json of the run that goes on."""
+    option_checks.check_names(options, program.datasets)
+    signals.check()
+    from fdg_jax.data import interruptible
+    from fdg_jax.machine import compile_cache, jax_settings
+    from fdg_jax.training import session, setup, stages
+
+    jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
+    compile_cache.enable()
+    setup.prepare_cpu(before)
+    with interruptible.by(signals.at_once):
+        job = setup.prepare(options, before["note"] if before else "")
+    job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
+    config = run_files.config(job.options, options, job.devices, job.dataset.note)
+    config["stages"] = known = stages.facts(job)
+    begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
+    if before is not None:
+        tell_changes(before, config)
+        config = run_files.continued(before, config)
+    try:
+        run_files.write_json(path / run_files.CONFIG, config)
+        opening(job, path, known, resumed=before is not None)
+        return train(job, path, program, signals, begun)
+    except OSError as error:
+        return tell_full(path, error)
+
+
+def tell_full(path: Path, error: OSError) -> int:
+    """Says that the disk is full; returns the exit code. Raises any other error."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
+    print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
+    return 1
+
+
+def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Warns where a resumed run meets another machine or other code than its first session, which may compute other
+    last bits."""
+    names = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
+    known = [name for name in names if name in before and name in now]
+    changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
+    if changed:
+        fact = f"this is not where the run began: {'; '.join(changed)}"
+        print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)
+
+
+def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
+    """What a person sees first. known: what is known of the stages."""
+    from fdg_jax.machine import terminal
+    from fdg_jax.training.opening import tell
+
+    width = terminal.columns()
+    lines = [terminal.wrapped(line, width) for line in tell(job, known)]
+    print("\n".join([*lines, f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    if resumed:  # a new run's has been said while the data were loaded
+        loudly(job.dataset.note)
+    print("compiling...", flush=True)
+
+
+def loudly(note: str) -> None:
+    if note:
+        print(f"\n!!! {note}\n", flush=True)
+
+
+def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
+    """The run itself, then summary.json and the report."""
+    from fdg_jax.data.jpeg import Damaged
+    from fdg_jax.runs.checkpoints import SaveFailed
+    from fdg_jax.training import closing, session_run
+    from fdg_jax.training.home import Gone, Home
+    from fdg_jax.training.record import Diverged
+    from fdg_jax.training.replay import NotReproduced
+    from fdg_jax.training.rescue import Broken
+
+    (path / run_files.SUMMARY).unlink(missing_ok=True)
+    config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
+    home = Home(path, job.options.tensorboard)
+
+    def ended(tell: Callable[..., int], *what: Any) -> int:
+        """The report comes first, so that what ended the training is the last line."""
+        if not home.lost():
+            closing.complete(home)
+            closing.write_report(path, config)
+        return tell(path, *what)
+
+    try:
+        record, parameters, state = session_run.run(job, path, signals, begun, home)
+    except Gone as gone:
+        print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
+        return 1
+    except SaveFailed as failed:
+        return ended(closing.tell_not_saved, str(failed))
+    except NotReproduced as fact:
+        print(f"error: {fact}. {closing.NOT_REPRODUCED}", file=sys.stderr)
+        return 1
+    except Diverged as diverged:
+        return ended(closing.tell_diverged, str(diverged))
+    except Damaged as damaged:
+        return ended(closing.tell_damaged, str(damaged), program.command)
+    except Stopped as stopped:
+        return ended(closing.tell_stopped, stopped, program.command)
+    except Broken as broken:
+        return ended(closing.tell_broken, broken, program.command)
+    except OSError as error:
+        return tell_full(path, error)
+    summary = closing.summarise(job, record, parameters, state)
+    run_files.write_json(path / run_files.SUMMARY, summary)
+    code = ended(closing.tell_done, summary)
+    loudly(job.dataset.note)
+    return code

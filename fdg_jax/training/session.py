@@ -1,0 +1,92 @@
+"""Where a session of a run begins: at its first batch, or at its newest checkpoint."""
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+import fdg_jax
+from fdg_jax import data
+from fdg_jax.data import dataset, fingerprint
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import checkpoints, reading
+from fdg_jax.runs.options import FIELDS
+from fdg_jax.runs.run_files import CHECKPOINTS
+from fdg_jax.stage import nonfinite
+from fdg_jax.training.record import Record
+from fdg_jax.training.setup import Job
+
+
+class Session(NamedTuple):
+    """Where a session begins. resumed: the run was begun before; fresh: there is no checkpoint of it."""
+
+    record: Record
+    resumed: bool
+    fresh: bool
+
+
+def begin(job: Job, path: Path, resume: bool) -> Session:
+    """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
+    BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
+    checkpoints.sweep(path / CHECKPOINTS)
+    record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
+    found = checkpoints.load_newest(path / CHECKPOINTS) if resume else None
+    if found:
+        begin_again(job, record, *found)
+    reading.refuse_less(job.steps, record.step)
+    return Session(record, resume, fresh=found is None)
+
+
+def versions() -> dict[str, str]:
+    """What a checkpoint's bits depend on; jaxlib has the compiler."""
+    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": fdg_jax.__version__}
+    return {**names, "backend": jax.default_backend()}
+
+
+def about_job(job: Job) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
+    fixed = [name for name, field in FIELDS.items() if not field.metadata["free"]]
+    options = {name: getattr(job.options, name) for name in fixed}
+    return {**versions(), "options": options, "data": job.dataset.fingerprint}
+
+
+def where(begun: Session, steps: int) -> str:
+    """Where a resumed run stands."""
+    step = begun.record.step
+    if begun.fresh:
+        return "there is no checkpoint: from the beginning"
+    return f"going on after batch {step:,} of {steps:,}"
+
+
+def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[str, Any]) -> None:
+    """Restores a checkpoint. BadInput where the run could not go on with the same bits."""
+    for name, now in versions().items():
+        if about.get(name) != now:
+            raise BadInput(
+                f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
+                f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
+            )
+    was, now = about.get("options", {}), about_job(job)["options"]
+    changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
+    if changed:
+        fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
+        raise BadInput(f"{fact}. Put it back, or go on as another run: --resume-into DIR.")
+    check_data(job.dataset, about, "--resume")
+    job.pipeline.restore(state)
+    record.restore(loop)
+    record.bad = nonfinite.refused(state)
+
+
+def check_data(dataset: dataset.Dataset | data.Stream, about: Mapping[str, Any], flag: str) -> None:
+    """BadInput where a checkpoint was made with other images than these. A warning where it does not say with which."""
+    was, now = about.get("data"), dataset.fingerprint
+    if now is None or not fingerprint.comparable(was):
+        fact = "the newest checkpoint does not say which images it was made with: another version wrote it"
+        print(f"warning: {fact}. Nothing tells whether the data are still the same.", file=sys.stderr, flush=True)
+        return
+    if differs := fingerprint.difference(was, now):
+        fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
+        raise BadInput(f"{fact}. Give the directory that holds those images as --data-dir, or start a new run.")

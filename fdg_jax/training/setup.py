@@ -1,0 +1,255 @@
+"""From checked options to a pipeline that is ready to train.
+
+The order matters: what is cheap to refuse comes first, and the CPU devices that stand in for accelerators
+must be asked for before JAX computes anything.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import fdg_jax
+from fdg_jax import data, methods, models, split
+from fdg_jax.data import dataset, fingerprint
+from fdg_jax.data.augment import train_transform
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import facts
+from fdg_jax.recipe import paper_schedule, paper_sgd
+from fdg_jax.runs.options import Options
+from fdg_jax.training import block_times
+from fdg_jax.transport import devices
+
+MOST_BATCHES = 10**8
+WARMED_UP = ("resnet110", "resnet1202")
+
+
+class Job(NamedTuple):
+    """All a training loop needs."""
+
+    options: Options  # as used, nothing left to defaults
+    dataset: dataset.Dataset | data.Stream
+    pipeline: fdg_jax.Pipeline
+    split: str  # paper, even, balanced, measured or block numbers
+    cuts: tuple[int, ...]  # the first block of stages 2..K
+    costs: list[float]  # of each block; only their ratios count
+    cost: str  # what they are: time or FLOPs
+    steps_per_epoch: int
+    steps: int  # batches after which the run ends
+    learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
+    devices: list[str]  # of the stages k = 1..K; of one that is spread all its devices
+    remark: str  # a sentence where stages share a device, or where auto chose the delay line
+
+    @property
+    def n_blocks(self) -> int:
+        return len(self.costs)
+
+
+def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
+    """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
+    starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
+
+    On one core there is one device for all stages, and no operation is split: threads would take turns on the core
+    (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with.
+    """
+    flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
+    one = f"{flag}=false" in (before.get("xla_flags") or "") if before else facts.usable_cores() == 1
+    if one and flag not in given:
+        os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
+    emulated = before.get("cpu_devices") if before else 1 if one else None
+    if emulated:
+        devices.asked_for(emulated, exactly=before is not None)
+        devices.stage_devices(emulated)
+
+
+def prepare(options: Options, note: str = "") -> Job:
+    """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
+
+    note: what the run that is being resumed had to say of its data.
+    """
+    dataset = load_data(options, note)
+    options, stage_devices, remark = choose_engine(options)
+    streamed = isinstance(dataset, data.Stream)  # and so never on a device together
+    N, blocks = len(dataset.train_images), models.blocks(options.model, dataset.classes)
+    name = options.split or default_split(options)
+    costs, cost = block_costs(name, options, blocks, dataset, stage_devices[0])
+    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
+    options = dataclasses.replace(
+        options,
+        dataset=dataset.name,
+        train_size=N,
+        split=",".join(map(str, cuts)) if options.K > 1 else name,
+        warmup="on" if wants_warmup(options) else "off",
+        window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
+    )
+    check_last_batch(options, N)
+    per_epoch = math.ceil(N / options.batch_size)
+    if options.epochs * per_epoch > MOST_BATCHES:  # of each the learning rate is kept
+        fact = f"{options.epochs * per_epoch:,} batches are more than {MOST_BATCHES:,}"
+        raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
+    by_batch = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
+    pipeline = fdg_jax.Pipeline(
+        stages=split.stages(blocks, cuts),
+        loss=cross_entropy,
+        optimizer=paper_sgd(schedule, options.momentum, options.weight_decay),
+        method=options.method,
+        devices=stage_devices,
+        engine=options.engine,
+        dtype=options.dtype,
+        remat=options.remat,
+        guard=True,
+        preprocess=train_transform(dataset, options.seed),
+        **method_options(options),
+    )
+    initialise(pipeline, blocks, cuts, dataset, options)
+    total = options.epochs * per_epoch
+    steps = min(total, options.steps or total)
+    names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
+    rates = learning_rates(by_batch, total, options.accumulate)
+    return Job(
+        options, dataset, pipeline, name, cuts, costs, cost, per_epoch, steps, rates, names, remark
+    )  # fmt: skip
+
+
+def load_data(options: Options, note: str) -> dataset.Dataset | data.Stream:
+    """The images that are trained on, with the fingerprint of the whole data set that they are of. Raises BadInput."""
+    dataset = data.load(options.dataset, options.data_dir)
+    N, n = len(dataset.train_images), options.train_size
+    if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
+        fact = f"--train-size {n}: {dataset.name} has {N} training images"
+        raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the images it began with.")
+    if options.batch_size > N:
+        raise BadInput(
+            f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "
+            f"Use a smaller batch."
+        )
+    if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
+        raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
+    return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(dataset))
+
+
+def check_last_batch(options: Options, N: int) -> None:
+    """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
+    last, M = N % options.batch_size, options.micro_batches
+    if "micro_batches" in methods.find(options.method).answers_to and 0 < last < M:
+        raise BadInput(
+            f"--micro-batches {M}: an epoch of {N} images ends in a batch of {last}, which has fewer images. Use fewer "
+            f"micro-batches, or another --batch-size or --train-size."
+        )
+
+
+def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
+    """(options with the engine settled, a device per stage, a sentence on that where it needs one).
+
+    Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
+    many threads as the larger of devices and cores, and over how many a convolution is split decides how its sums are
+    rounded. With equal pools the engines agree to the last bit.
+    """
+    found, remark = devices.stage_devices(options.K)
+    why = ""
+    if options.engine == "auto":
+        why = reason_for_delay_line(options, found, shared=bool(remark))
+        options = dataclasses.replace(options, engine="delay-line" if why else "pipeline")
+    if options.engine == "delay-line":
+        return options, [found[0]] * options.K, why
+    return options, found, remark
+
+
+def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> str:
+    """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
+
+    K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
+    """
+    if found[0].platform == "cpu":  # there it is no faster
+        return ""
+    if not methods.find(options.method).delay_line or options.weights != "stashed":
+        return ""
+    one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
+    if shared:
+        return f"{one}there are {len(set(found))} for K={options.K} stages; {same}"
+    if options.K == 1:
+        return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
+    return ""
+
+
+def default_split(options: Options) -> str:
+    return "paper" if models.paper_split(options.model, options.K) is not None else "balanced"
+
+
+def block_costs(
+    name: str, options: Options, blocks: list[nn.Module], dataset: dataset.Dataset | data.Stream, device: Any
+) -> tuple[list[float], str]:
+    """What each block costs, and in what: time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    image = dataset.shape
+    if name == "measured" and options.K > 1:
+        x = jax.ShapeDtypeStruct((options.batch_size, *image), np.float32)
+        return block_times.seconds(blocks, x, device), "time"
+    return split.block_costs(options.model, dataset.classes, (1, *image)), "FLOPs"
+
+
+def default_window(options: Options, platform: str, images: int) -> int:
+    """Batches per dispatch: for the delay line on an accelerator the largest number up to 50 that divides an
+    epoch evenly (another one works too, and compiles the remainder's length as well); else 1."""
+    if options.engine == "pipeline" or platform == "cpu":
+        return 1
+    bound, full = 50, images // options.batch_size
+    even = max((w for w in range(1, bound + 1) if full % w == 0), default=1)
+    return even if even > bound // 2 else min(bound, full)
+
+
+def wants_warmup(options: Options) -> bool:
+    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to."""
+    if options.warmup == "paper":
+        return options.model in WARMED_UP or (options.K >= 3 and not methods.find(options.method).same_for_every_K)
+    return options.warmup == "on"
+
+
+def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
+    """The rate each batch's gradient is used with, read once, so that logging never asks a device. Of `accumulate`
+    batches that make one update the first one decides."""
+    first = jnp.arange(batches) // accumulate * accumulate
+    return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
+
+
+def method_options(options: Options) -> dict[str, Any]:
+    """Of the flags those the method has."""
+    method = methods.find(options.method)
+    return {name: getattr(options, name) for name in method.answers_to}
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean over the batch. logits [batch, classes], labels [batch] int32."""
+    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
+
+
+def initialise(
+    pipeline: fdg_jax.Pipeline,
+    blocks: list[nn.Module],
+    cuts: tuple[int, ...],
+    dataset: dataset.Dataset | data.Stream,
+    options: Options,
+) -> None:
+    """Initial weights of the whole network, then cut: the same for every K."""
+    key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.shape)
+    whole = split.init_whole(blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
+    example = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(shape[:1], np.int32)
+    pipeline.init(key, example, variables=split.split_variables(whole, cuts))
+
+
+def device_name(device: Any) -> str:
+    """cpu:0, or gpu:0 (NVIDIA H100 80GB HBM3)."""
+    number, kind = f"{device.platform}:{device.id}", device.device_kind
+    return number if kind == device.platform else f"{number} ({kind})"
+
+
+def stage_parameters(pipeline: fdg_jax.Pipeline) -> list[int]:
+    """How many parameters each stage has."""
+    return [sum(leaf.size for leaf in jax.tree.leaves(v["params"])) for v in pipeline.params]

@@ -1,0 +1,83 @@
+"""Signals end a run in good order: after the dispatch under way, with a checkpoint.
+
+SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (schedulers announce the end with it) are obeyed
+alike. A second SIGINT or SIGTERM leaves at once. Whoever checks `number` decides where the run can be stopped.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from fdg_jax.machine import output
+
+IMPATIENT = (signal.SIGINT, signal.SIGTERM)  # a second of these leaves at once
+# A terminal that closes often sends SIGHUP twice within milliseconds, once by its shell and once by the kernel, and
+# schedulers repeat SIGUSR1. So these never mean "at once". Windows has neither.
+PATIENT = tuple(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name))
+
+
+class Stopped(Exception):
+    """The run was stopped by a signal; everything needed to resume it is on disk."""
+
+    def __init__(self, number: int):
+        self.number = number
+        super().__init__(signal.Signals(number).name)
+
+
+class Signals:
+    """As a context: takes the signals, gives them back at the end. `number` is None until one came."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.impatient = False  # whether the next SIGINT or SIGTERM leaves at once
+        self.raising = False  # whether a signal raises Stopped where it arrives
+
+    def __enter__(self) -> "Signals":
+        taken = [number for number in (*IMPATIENT, *PATIENT) if number in IMPATIENT or not ignored(number)]
+        self.before = {number: signal.signal(number, self.receive) for number in taken}
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by code in C
+
+    def receive(self, number: int, _frame) -> None:
+        impatient, self.impatient = self.impatient, self.impatient or number in IMPATIENT
+        if impatient and number in IMPATIENT:
+            output.write_to_stderr(
+                "\nstopped at once; --resume goes on from the newest checkpoint in the run directory\n"
+            )
+            if output.Forgiving(sys.stdout).isatty():
+                with contextlib.suppress(OSError):
+                    os.write(1, b"\x1b[?25h")  # the progress display hides the cursor
+            os._exit(128 + number)
+        if self.number is None:
+            self.number = number
+            name = signal.Signals(number).name
+            again = "once more" if number in IMPATIENT else "SIGTERM twice"
+            output.write_to_stderr(f"\n{name}: stopping after what is under way ({again}: at once)\n")
+        if self.raising:
+            raise Stopped(self.number)
+
+    def check(self) -> None:
+        """Raises Stopped if a signal came."""
+        if self.number is not None:
+            raise Stopped(self.number)
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """As a context: a signal raises Stopped wherever the main thread is, for waits that may be long and leave
+        nothing half done."""
+        self.raising = True
+        try:
+            self.check()
+            yield
+        finally:
+            self.raising = False
+
+
+def ignored(number: int) -> bool:
+    """Whether whoever started this process wants the signal to be ignored, as nohup does with SIGHUP."""
+    return signal.getsignal(number) is signal.SIG_IGN

@@ -1,0 +1,74 @@
+"""What is known of every stage before training starts, for the opening lines and for config.json."""
+
+from itertools import pairwise
+from typing import Any
+
+from fdg_jax.engine import memory
+from fdg_jax.runs.progress import count
+from fdg_jax.stage import shapes
+from fdg_jax.training.setup import Job, stage_parameters
+
+PARTS = ("weights", "optimizer", "statistics", "auxiliary", "memos", "old_weights", "gradients", "in_flight")
+
+
+def facts(job: Job) -> list[dict[str, Any]]:
+    """Of the stages k = 1..K: blocks, cost, parameters, what is sent upwards, predicted memory (see
+    fdg_jax.engine.memory; None where it is not predicted)."""
+    engine, found = job.pipeline.engine, []
+    predicted = {each.k: each for each in memory.predicted(engine)}
+    bounds = (0, *job.cuts, len(job.costs))
+    for k, ((a, b), size) in enumerate(zip(pairwise(bounds), stage_parameters(job.pipeline), strict=True), 1):
+        sent = engine.parts.specs[k - 1].y if k < len(bounds) - 1 else None
+        of = predicted.get(k)
+        found.append(
+            {
+                "k": k,
+                "first_block": a,
+                "last_block": b - 1,
+                "share_percent": round(100 * sum(job.costs[a:b]) / sum(job.costs), 1),
+                "share_of": job.cost,
+                "seconds": round(sum(job.costs[a:b]), 6) if job.cost == "time" else None,
+                "parameters": size,
+                "sends": shapes.text(sent),
+                "sends_bytes": memory.size(sent),
+                "memory_bytes": of and {name: getattr(of, name) for name in ("total", *PARTS, "kept", "memo")},
+            }
+        )
+    return found
+
+
+def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
+    """Two a stage: what it is, and what it holds. known: the facts."""
+    told = []
+    for stage, device in zip(known, job.devices, strict=True):
+        k = stage["k"]
+        seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
+        told.append(
+            f"stage k={k}  {blocks(stage['first_block'], stage['last_block'])}, {seconds}{stage['share_percent']:.0f}% "
+            f"of the {stage['share_of']}, {stage['parameters']:,} parameters, staleness "
+            f"{count(job.pipeline.schedule.staleness[k - 1], 'update')}, on {device}"
+        )
+        if stage["memory_bytes"]:
+            sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
+            told.append(f"  memory   {memory_words(stage['memory_bytes'])}{sends}")
+    return told
+
+
+def memory_words(stage: dict[str, int]) -> str:
+    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 memos of 12.1, ...; what is less than 1% is left out."""
+    words = []
+    for name in PARTS:
+        if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
+            continue
+        several = name == "memos" and stage["kept"] > 1 and stage["kept"] * stage["memo"] == stage["memos"]
+        each = f"{stage['kept']} memos of {megabytes(stage['memo'])}"
+        words.append(each if several else f"{name.replace('_', ' ')} {megabytes(stage[name])}")
+    return f"{megabytes(stage['total'])} MB + XLA's buffers: {', '.join(words)}"
+
+
+def megabytes(n: int) -> str:
+    return f"{n / 1e6:,.1f}" if n >= 1e5 else f"{n / 1e6:.2f}"
+
+
+def blocks(first: int, last: int) -> str:
+    return f"block {first}" if first == last else f"blocks {first} to {last}"

@@ -1,0 +1,95 @@
+"""Names what holds everything up, when something does: mostly a stage. It stops nothing and waits for nothing.
+
+A thread looks now and then at what was dispatched and is not finished (fdg_jax.engine.unfinished). If that is the same
+operation for long, a person learns which, on stderr and in `stalls.jsonl`; what to do about it is for the person to
+decide.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from datetime import datetime, timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from fdg_jax.engine.unfinished import Dispatched, Trail
+
+STALLS = "stalls.jsonl"
+WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
+# What is no stage's: who does it, and what it is of a batch. L and C are the training loop's own.
+OTHERS = {
+    "E": ("the evaluation", "test batch"),
+    "L": ("the loader", "batch"),
+    "C": ("the writing of checkpoints", "checkpoint after batch"),
+}
+
+
+class Watchdog:
+    """As a context. seconds: until an operation is named, and again every so many.
+
+    cold: set while the host makes a dispatch that may compile, which takes long and is no stall.
+    """
+
+    def __init__(self, trail: Trail, seconds: float, run: Path):
+        self.trail, self.seconds, self.run = trail, seconds, run
+        self.cold = False
+        self.op: Dispatched | None = None  # the oldest when one last looked
+        self.since, self.told = 0.0, 0  # when it was seen first; how often it was named
+        self.leaving = Event()
+        self.thread = Thread(target=self.watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.leaving.set()
+        self.thread.join(5)  # a daemon: should it hang, the run ends all the same
+
+    def watch(self) -> None:
+        while not self.leaving.wait(min(self.seconds / 5, 5.0)):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Names the oldest operation if it has been that for long enough."""
+        op = self.trail.oldest()
+        if op is None or self.op is None or op.since != self.op.since:
+            self.since, self.told = now, 0
+        self.op = op
+        if op is not None and now - self.since >= (self.told + 1) * self.seconds:
+            self.told += 1
+            self.tell(op, now)
+
+    def tell(self, op: Dispatched, now: float) -> None:
+        may_compile = (self.cold and op.kind in WORDS) or op.kind == "E"
+        compiling = may_compile and not op.returned
+        began = datetime.now().astimezone() - timedelta(seconds=now - op.since)
+        print(f"WARNING: {sentence(op, now - op.since, began, compiling)}", file=sys.stderr, flush=True)
+        event: dict[str, Any] = {"time": datetime.now().astimezone().isoformat(timespec="seconds"), "k": op.k or None}
+        event |= {"operation": operation(op), "batch": op.first, "last_batch": op.last}
+        event |= {"since": began.isoformat(timespec="milliseconds"), "seconds": round(now - op.since, 3)}
+        event |= {"compiling": compiling}
+        # A disk that is full is reported elsewhere.
+        with contextlib.suppress(OSError), (self.run / STALLS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+
+def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
+    """compiling: the host is inside a dispatch that may compile."""
+    if op.kind in OTHERS:
+        who, what = OTHERS[op.kind][0], f"{operation(op)} {op.first:,}"
+    else:
+        batches = f"batch {op.first:,}" if op.first == op.last else f"batches {op.first:,} to {op.last:,}"
+        who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
+    when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
+    if compiling:
+        return f"{who} is compiling what its {what} needs, {when}, or is held up in it."
+    where = "dispatched and not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
+    return f"{who} makes no progress: its {what} has been {where} {when}. Everything else waits for it."
+
+
+def operation(op: Dispatched) -> str:
+    """What is done, in words."""
+    return OTHERS[op.kind][1] if op.kind in OTHERS else WORDS.get(op.kind, op.kind)

@@ -1,0 +1,1 @@
+"""Where a stage lies, and how a message gets to it."""

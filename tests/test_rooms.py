@@ -1,0 +1,193 @@
+"""Every module lies in a room, and a room imports only the rooms that it may: whatever is not allowed is forbidden.
+
+`ROOMS` is the whole rule. The source is read as text, so imports inside functions, imports for type checkers and
+module names in strings (`import_module("fdg_jax.api")`) count like all others.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("fdg_jax", "benchmarks", "experiments")
+BELOW_STAGES = ("errors", "machine", "storage", "transport")
+BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stage", "methods", "engine", "checks")
+# Who may import whom, from the lowest room to the highest.
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "errors": (),
+    "recipe": (),
+    "schedule": ("errors",),
+    "layers": (),
+    "storage": ("errors",),
+    "machine": ("errors", "storage"),
+    "data": ("errors", "storage", "machine"),
+    "models": ("errors", "layers"),
+    "split": ("errors", "models"),
+    "transport": ("errors", "machine"),
+    "stage": BELOW_STAGES,
+    "methods": (*BELOW_STAGES, "schedule", "layers", "stage"),
+    "engine": (*BELOW_STAGES, "schedule", "stage"),
+    "checks": (*BELOW_STAGES, "stage", "methods"),
+    "api": ("recipe", *BELOW_API),
+    "runs": ("errors", "storage", "machine", "data", "models", "split", "stage", "checks"),
+    "report": ("errors", "recipe", "machine", "methods", "runs"),
+    "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "runs", "report"),
+    "experiments": ("machine", "report", "training"),
+}
+# A registry finds the files of its own room by their names.
+REGISTRIES = {
+    "fdg_jax.methods": "fdg_jax.methods.",
+    "fdg_jax.models": "fdg_jax.models.",
+    "fdg_jax.data": ("fdg_jax.data.sets.", "fdg_jax.data.streams."),
+    "experiments": "experiments.table",
+    "experiments.harness.paper": (),
+    "benchmarks.__main__": (),
+    "benchmarks.peers.worker": "benchmarks.peers.torch_",
+    "benchmarks.accuracy": "fdg_jax.models.",
+    "benchmarks.block_cost": "fdg_jax.models.",
+}
+LAZY = {"Pipeline": "fdg_jax.api", "Metrics": "fdg_jax.api"}  # names that `fdg_jax` resolves on first use
+
+
+def modules() -> dict[str, Path]:
+    """Every module by its full name."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = file
+    return found
+
+
+MODULES = modules()
+
+
+def imported(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
+    """The modules that a source file imports, in whatever way it does."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                lazy = LAZY.get(alias.name) if node.module == "fdg_jax" else None
+                yield lazy or (full if full in known else node.module or "")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fdg_jax":
+            yield LAZY.get(node.attr, "")
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            imports_it = "import" in ast.unparse(node.func)
+            yield str(node.args[0].value) if imports_it else ""
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("fdg_jax.") and id(node) not in docstrings:
+            yield str(node.value)
+
+
+def imports(module: str, source: str, known: Mapping[str, Path] = MODULES) -> set[str]:
+    """The modules of this repository that one of them imports."""
+    return {name for name in imported(ast.parse(source), known) if name in known and name != module}
+
+
+def room(module: str) -> str:
+    """The room a module of fdg_jax lies in, "" for the package itself and for commands (`__main__`)."""
+    package, _, rest = module.partition(".")
+    return "" if package != "fdg_jax" or rest.endswith("__main__") else rest.partition(".")[0]
+
+
+def forbidden(module: str, other: str) -> str:
+    """Why a module may not import another, "" where it may."""
+    ours, theirs = module.partition(".")[0], other.partition(".")[0]
+    if ours != theirs:
+        downwards = {"benchmarks": ("fdg_jax",), "experiments": ("benchmarks", "fdg_jax")}
+        return "" if theirs in downwards.get(ours, ()) else f"{module} imports {other}"
+    here, there = room(module), room(other)
+    if ours != "fdg_jax" or here == there or not here or other == "fdg_jax":
+        return ""
+    return "" if there in ROOMS.get(here, ()) else f"{module} (room {here}) imports {other} (room {there or 'command'})"
+
+
+def test_every_module_lies_in_a_room():
+    assert {room(module) for module in MODULES} - {""} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", [name for name, file in MODULES.items() if file.name == "__init__.py"])
+def test_every_room_says_in_its_first_sentence_what_it_is(name):
+    said = (ast.get_docstring(ast.parse(MODULES[name].read_text())) or "").partition("\n")[0]
+    assert len(said) > 20 and said.endswith((".", ":", ","))
+
+
+def test_no_room_may_import_a_higher_one():
+    order = list(ROOMS)
+    assert all(order.index(lower) < order.index(room) for room, allowed in ROOMS.items() for lower in allowed)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_room_may(module):
+    found = imports(module, MODULES[module].read_text())
+    assert not [why for other in sorted(found) if (why := forbidden(module, other))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_names_of_modules_are_computed_only_by_registries(module):
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if name in ("import_module", "__import__") and not isinstance(node.args[0], ast.Constant):  # type: ignore[union-attr]
+            assert module in REGISTRIES or module == "fdg_jax", f"{module}, line {node.lineno}"  # type: ignore[union-attr]
+
+
+def graph() -> dict[str, set[str]]:
+    """What every module imports; a registry imports all files that it finds."""
+    found = {module: imports(module, file.read_text()) for module, file in MODULES.items()}
+    for registry, prefixes in REGISTRIES.items():
+        found[registry] |= {module for module in MODULES if module.startswith(prefixes) and "__main__" not in module}
+        found[registry].discard(registry)
+    return found
+
+
+def circle(edges: Mapping[str, set[str]]) -> list[str]:
+    """The modules of circles of imports, and of the ways between them; [] if there is none."""
+    left = {module: set(others) for module, others in edges.items()}
+    while True:
+        needed = set().union(*left.values())
+        ends = [module for module, others in left.items() if module not in needed or not others & left.keys()]
+        if not ends:
+            return sorted(left)
+        for module in ends:
+            del left[module]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert circle(graph()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("fdg_jax.schedule.core", "import fdg_jax.methods"),
+        ("fdg_jax.schedule.core", "from fdg_jax import methods"),
+        ("fdg_jax.schedule.core", "def f():\n    from fdg_jax.methods import fdg"),
+        ("fdg_jax.schedule.core", "from importlib import import_module\nimport_module('fdg_jax.methods')"),
+        ("fdg_jax.stage.stage", "from fdg_jax.schedule import Op"),
+        ("fdg_jax.methods.fdg", "from fdg_jax.engine import host_loop"),
+        ("fdg_jax.engine.host_engine", "from fdg_jax.methods import fdg"),
+        ("fdg_jax.data.cache", "from fdg_jax import models"),
+        ("fdg_jax.models.wrn", "from fdg_jax.data import cache"),
+        ("fdg_jax.training.setup", "from fdg_jax.experiments import cifar"),
+        ("fdg_jax.data.cache", "import fdg_jax\nfdg_jax.Pipeline"),
+        ("fdg_jax.runs.options", "from fdg_jax import Pipeline"),
+        ("fdg_jax.methods.fdg", "from fdg_jax.methods import __main__"),
+        ("fdg_jax.api", "import benchmarks.memory"),
+        ("fdg_jax.api", "from experiments import table3"),
+        ("benchmarks.memory", "from experiments import table3"),
+        ("fdg_jax.a_new_room.module", "from fdg_jax import errors"),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(module, source):
+    found = imports(module, source)
+    assert [other for other in found if forbidden(module, other)]
+
+
+def test_a_circle_is_seen():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
