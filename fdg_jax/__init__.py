@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Pipeline": "api",
-    "Metrics": "api",
+    "Metrics": "engine.losses",
     "Evaluation": "engine.evaluate",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
@@ -19,8 +19,9 @@ _HOME = {
 __all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline", "emulate_cpu"]
 
 if TYPE_CHECKING:
-    from fdg_jax.api import Metrics, Pipeline
+    from fdg_jax.api import Pipeline
     from fdg_jax.engine.evaluate import Evaluation
+    from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
     from fdg_jax.transport.devices import emulate_cpu
 

@@ -16,25 +16,30 @@ import numpy as np
 import optax
 from flax.core import unfreeze
 
+from fdg_jax import corrections
 from fdg_jax.checks import names
 from fdg_jax.checks.arguments import (
     check_beta,
+    check_correctable,
+    check_corrections,
     check_devices,
     check_dtype,
     check_key,
     check_options,
     check_problem,
+    check_rate,
     check_read_behind,
 )
 from fdg_jax.checks.batches import check_batch, check_example, check_indices, checked, own
-from fdg_jax.engine.common import Metrics, Parts, Unsound, warn_of_lost
+from fdg_jax.corrections.interface import Late
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
-from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.engine.interface import Engine, Parts
+from fdg_jax.engine.losses import Metrics, warn_of_lost
 from fdg_jax.engine.turn import Turn
 from fdg_jax.engine.unfinished import Trail
+from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
-from fdg_jax.recipe import shrink
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import How, Spec, init_variables
 from fdg_jax.stage.precision import precision
@@ -45,7 +50,7 @@ from fdg_jax.storage.restoring import check_finite, check_state
 from fdg_jax.transport.devices import Place
 
 Tree = Any
-ENGINES: dict[str, Callable[[Parts], HostEngine | ScanEngine]] = {
+ENGINES: dict[str, Callable[[Parts], Engine]] = {
     "pipeline": HostEngine,
     "delay-line": delay_line_engine,
 }
@@ -59,6 +64,9 @@ class Pipeline:
         "dropout" key are handled where a module has them.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
     optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
+    correct: what is done about late gradients beside beta: a file of fdg_jax/corrections, whose own options are keyword
+    arguments here. learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not
+    tell.
     method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
         the flags of the same names; a method refuses those it does not have.
     devices: one per stage; default accelerators, else emulated CPU devices.
@@ -83,6 +91,9 @@ class Pipeline:
         method: str = "fdg",
         *,
         beta: float = 1.0,
+        correct: str = "none",
+        learning_rate: optax.ScalarOrSchedule | None = None,
+        momentum: float | None = None,
         devices: Sequence[Any] | None = None,
         engine: str = "pipeline",
         order: str | None = None,
@@ -101,6 +112,8 @@ class Pipeline:
         self.beta, self.weights = beta, weights or "stashed"
         asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
+        self.corrections, asked = check_corrections(correct, beta, asked)
+        self._learning_rate, self._momentum = check_rate(learning_rate), momentum
         of_schedule, self._stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
         check_options(self.weights, engine, ENGINES, self.method)
@@ -116,7 +129,7 @@ class Pipeline:
         self.engine_name = engine
         self._loss, self._optimizer = loss, optimizer
         self._preprocess, self._read_behind, self._guard = preprocess, read_behind, guard
-        self._engine: HostEngine | ScanEngine | None = None
+        self._engine: Engine | None = None
 
     def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
@@ -134,7 +147,10 @@ class Pipeline:
         specs = []
         for k, (module, how, x) in enumerate(zip(self._stages, self._how, shapes.inputs, strict=True), 1):
             stage_key = jax.random.fold_in(key, k)
-            chain = optax.chain(shrink(self.beta, self.K, k), self._optimizer)
+            staleness = self.schedule.mean_staleness[k - 1]
+            late = Late(k, self.K, staleness, self._learning_rate, self._momentum)
+            correction = corrections.for_stage(self.corrections, late)
+            check_correctable(k, correction, stage)
             # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
             init = jax.jit(
                 lambda key, module=module, how=how, x=x: init_variables(module, key, how.precision.example(zeros(x)))
@@ -148,7 +164,7 @@ class Pipeline:
                     k=k,
                     K=self.K,
                     module=module,
-                    optimizer=chain,
+                    optimizer=correction.around(self._optimizer),
                     loss=self._loss,
                     variables=made,
                     x=x,
@@ -160,6 +176,7 @@ class Pipeline:
                     options=self._stage_options,
                     how=how,
                     guard=self._guard,
+                    correction=correction,
                 )
             )
         delays = (0,) * self.K
@@ -187,7 +204,7 @@ class Pipeline:
         self._unread: deque[Metrics] = deque(maxlen=UNREAD)
 
     @property
-    def engine(self) -> HostEngine | ScanEngine:
+    def engine(self) -> Engine:
         if self._engine is None:
             raise BadInput("the pipeline has no variables yet. Call init(key, example_batch) first.")
         return self._engine

@@ -1,17 +1,6 @@
-"""The paper's recipe as optax chains: SGD with momentum and coupled weight decay, and its learning rate.
-
-The shrink beta**(K-k) (Eq. 17) stands first in every stage's chain, before weight decay and momentum, so it is
-not a learning-rate scale. The paper multiplies the cotangent that enters each stage by beta, which shrinks the
-gradient passed down as well; here the cotangent travels unshrunk and each stage scales by the whole power. The
-two are the same in exact arithmetic (tested); this one leaves any user's optax chain as it is.
-"""
+"""The paper's recipe as optax chains: SGD with momentum and coupled weight decay, and its learning rate."""
 
 import optax
-
-
-def shrink(beta: float, K: int, k: int) -> optax.GradientTransformation:
-    """Gradient shrinking of stage k (Eq. 17): g <- beta**(K-k) g. Stage K is exempt; beta = 1 shrinks nothing."""
-    return optax.identity() if beta == 1.0 or k == K else optax.scale(beta ** (K - k))
 
 
 def paper_sgd(

@@ -22,8 +22,9 @@ def updated(optimizer, factor, params, opt_state, grads):
     return optax.apply_updates(params, updates), opt_state
 
 
-def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0):
+def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, correct=None):
     """modules: K functions (params, extra, x) -> (y, extra). delays[k-1]: updates a gradient of stage k waits.
+    correct(grads, weights then, weights now) -> grads, of the stages whose gradients wait.
 
     Returns (variables per stage after the drain, losses, measured staleness per stage)."""
     K = len(modules)
@@ -32,7 +33,9 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0):
     waiting, made, stale, losses = [[] for _ in modules], [0] * K, [[] for _ in modules], []
 
     def use_oldest(k):
-        grads, version = waiting[k].pop(0)
+        grads, version, then = waiting[k].pop(0)
+        if correct and delays[k]:
+            grads = correct(grads, then, params[k])
         params[k], opt[k] = updated(optimizer, beta ** (K - 1 - k), params[k], opt[k], grads)
         stale[k].append(made[k] - version)
         made[k] += 1
@@ -47,10 +50,11 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0):
         return loss_fn(x, labels), new
 
     for x, labels in batches:
+        before = list(params)
         (loss, extras), grads = backprop(params, extras, x, labels)
         losses.append(float(loss))
         for k in range(K):
-            waiting[k].append((grads[k], made[k]))
+            waiting[k].append((grads[k], made[k], before[k]))
             if len(waiting[k]) > delays[k]:
                 use_oldest(k)
     for k in range(K):

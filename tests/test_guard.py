@@ -24,7 +24,7 @@ LONG = partial(pytest.param, marks=pytest.mark.slow)
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(nothing):
     chain, params = recipe(), {"a": jnp.ones(3)}
     plain = functions(nn.Dense(1), chain)
-    ours, (params, _, state, _) = guarded(plain, StageState(params, {}, chain.init(params)))
+    ours, (params, _, state, *_) = guarded(plain, StageState(params, {}, chain.init(params)))
     good, bad = ({"a": jnp.asarray([1.0, value, 2.0])} for value in (0.5, nothing))
     expected = plain.update(params, state.inner, good)
     for grads in (good, bad, bad):
@@ -134,7 +134,7 @@ def test_what_an_update_was_refused_to_is_saved_where_that_is_known_only(tmp_pat
 
 
 def test_of_gradients_of_one_batch_the_highest_stage_is_named():
-    from fdg_jax.engine.common import Metrics
+    from fdg_jax.engine.losses import Metrics
 
     with pytest.raises(Diverged, match="stage k=2 got a gradient that is not finite, for its update 7") as found:
         diverged(Metrics(9, 1.5, (7, 7, 0)))

@@ -7,7 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fdg_jax.engine.common import Metrics
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import locking, run_files
 from fdg_jax.runs.checkpoints import SaveFailed
 from fdg_jax.training.home import Gone, Home

@@ -5,7 +5,13 @@ import numpy as np
 import optax
 import pytest
 
-from fdg_jax.recipe import paper_schedule, paper_sgd, shrink
+from fdg_jax.corrections import shrink as correction
+from fdg_jax.corrections.interface import Late
+from fdg_jax.recipe import paper_schedule, paper_sgd
+
+
+def shrink(beta: float, K: int, k: int) -> optax.GradientTransformation:
+    return correction.make(Late(k, K, staleness=1.0), beta).around(optax.identity())
 
 
 def test_two_steps_by_hand():

@@ -15,8 +15,7 @@ import pytest
 from small import CurrentPart, batches, cross_entropy, mostly_slow, parts, pipeline, recipe
 
 from fdg_jax import layers, models, split
-from fdg_jax.engine import common as engines
-from fdg_jax.engine import host_loop
+from fdg_jax.engine import host_loop, losses
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.stage import functions as pure
 
@@ -157,7 +156,7 @@ def test_no_more_than_read_behind_losses_are_unread(limit, monkeypatch):
 
 
 def test_losses_are_read_behind_a_bounded_window():
-    window = engines.LossWindow(4)
+    window = losses.LossWindow(4)
 
     class Late:
         """A loss that is never ready by itself."""

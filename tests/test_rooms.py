@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fdg_jax", "benchmarks", "experiments")
 BELOW_STAGES = ("errors", "machine", "storage", "transport")
-BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stage", "methods", "engine", "checks")
+BELOW_API = (*BELOW_STAGES, "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "errors": (),
@@ -25,11 +25,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "data": ("errors", "storage", "machine"),
     "models": ("errors", "layers"),
     "split": ("errors", "models"),
-    "transport": ("errors", "machine"),
-    "stage": BELOW_STAGES,
+    "transport": ("errors", "machine", "schedule"),
+    "corrections": ("errors",),
+    "stage": (*BELOW_STAGES, "corrections"),
     "methods": (*BELOW_STAGES, "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
-    "checks": (*BELOW_STAGES, "stage", "methods"),
+    "checks": (*BELOW_STAGES, "corrections", "stage", "methods"),
     "api": ("recipe", *BELOW_API),
     "runs": ("errors", "storage", "machine", "data", "models", "split", "stage", "checks"),
     "report": ("errors", "recipe", "machine", "methods", "runs"),
@@ -38,6 +39,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {
+    "fdg_jax.corrections": "fdg_jax.corrections.",
     "fdg_jax.methods": "fdg_jax.methods.",
     "fdg_jax.models": "fdg_jax.models.",
     "fdg_jax.data": ("fdg_jax.data.sets.", "fdg_jax.data.streams."),
@@ -48,7 +50,7 @@ REGISTRIES = {
     "benchmarks.accuracy": "fdg_jax.models.",
     "benchmarks.block_cost": "fdg_jax.models.",
 }
-LAZY = {"Pipeline": "fdg_jax.api", "Metrics": "fdg_jax.api"}  # names that `fdg_jax` resolves on first use
+LAZY = {"Pipeline": "fdg_jax.api", "Metrics": "fdg_jax.engine.losses"}  # names that `fdg_jax` resolves on first use
 
 
 def modules() -> dict[str, Path]:

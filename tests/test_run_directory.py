@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fdg_jax.engine.common import Metrics
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.machine import compile_cache, facts

@@ -7,7 +7,7 @@ fdg_jax.checks.batches.
 import inspect
 import numbers
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,9 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg_jax import corrections
+from fdg_jax.corrections.interface import Correction, Kind
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_internals
 from fdg_jax.methods import interface
+from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import stage_devices
 
 WEIGHTS = ("stashed", "current")
@@ -67,6 +70,42 @@ def check_beta(beta: Any) -> None:
         raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
 
 
+def check_corrections(
+    name: Any, beta: float, options: Mapping[str, Any]
+) -> tuple[list[tuple[Kind, dict[str, Any]]], dict[str, Any]]:
+    """(the corrections with their options, the options left for the method). beta is a correction of its own.
+
+    Raises BadInput for a correction that there is not, and for one that lacks an option.
+    """
+    kind = corrections.find(name)
+    own = corrections.options_of(kind)
+    chosen = {option: options.get(option, default) for option, default in own.items()}
+    missing = [option for option, value in chosen.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise BadInput(f"correction {name} needs {missing[0]}=..., which was not given.")
+    asked = [(corrections.find("shrink"), {"beta": float(beta)})] if kind.name != "shrink" else []
+    return [*asked, (kind, chosen)], {option: value for option, value in options.items() if option not in own}
+
+
+def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> None:
+    """Raises BadInput where a method's stages have a forward or backward pass that the correction cannot change."""
+    for what, part in (("forward", correction.forward), ("backward", correction.gradient)):
+        if part and getattr(stage, what) is not getattr(Stage, what):
+            raise BadInput(
+                f"the correction changes the {what} pass of stage k={k}, but the method's stages ({stage.__name__}) "
+                "have one of their own. Use a method with ordinary stages, such as fdg or ddg."
+            )
+
+
+def check_rate(learning_rate: Any) -> Any:
+    """The learning rate as a function of the number of updates; None where none was given."""
+    if learning_rate is None or callable(learning_rate):
+        return learning_rate
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
+        raise BadInput(f"learning_rate is {kind(learning_rate)}, neither a number nor an optax schedule.")
+    return lambda _: jnp.asarray(float(learning_rate))
+
+
 def check_read_behind(read_behind: Any) -> None:
     """Raises BadInput where it is no whole number of 1 or more."""
     if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:
@@ -90,6 +129,12 @@ def check_options(weights: str, engine: str, engines: Collection[str], method: i
         raise BadInput(
             f"engine delay-line cannot run {fact}: only gradients taken at the weights of the forward pass are a delay "
             "of BP's. Use engine pipeline" + (" or weights stashed." if weights == "current" else ".")
+        )
+    if engine == "delay-line" and method.stage is not None:
+        raise BadInput(
+            f"engine delay-line cannot run method {method.name}: its stages are of a class of their own, and "
+            "there every batch goes back at once, so they would not see that a gradient is late. Use engine pipeline, "
+            "or write what is done about late gradients as a file of fdg_jax/corrections."
         )
     if weights == "current" and not jax_internals.strippable():
         raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")

@@ -59,3 +59,15 @@ def evaluate(
     loss = sum(n * float(value) for (n, _, _), value in zip(results, losses, strict=True)) / images
     error = None if None in wrongs else 100.0 * sum(int(wrong) for wrong in wrongs) / predictions
     return Evaluation(loss, error, images)
+
+
+class Compiled:
+    """Jits a function of evaluation's transform; keeps the last one, as callers give the same again and again."""
+
+    def __init__(self, make: Callable[[Any], Callable]):
+        self.make, self.last = make, None
+
+    def __call__(self, transform: Callable | None) -> Callable:
+        if self.last is None or self.last[0] is not transform:
+            self.last = (transform, jax.jit(self.make(transform)))
+        return self.last[1]

@@ -7,21 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from fdg_jax.engine.common import (
-    HOST_LOOP,
-    Compiled,
-    LossWindow,
-    Parts,
-    Unsound,
-    check_signature,
-    first_unsound,
-    signed,
-)
-from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
+from fdg_jax.engine.evaluate import Compiled, Evaluation, evaluate, tally
 from fdg_jax.engine.host_loop import HostLoop
+from fdg_jax.engine.interface import HOST_LOOP, Engine, Parts, check_signature, signed
+from fdg_jax.engine.losses import LossWindow
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.unfinished import Trail, Watched
+from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Box, bp
@@ -30,6 +23,7 @@ from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import cotangent
 from fdg_jax.storage.restoring import Reading, number
+from fdg_jax.transport.in_process import InProcess
 
 Tree = Any
 
@@ -38,12 +32,13 @@ class HostEngine:
     """K stages on their devices, driven by the host loop."""
 
     def __init__(self, parts: Parts):
-        schedule = parts.schedule
+        schedule, self.transport = parts.schedule, InProcess(parts.places)
         self.stages = {
             spec.k: parts.stage(
                 spec,
                 place,
-                stashed=parts.weights == "stashed" and schedule.behind[spec.k - 1] > 0,
+                # Where nothing is late and no correction looks ahead, the weights of now are those of the forward pass.
+                stashed=parts.weights == "stashed" and bool(schedule.behind[spec.k - 1] or spec.correction.forward),
                 accumulate=schedule.accumulate,
                 mean=schedule.accumulation == "mean",
                 delay=delay,
@@ -53,7 +48,7 @@ class HostEngine:
         self.parts = parts._replace(specs=[stage.spec for stage in self.stages.values()])
         self.first, self.last = parts.places[0], parts.places[-1]
         self.losses = LossWindow(parts.read_behind)
-        self.loop = HostLoop(schedule, self.stages, self.send, self.on_loss)
+        self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
         self.entered = 0
         self.within_tick = False  # stays True after a call that was cut off: then the stages do not fit together
         self.trail: Trail | None = None
@@ -76,9 +71,6 @@ class HostEngine:
 
         self.loop.stages = {k: Watched(stage, trail, whole) for k, stage in self.stages.items()}
         return trail
-
-    def send(self, box: Box, message: Tree) -> Tree:
-        return self.parts.places[box.k - 1].batch(message)
 
     def on_loss(self, number: int, loss: jax.Array) -> None:
         whole = self._micro_batches.loss(number, loss)
@@ -137,14 +129,14 @@ class HostEngine:
             if transform:
                 x = self._transform(transform)(x)
             for k, stage in self.stages.items():
-                x = stage.outputs(x if k == 1 else stage.place.batch(x))
+                x = stage.outputs(x if k == 1 else self.transport.send(Box("x", k, 0), x))
             return self._tally(x, self.last.batch(labels))
 
         specs = self.parts.specs
         return evaluate(run, batches, self.trail, (specs[0].x, specs[-1].labels))
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
-        """The first stage in which that batch is lost (see fdg_jax.engine.common). step: batches before it."""
+        """The first stage in which that batch is lost (see fdg_jax.engine.unsound). step: batches before it."""
         x = self.first.batch(inputs)
         if self._preprocess:
             x = self._preprocess(x, self.first.weights(np.int32(step)))
@@ -208,7 +200,7 @@ def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) 
         )
 
 
-def delay_line_engine(parts: Parts) -> HostEngine | ScanEngine:
+def delay_line_engine(parts: Parts) -> Engine:
     """The same training on one device: BP with a delay line on each stage's gradient (see fdg_jax.stage.delay_line).
 
     On an accelerator many batches are one dispatch (`scan`). On a CPU the host loop runs BP's schedule over delayed

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.micro_batches import bounds
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, Op
@@ -30,7 +31,8 @@ Tree = Any
 class Memory(NamedTuple):
     """Bytes of stage k on its device, between two operations of the host loop, when they are the most.
 
-    weights, statistics: the network's newest. auxiliary: what the method adds (heads, synthesizers, feedback weights).
+    weights, statistics: the network's newest. auxiliary: what the method adds (heads, synthesizers, feedback weights),
+    and what a correction remembers.
     memos: what is kept of batches until their gradients come (activations, inputs, statistics); kept: of how many
     batches, and memo: of one. old_weights: earlier weights that memos refer to. gradients: waiting in ADL's sum or in a
     delay line. in_flight: messages that wait to be read, and that have just been sent.
@@ -62,7 +64,7 @@ def size(tree: Tree) -> int:
     return sum(int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize for leaf in arrays)
 
 
-def predicted(engine: HostEngine | ScanEngine) -> list[Memory]:
+def predicted(engine: Engine) -> list[Memory]:
     """Of the stages k = 1..K, for batches as large as the example. [] where a stage is spread over several devices
     (data parallel), which is not counted.
 
@@ -71,10 +73,10 @@ def predicted(engine: HostEngine | ScanEngine) -> list[Memory]:
     """
     if isinstance(engine, ScanEngine):
         lines = zip(engine.run.lines, engine.run.sums, strict=True)
-        waiting = [size((line.grads, held.grads if held else ())) for line, held in lines]
+        waiting = [size((line.grads, line.then, held.grads if held else ())) for line, held in lines]
         states = zip(engine.parts.specs, engine.run.stages, waiting, strict=True)
         return [newest(spec.k, s, size(s.params))._replace(gradients=line) for spec, s, line in states]
-    if any(type(stage.place) is not Place for stage in engine.stages.values()):
+    if not isinstance(engine, HostEngine) or any(type(stage.place) is not Place for stage in engine.stages.values()):
         return []
     peaks: dict[int, Memory] = {}
     for k, memory in moments(engine):
@@ -85,7 +87,7 @@ def predicted(engine: HostEngine | ScanEngine) -> list[Memory]:
 
 def newest(k: int, state: Any, weights: int) -> Memory:
     """What a stage holds from the beginning. weights: bytes of the network's own."""
-    auxiliary = size(state.params) - weights + size(state.own)
+    auxiliary = size(state.params) - weights + size((state.own, state.correction))
     return Memory(k, weights, size(state.opt_state), size(state.extra), auxiliary)
 
 
@@ -102,6 +104,8 @@ class Held:
         self.sizes = {kind: size(tree) for kind, tree in kept.items()}
         self.sizes["B"] -= self.old
         self.kept: dict[str, deque[tuple[int, int]]] = {kind: deque() for kind in kept}
+        self.ahead, self.corrected = bool(stage.spec.correction.forward), bool(stage.spec.correction.gradient)
+        self.waiting: deque[int] = deque()  # the weight versions of gradients in the line
         self.updates, self.passes, self.mail = 0, 0, 0
         self.base = newest(stage.k, stage.state, size(jax.eval_shape(stage.variables)["params"]))
 
@@ -110,14 +114,18 @@ class Held:
             for pile in self.kept.values():
                 pile.append((op.batch, self.updates))
             return
-        self.kept[op.kind].popleft()
+        _, version = self.kept[op.kind].popleft()
         if op.kind == "B":
             self.passes += 1
+            self.waiting.append(version)
+            if len(self.waiting) > self.delay:
+                self.waiting.popleft()
             self.updates = max(0, self.passes - self.delay) // self.accumulate
 
     def now(self, sent: int) -> Memory:
         """sent: bytes of messages of its last operation that are still on this device as well."""
-        versions = {version for _, version in self.kept["B"]} - {self.updates}
+        versions = {version for _, version in self.kept["B"]} | (set(self.waiting) if self.corrected else set())
+        versions -= set() if self.ahead else {self.updates}  # the newest weights are counted already
         under_way = min(self.passes, self.delay) + (max(0, self.passes - self.delay) % self.accumulate > 0)
         return self.base._replace(
             memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.engine.common import SCAN, Compiled, LossWindow, Parts, Unsound, check_signature, first_unsound, signed
-from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
+from fdg_jax.engine.evaluate import Compiled, Evaluation, evaluate, tally
+from fdg_jax.engine.interface import SCAN, Parts, check_signature, signed
+from fdg_jax.engine.losses import LossWindow
 from fdg_jax.engine.unfinished import Trail
+from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.stage import delay_line
 from fdg_jax.stage.functions import flax_variables, made
 from fdg_jax.stage.nonfinite import Guarded, guarded
@@ -30,7 +32,13 @@ class ScanEngine:
         stages = [guarded(*made(spec)) if spec.guard else made(spec) for spec in parts.specs]
         self.functions, states = zip(*stages, strict=True)
         functions, schedule = self.functions, parts.schedule
-        lines = delay_line.Lines(schedule.behind, schedule.accumulate, schedule.accumulation == "mean")
+        lines = delay_line.Lines(
+            schedule.behind,
+            [spec.correction for spec in parts.specs],
+            schedule.accumulate,
+            schedule.accumulation == "mean",
+            parts.specs[0].guard,
+        )
         self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # donated below: never the caller's arrays
         self.losses = LossWindow(parts.read_behind)
@@ -42,7 +50,7 @@ class ScanEngine:
 
         def one(run, inputs, labels):
             x = parts.preprocess(inputs, run.entered) if parts.preprocess else inputs
-            loss, held = delay_line.forward(functions, run.stages, x, labels)
+            loss, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
             return run, (loss, jnp.stack(refused) if refused else None)

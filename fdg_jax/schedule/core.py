@@ -100,6 +100,11 @@ class Schedule(NamedTuple):
         batch causes."""
         return tuple(-(-gradients // self.accumulate) for gradients in self.behind)
 
+    @property
+    def mean_staleness(self) -> tuple[float, ...]:
+        """For k = 1..K, the average number of those updates once the pipeline is full: a fraction with `accumulate`."""
+        return tuple(gradients / self.accumulate for gradients in self.behind)
+
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
         """Every (t, tick) of a run over that many batches, fill and drain included."""
         for t in range(1, self.ticks(batches) + 1):

@@ -43,7 +43,7 @@ class Machine(NamedTuple):
         batch that comes from outside).
     size(box, op): bytes of the message that op puts into the box. link: what it travels over.
     host_seconds(kind, k): of dispatching an operation, and kind "send" of sending a message of stage k.
-    run_ahead: how many losses may be unread (fdg_jax.engine.common.LossWindow); None: any number.
+    run_ahead: how many losses may be unread (fdg_jax.engine.losses.LossWindow); None: any number.
     patient: the host waits for an operation's messages before it dispatches it (data parallel on a CPU).
     cores: of one machine whose cores stand in for the devices; None: every stage has a device of its own. With n
         stages computing on c < n cores each is n / c times as slow.

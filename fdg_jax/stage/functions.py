@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
 from fdg_jax.stage.precision import Precision
 
@@ -24,12 +25,14 @@ class StageState(NamedTuple):
     params: the weights. extra: the module's other collections ("batch_stats", ...) and, for modules that draw
     random numbers (dropout), "rng", a key that every forward pass splits. opt_state: optax's. own: what a method
     adds to a stage and no forward or backward pass of the network touches (a synthesizer, feedback weights).
+    correction: what a correction of late gradients remembers.
     """
 
     params: Tree
     extra: Tree
     opt_state: Tree
     own: Tree = ()
+    correction: Tree = ()
 
 
 class How(NamedTuple):
@@ -50,7 +53,8 @@ class Spec(NamedTuple):
     local use for it. variables: the module's own, {"params": ..., "batch_stats": ..., "rng": ...}. x, y: what the
     stage takes and gives; outputs: what stage K gives; value: what the loss gives. key: for what the method
     adds. options: the method's, by the names of the flags. how: precision, and whether activations are computed again.
-    guard: no update by gradients that are not finite (fdg_jax.stage.nonfinite).
+    guard: no update by gradients that are not finite (fdg_jax.stage.nonfinite). correction: what is done about late
+    ones; `optimizer` has its part of it already.
     """
 
     k: int
@@ -68,6 +72,7 @@ class Spec(NamedTuple):
     options: Mapping[str, Any]
     how: How = AS_WRITTEN
     guard: bool = False
+    correction: Correction = NONE
 
     @property
     def last(self) -> bool:

@@ -138,11 +138,11 @@ class Layout(NamedTuple):
 
     def close(self, state: StageState) -> StageState:
         params, extra, opt_state = (how.close(tree) for how, tree in zip(self, state[:3], strict=True))
-        return StageState(params, extra, opt_state, state.own)
+        return state._replace(params=params, extra=extra, opt_state=opt_state)
 
     def open(self, state: StageState) -> StageState:
         params, extra, opt_state = (how.open(packed) for how, packed in zip(self, state[:3], strict=True))
-        return StageState(params, extra, opt_state, state.own)
+        return state._replace(params=params, extra=extra, opt_state=opt_state)
 
     @property
     def shapes(self) -> tuple[Tree, Tree, Tree]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
+from fdg_jax.stage.correcting import forward_program, gradient_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, made
 from fdg_jax.stage.nonfinite import guarded
 from fdg_jax.stage.packing import Layout, Packing, Unpacked, packed
@@ -71,14 +72,16 @@ class Stage:
         if spec.guard:
             functions, state = guarded(functions, state)
         # opt_state is donated and may alias the weights (an average that starts at them): its own copy, then.
-        state = state._replace(opt_state=jax.tree.map(jnp.copy, state.opt_state))
+        opt_state = jax.tree.map(jnp.copy, state.opt_state)
+        state = state._replace(opt_state=opt_state, correction=spec.correction.start(state.params))
         self.layout = layout = Layout.of(state, self.packs)
         self.functions = functions = packed(functions, layout) if self.packs else functions
         self.spec = spec._replace(variables={})  # else the first weights would lie in memory as long as the stage does
         ends, guards = spec.k == 1 or not self.cotangent_down, spec.guard
         self.state = layout.close(place.weights(state))
         self.memos: deque[Any] = deque()
-        self.line: deque[tuple[Tree, int]] = deque()  # (gradients, weight version they were taken at)
+        # (gradients, the weight version they were taken at, those weights where a correction asks for them)
+        self.line: deque[tuple[Tree, int, Tree]] = deque()
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
@@ -105,6 +108,8 @@ class Stage:
         self._backward = programs.jit(backward, platform, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
         self._outputs = programs.jit(functions.outputs, platform, reductions=False)
+        self._ahead = forward_program(spec.correction, layout.params)
+        self._correct = gradient_program(spec.correction, layout.params, guards)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
@@ -120,7 +125,7 @@ class Stage:
 
     def forward(self, batch: int, x: Tree, labels: Tree = None) -> dict[str, Tree]:
         """Dispatches F. Returns {"x": y}, or {"loss": ...} on stage K."""
-        params, extra, version = self.state.params, self.state.extra, self.updates
+        params, extra, version = self.forward_params(), self.state.extra, self.updates
         messages, changed, closure = self._forward(params, extra, x, labels)
         self.memos.append(Memo(batch, closure, params, extra, x, version))
         self.state = self.state._replace(extra=changed)
@@ -130,8 +135,13 @@ class Stage:
         """Dispatches B and the update that falls due. Returns {"dy": dx}, the cotangent for stage k-1."""
         memo = self.oldest(batch)
         grads, dx = self._backward(memo.closure, self.backward_params(memo), memo.x, dy)
-        self.use(grads, memo.version)
+        self.use(grads, memo.version, memo.params)
         return {"dy": dx}
+
+    def forward_params(self) -> Tree:
+        """The weights that the forward pass is taken at: the newest ones, or what a correction makes of them."""
+        state = self.state
+        return self._ahead(state.params, state.correction) if self._ahead else state.params
 
     def backward_params(self, memo: Memo) -> Tree:
         """The weights that the backward pass is taken at."""
@@ -144,14 +154,19 @@ class Stage:
             raise ScheduleError(f"stage k={self.k} is asked for B{batch} but the oldest memo is of {memo.batch}")
         return memo
 
-    def use(self, grads: Tree, version: int) -> None:
-        """Puts a gradient into the line and applies the one that comes out of it."""
-        self.line.append((grads, version))
+    def use(self, grads: Tree, version: int, then: Tree = None) -> None:
+        """Puts a gradient into the line and applies the one that comes out of it. then: the weights that it was taken
+        at."""
+        self.line.append((grads, version, then if self._correct else None))
         if len(self.line) > self.delay:
             self.apply(*self.line.popleft())
 
-    def apply(self, grads: Tree, version: int) -> None:
-        """Adds a gradient to the sum; updates when that is complete."""
+    def apply(self, grads: Tree, version: int, then: Tree) -> None:
+        """Corrects a gradient and adds it to the sum; updates when that is complete."""
+        if self._correct:
+            state = self.state
+            grads, corrected = self._correct(grads, then, state.params, state.correction)
+            self.state = state._replace(correction=corrected)
         if self.summed == 0:
             self.sum, self.since = grads, version
         else:
@@ -206,7 +221,7 @@ class Stage:
         of_params = self.layout.params
         given_away = self.state.opt_state, self.state.own, self.sum  # to the next update, so these are copied
         opt_state, own, summed = self._copy(given_away)
-        line = [grads for grads, _ in self.line]
+        line = [grads for grads, *_ in self.line]
         if self.accumulate > 1:  # and these to an addition
             line = self._copy(line)
         state = self.layout.open(self.state._replace(opt_state=opt_state, own=own))
@@ -218,7 +233,15 @@ class Stage:
         for i, grads in enumerate(line):
             flat |= checkpoint.flatten(of_params.open(grads), f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
+        flat |= self.saved_weights({version: then for _, version, then in self.line if then is not None})
         return flat | self.saved_memos()
+
+    def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
+        """Weights by their version, each once however many memos refer to it."""
+        flat: dict[str, Any] = {}
+        for version, params in weights.items():
+            flat |= checkpoint.flatten(self.layout.params.open(params), f"weights/{version}/")
+        return flat
 
     def anew(self) -> "Stage":
         """Another stage with the same programs and nothing in flight: what is restored there leaves this one alone."""
@@ -230,7 +253,8 @@ class Stage:
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         """The inverse of `saved`. BadInput where it is of another stage; then this one is half restored."""
-        state = checkpoint.unflatten(StageState(*self.layout.shapes, self.state.own), flat, "state/")
+        template = StageState(*self.layout.shapes, self.state.own, self.state.correction)
+        state = checkpoint.unflatten(template, flat, "state/")
         summed = number(flat, "summed")
         self.sum = self.read(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.close(self.place.weights(state))
@@ -238,10 +262,10 @@ class Stage:
         self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")
         self.summed, self.since = summed, number(flat, "since")
         self.line.clear()
-        for i in checkpoint.numbers(flat, "line/"):
-            grads = self.read(self.layout.params, flat, f"line/{i}/")
-            self.line.append((grads, number(flat, f"line/{i}/version")))
         self.memos.clear()
+        for i in checkpoint.numbers(flat, "line/"):
+            grads, version = self.read(self.layout.params, flat, f"line/{i}/"), number(flat, f"line/{i}/version")
+            self.line.append((grads, version, self.restored_weights(version, flat) if self._correct else None))
         for batch in checkpoint.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
 
@@ -250,26 +274,29 @@ class Stage:
         return how.close(self.place.weights(checkpoint.unflatten(how.shapes, flat, prefix)))
 
     def saved_memos(self) -> dict[str, Any]:
-        """A memo as its input and its weights, each version of these once."""
+        """A memo as its input and its weights."""
         flat: dict[str, Any] = {}
         for memo in self.memos:
             flat |= checkpoint.flatten(memo.x, f"memo/{memo.batch}/x")
             flat |= checkpoint.flatten(self.layout.extra.open(memo.extra), f"memo/{memo.batch}/extra")
             flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
-        for version, weights in {memo.version: memo.params for memo in self.memos}.items():
-            flat |= checkpoint.flatten(self.layout.params.open(weights), f"weights/{version}/")
-        return flat
+        return flat | self.saved_weights({memo.version: memo.params for memo in self.memos})
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
         """The memo again, by replaying the forward pass it comes from; bit for bit the one that was saved."""
         version = number(flat, f"memo/{batch}/version")
-        params = next((memo.params for memo in self.memos if memo.version == version), None)
-        if params is None:
-            params = self.read(self.layout.params, flat, f"weights/{version}/")
+        params = self.restored_weights(version, flat)
         extra = self.read(self.layout.extra, flat, f"memo/{batch}/extra")
         x = self.restored(self.spec.x, flat, f"memo/{batch}/x")
         _, _, closure = self._forward(params, extra, x, None)
         return Memo(batch, closure, params, extra, x, version)
+
+    def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
+        """The weights of that version, which several memos and gradients may share."""
+        known = [(memo.version, memo.params) for memo in self.memos if hasattr(memo, "params")]
+        known += [(version, then) for _, version, then in self.line if then is not None]
+        shared = next((params for found, params in known if found == version), None)
+        return self.read(self.layout.params, flat, f"weights/{version}/") if shared is None else shared
 
     def restored(self, template: Tree, flat: Mapping[str, Any], prefix: str) -> Tree:
         """A message (its first axis is the batch) back on the stage's device."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fdg_jax.engine.common import Metrics
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_files import METRICS, MetricsLog
 from fdg_jax.runs.tensorboard import Scalars
 from fdg_jax.stage import nonfinite

@@ -17,7 +17,7 @@ import numpy as np
 
 from fdg_jax.data import fingerprint
 from fdg_jax.data.augment import test_transform
-from fdg_jax.engine.common import Metrics
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress, per_second
 from fdg_jax.runs.run_files import CHECKPOINTS

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from fault_runs import Config, Process, assert_same, moment, newest
 
-from fdg_jax.engine.common import Metrics
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import checkpoints, run_files
 from fdg_jax.storage import durable
 from fdg_jax.training.record import Record

@@ -1,0 +1,81 @@
+"""What a correction is: what may be done about the late gradients of one stage.
+
+A gradient is late when the stage has updated its weights between the forward pass of a batch and the update by that
+batch. A file of this folder has `CORRECTION = Kind(name=..., summary=..., make=...)`; `make` is called once for every
+stage whose gradients are late, and returns a `Correction`: functions for the places where something can be done. Both
+engines use the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
+    import optax
+
+Tree = Any
+LearningRate = Callable[[Any], Any]
+
+
+class Late(NamedTuple):
+    """What a correction is told of a stage.
+
+    k, K: the stage's number from 1, and how many there are.
+    staleness: updates of the stage between a batch's forward pass and the update by that batch, as an average once the
+    pipeline is full.
+        It is the schedule's, for every order and `accumulate`, so it may be a fraction.
+    learning_rate: learning_rate(n) is the rate of the stage's update number n, from 0; None where nobody said it.
+    momentum: of the optimizer; None where nobody said it.
+    """
+
+    k: int
+    K: int
+    staleness: float
+    learning_rate: LearningRate | None = None
+    momentum: float | None = None
+
+
+class Correction(NamedTuple):
+    """What is done about the late gradients of one stage. Every part may be left out; all are traced by JAX.
+
+    before: stands in front of the stage's optimizer. optimizer(chain) -> chain: around the stage's optimizer, `before`
+    included. init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every
+    checkpoint. forward(params, state) -> params: the weights to go forward with. Gradients are taken at these.
+    gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
+    weights of the batch's
+        forward pass; now: those that the gradient is about to be applied to.
+    """
+
+    before: optax.GradientTransformation | None = None
+    optimizer: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
+    init: Callable[[Tree], Tree] | None = None
+    forward: Callable[[Tree, Tree], Tree] | None = None
+    gradient: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]] | None = None
+
+    def around(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The stage's optimizer with what the correction adds to it."""
+        import optax
+
+        chain = optax.chain(self.before or optax.identity(), optimizer)
+        return self.optimizer(chain) if self.optimizer else chain
+
+    def start(self, params: Tree) -> Tree:
+        """The first state; () where nothing is remembered."""
+        return self.init(params) if self.init else ()
+
+
+NONE = Correction()
+
+
+class Kind(NamedTuple):
+    """A correction as a file of this folder describes it.
+
+    make(late, **options) -> Correction. Its keyword arguments, with their defaults, are the options of the correction.
+    needs: what `make` cannot do without: "learning_rate", "momentum".
+    """
+
+    name: str
+    summary: str
+    make: Callable[..., Correction]
+    needs: tuple[str, ...] = ()

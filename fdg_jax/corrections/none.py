@@ -1,0 +1,11 @@
+"""No correction: a gradient is used as it comes, however late."""
+
+from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+
+
+def make(late: Late) -> Correction:
+    del late
+    return NONE
+
+
+CORRECTION = Kind(name="none", summary="late gradients are used as they come", make=make)

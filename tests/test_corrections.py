@@ -1,0 +1,227 @@
+"""What is done about late gradients: every file of fdg_jax/corrections, and files as a user would write them."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from small import (
+    as_functions,
+    batches,
+    cross_entropy,
+    goes_on_exactly,
+    leaves,
+    parts,
+    pipeline,
+    recipe,
+)
+from test_memory import SCALARS, predicted_and_live
+
+from fdg_jax import corrections, methods
+from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.methods.interface import Method
+from fdg_jax.stage.stage import Stage
+
+# As in test_engines.py: the oracle is one program, the engines are one a stage, and XLA sums in another order.
+ROUNDING = {"rtol": 0, "atol": 3e-6}
+DATA = batches(12)
+
+DC_ASGD = """
+import jax
+from fdg_jax.corrections.interface import Correction, Kind, Late
+
+
+def make(late: Late, strength: float = 0.5) -> Correction:
+    def gradient(grads, then, now, state):
+        compensated = lambda g, a, b: g + strength * g * g * (b - a)
+        return jax.tree.map(compensated, grads, then, now), state
+
+    return Correction(gradient=gradient)
+
+
+CORRECTION = Kind(name="dc_asgd", summary="delay compensation (Zheng et al. 2017)", make=make)
+"""
+AHEAD = """
+import jax
+import jax.numpy as jnp
+from fdg_jax.corrections.interface import Correction, Kind, Late
+
+
+def make(late: Late, horizon: float = 1.0) -> Correction:
+    rate = late.learning_rate(0)
+
+    def gradient(grads, then, now, state):
+        return grads, grads  # the newest gradient is what the next forward pass looks ahead with
+
+    def forward(params, state):
+        return jax.tree.map(lambda p, g: p - horizon * late.staleness * rate * g, params, state)
+
+    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), forward=forward, gradient=gradient)
+
+
+NEEDS = ("learning_rate",)
+CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", make=make, needs=NEEDS)
+"""
+
+
+@pytest.fixture(autouse=True)
+def files_of_a_user(tmp_path, monkeypatch):
+    (tmp_path / "dc_asgd.py").write_text(DC_ASGD)
+    (tmp_path / "ahead.py").write_text(AHEAD)
+    monkeypatch.setattr(corrections, "__path__", [*corrections.__path__, str(tmp_path)])
+    for name in ("dc_asgd", "ahead"):
+        monkeypatch.delitem(sys.modules, f"fdg_jax.corrections.{name}", raising=False)
+
+
+EVERY = [*corrections.names(), "dc_asgd", "ahead"]
+ASKED = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+def trained(K, correct, engine="pipeline", data=DATA, **options):
+    made = pipeline(K, data[0], engine=engine, correct=correct, **{**ASKED, **options})
+    start = jax.device_get(made.params)
+    for batch in data:
+        made.step(batch)
+    made.drain()
+    return made, start
+
+
+def options_of(correct):
+    return {"beta": 0.5} if correct == "shrink" else {}
+
+
+@pytest.mark.parametrize("correct", EVERY)
+def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
+    options = {} if correct == "shrink" else {"method": "bp"}
+    K = 1 if correct == "shrink" else 2
+    plain, _ = trained(K, "none", **options)
+    corrected, _ = trained(K, correct, **options, **options_of(correct))
+    assert corrected.parameters_sha256() == plain.parameters_sha256()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("order", ["backward-first", "forward-first"])
+@pytest.mark.parametrize("correct", EVERY)
+def test_both_engines_agree_bit_for_bit(correct, order, accumulate):
+    asked = {"order": order, "accumulate": accumulate, **options_of(correct)}
+    if (correct, accumulate) == ("ahead", 2):
+        pytest.skip("what it remembers changes between two updates, which its weights do not")
+    one, _ = trained(3, correct, **asked)
+    other, _ = trained(3, correct, engine="delay-line", **asked)
+    assert one.parameters_sha256() == other.parameters_sha256()
+    plain, _ = trained(3, "none", order=order, accumulate=accumulate)
+    assert (plain.parameters_sha256() == one.parameters_sha256()) is (correct == "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correct", EVERY)
+def test_a_scan_agrees_up_to_rounding(correct):
+    """One program for a whole batch: XLA contracts the same operations into other fused multiply-adds."""
+    one, _ = trained(3, correct, **options_of(correct))
+    other, _ = trained(3, correct, engine="scan", **options_of(correct))
+    for a, b in zip(leaves(one.params), leaves(other.params), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    assert one.staleness == other.staleness
+
+
+def test_a_corrected_gradient_is_the_oracles():
+    ours, start = trained(3, "dc_asgd", strength=20.0)
+
+    def correct(grads, then, now):
+        return jax.tree.map(lambda g, a, b: g + 20.0 * g * g * (b - a), grads, then, now)
+
+    functions, staleness = as_functions(parts(3)), fdg(3).staleness
+    truth, *_ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, staleness, correct=correct)
+    plain, *_ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, staleness)
+    for mine, true in zip(leaves(ours.params), leaves(truth), strict=True):
+        np.testing.assert_allclose(mine, true, **ROUNDING)
+    assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("correct", EVERY)
+def test_a_resumed_run_is_the_same_run(correct, engine):
+    goes_on_exactly(
+        lambda: pipeline(3, DATA[0], engine=engine, correct=correct, **ASKED, **options_of(correct)), DATA, at=7
+    )
+
+
+def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_finite():
+    data = [*DATA[:5], (np.full_like(DATA[5][0], np.nan), DATA[5][1]), *DATA[6:]]
+    made, _ = trained(2, "ahead", data=data, guard=True)
+    assert any(made.refused())
+    kept = {name: value for name, value in made.state().items() if "correction" in name}
+    assert kept and all(np.isfinite(value).all() for value in kept.values())
+
+
+@pytest.mark.parametrize("correct", ["dc_asgd", "ahead"])
+def test_the_memory_of_a_corrected_stage_is_predicted_to_the_byte(correct):
+    predicted, live, _ = predicted_and_live(3, data=batches(14), correct=correct, **ASKED)
+    for stage, here in zip(predicted, live, strict=True):
+        assert 0 <= here - stage.total <= SCALARS, stage
+
+
+def test_a_correction_is_told_the_staleness_of_the_schedule():
+    told: list[Late] = []
+
+    def make(late: Late) -> Correction:
+        told.append(late)
+        return NONE
+
+    kind = Kind("told", "", make)
+    for accumulate, expected in ((1, [3.0, 1.0]), (2, [1.5, 0.5]), (4, [0.75, 0.25])):
+        told.clear()
+        for k, staleness in enumerate(fdg(3, accumulate=accumulate).mean_staleness, 1):
+            corrections.for_stage([(kind, {})], Late(k, 3, staleness))
+        assert [late.staleness for late in told] == expected  # stage 3 is not late, so nobody is asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "fact"),
+    [
+        ({"correct": "dcasgd"}, "correction 'dcasgd' is not known. Did you mean dc_asgd"),
+        ({"correct": 3}, "correction 3 is not known"),
+        ({"correct": "dc_asgd", "strong": 1.0}, "strong=1.0"),
+        ({"correct": "dc_asgd", "method": "fr"}, "changes the backward pass of stage k=1"),
+        ({"correct": "ahead", "learning_rate": "fast"}, "learning_rate"),
+    ],
+)
+def test_what_cannot_be_corrected_is_refused(asked, fact):
+    with pytest.raises(BadInput, match=fact.replace("?", r"\?")):
+        pipeline(3, DATA[0], **asked)
+
+
+def test_a_correction_that_needs_the_learning_rate_says_so():
+    with pytest.raises(BadInput, match=r"needs the optimizer's learning rate.*learning_rate=\.\.\."):
+        pipeline(3, DATA[0], correct="ahead")
+
+
+class Compensated(Stage):
+    """What a new user wrote: a stage that corrects its gradient where it is used."""
+
+    def backward(self, batch, dy=None):
+        return super().backward(batch, dy)
+
+
+def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay(monkeypatch):
+    method = Method("mine", "", fdg, delay_line=True, stage=Compensated)
+    monkeypatch.setattr(methods, "names", lambda: ["mine"])
+    monkeypatch.setattr(methods, "find", lambda name: method)
+    pipeline(2, DATA[0], method="mine")
+    with pytest.raises(BadInput, match="its stages are of a class of their own"):
+        pipeline(2, DATA[0], method="mine", engine="delay-line")
+
+
+def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
+    first = Correction(before=optax.scale(2.0))
+    second = Correction(optimizer=lambda chain: optax.chain(chain, optax.scale(10.0)))
+    chain = corrections.together([first, second]).around(optax.identity())
+    updates, _ = chain.update(jnp.asarray(1.0), chain.init(jnp.asarray(0.0)))
+    assert float(updates) == 20.0
+    with pytest.raises(BadInput, match="only one of several corrections"):
+        corrections.together([Correction(gradient=lambda *_: None), Correction(forward=lambda *_: None)])
