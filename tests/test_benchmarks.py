@@ -21,7 +21,7 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory, readme, seeds
+from benchmarks import block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory, readme
 from benchmarks import split as benchmark_split
 from benchmarks.harness import bench_worker, side_specs
 from benchmarks.peers import sides as peers
@@ -604,18 +604,6 @@ def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, 
     assert readme.README.read_text() == page.replace("old", words)
 
 
-@pytest.mark.slow
-def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
-    arguments = ["--seeds", "2", "--windows", "2", "--steps", "1", "--batch-size", "4", "--json"]
-    assert seeds.main(arguments) == 0
-    (row,) = rows_of(capsys.readouterr().out)
-    assert 0 <= row["largest_difference"] < 1e-5  # convolutions in groups add in another order
-    for ratio, together, apart in zip(
-        row["ratio_windows"], row["together_images_per_second"], row["apart_images_per_second"], strict=True
-    ):
-        assert math.isclose(ratio, together / apart, rel_tol=0.01)
-
-
 @pytest.mark.usefixtures("dense")
 def test_ticks_without_end_leave_nothing_behind():
     trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
@@ -650,42 +638,42 @@ def test_a_process_that_has_trained_long_is_compared_with_new_ones(tmp_path):
         assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
 
 
-def test_what_the_second_core_does_not_give_adds_up_to_what_is_missing():
-    from benchmarks import lost
+def test_the_causes_of_the_missing_speedup_add_up():
+    from benchmarks import speedup_loss
 
     device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
     one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
     crowded = {"F/1": 21.0, "B/1": 44.0, "send x/2": 1.0, "F/2": 16.0, "B/2": 36.0}
     pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
-    found = lost.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
+    found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
     assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
 
 
 @pins_cores
-def test_what_the_second_core_does_not_give_is_refused_for_one(capsys):
-    from benchmarks import lost
+def test_the_missing_speedup_is_refused_for_one_stage_and_for_methods_without_a_pipeline(capsys):
+    from benchmarks import speedup_loss
 
-    assert lost.main(["--K", "1"]) == 2
+    assert speedup_loss.main(["--K", "1"]) == 2
     assert "--K 2 or more" in capsys.readouterr().err
-    assert lost.main(["--seconds", "0"]) == 2
+    assert speedup_loss.main(["--seconds", "0"]) == 2
     assert "a positive number" in capsys.readouterr().err
     for method in ("bp", "gpipe", "data_parallel"):
-        assert lost.main(["--method", method]) == 2
+        assert speedup_loss.main(["--method", method]) == 2
         assert "no pipeline of whole batches" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want two cores")
 @pins_cores
-def test_what_the_second_core_does_not_give_is_measured_turn_by_turn(capsys, tmp_path):
-    from benchmarks import lost
+def test_the_missing_speedup_is_measured_turn_by_turn(capsys, tmp_path):
+    from benchmarks import speedup_loss
 
     file = tmp_path / "rows.jsonl"
-    assert lost.main([*TINY, "--windows", "2", "--seconds", "0.1", "--json", str(file)]) == 0
+    assert speedup_loss.main([*TINY, "--windows", "2", "--seconds", "0.1", "--json", str(file)]) == 0
     (row,) = rows_of(file.read_text())
     assert (row["method"], row["K"], row["cores"]) == ("fdg", 2, 2)
     for turn in row["turns"]:
         assert turn["uneven stages"] >= 0
         assert min(turn["bp"], turn["pipeline"], turn["lone"]) > 0
     table = capsys.readouterr().out
-    assert all(name in table for name in (*lost.CAUSES, "BP/2", "lone BPs"))
+    assert all(name in table for name in (*speedup_loss.CAUSES, "BP/2", "independent BP processes"))
