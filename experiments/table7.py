@@ -83,21 +83,21 @@ def row(speed: Speed, found: Mapping[tuple[str, int, str], Mapping[str, Any]]) -
 
 
 WORDS = (
-    "**Paper:** images/s averaged over ten seconds of training, a GPU a stage, no fast link between them. It names the "
-    'GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and what '
+    "**Paper:** images/s averaged over ten seconds of training, one GPU per stage, no fast link between them. It names "
+    'the GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and what '
     "its own images/s give, where they differ from what is printed.",
     "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
-    "so that only the speedups can be held against the paper's, and only with K cores or more. Add `--json FILE` to a "
-    "command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are of CIFAR's "
-    "size, whatever the model, and those of ImageNet are not.",
+    "so only the speedups can be compared with the paper's, and only on a machine with K cores or more. Add `--json "
+    "FILE` to a command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are "
+    "of CIFAR's size, whatever the model, and those of ImageNet are not.",
     "**The network:** `wrn28_10_fdg` is the WRN-28-10 of the authors' code (36,489,290 parameters, 5.95 billion "
-    "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are held against "
+    "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are compared with "
     "this table were made with `wrn28_10`, Zagoruyko and Komodakis's (36,479,194 and 5.24), so they are of a smaller "
     "network than the one that the paper timed.",
 )
 
 
-def document(lines: Lines, beside: str) -> str:
+def document(lines: Lines) -> str:
     found = measured(RESULTS)
     networks = tuple(MODELS.values())
     used = [line for (model, _, _), line in found.items() if model in networks]
@@ -108,8 +108,8 @@ def document(lines: Lines, beside: str) -> str:
 
 TABLE = Table(
     name="table7",
-    summary="Table 7: images a second with a device for every stage, from the benchmarks",
-    title="Table 7: images a second with a device for every stage",
+    summary="Table 7: images per second with one device per stage, from the benchmarks",
+    title="Table 7: images per second with one device per stage",
     runs=(),
     document=document,
 )

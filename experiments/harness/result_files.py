@@ -79,6 +79,11 @@ def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
     beside.replace(file(table, results))
 
 
+def page(table: Table, lines: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of `results/<table>.md`."""
+    return f"# {table.title}\n\n{table.document(lines)}\n"
+
+
 def is_done(run: Run, runs_dir: Path) -> bool:
     return state(run, runs_dir).kind == DONE
 
