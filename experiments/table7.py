@@ -84,8 +84,8 @@ def row(speed: Speed, found: Mapping[tuple[str, int, str], Mapping[str, Any]]) -
 
 WORDS = (
     "**Paper:** images/s averaged over ten seconds of training, one GPU per stage, no fast link between them. It names "
-    'the GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and what '
-    "its own images/s give, where they differ from what is printed.",
+    'the GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and '
+    "what its own images/s give, where they differ from what is printed.",
     "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
     "so only the speedups can be compared with the paper's, and only on a machine with K cores or more. Add `--json "
     "FILE` to a command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are "
