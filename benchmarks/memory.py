@@ -1,4 +1,4 @@
-"""The memory of every stage as it is predicted before training, and as it is.
+"""The memory of every stage: predicted before training, and measured.
 
     .venv/bin/python -m benchmarks.memory --model resnet56 wrn16_4 --K 2 4 --batch-size 128
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
@@ -60,7 +60,7 @@ class Watch:
         self.most |= now
 
     def at(self, engine: HostEngine) -> None:
-        """Looks before every operation of the engine from now on."""
+        """From now on, counts before every operation of the engine."""
         for stage in engine.stages.values():
             self.before(stage)
 
@@ -125,7 +125,7 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
 
 
 def measured(model: str, method: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a stage."""
+    """One row per stage."""
     options = Options(
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
         split=given.split, engine="pipeline", epochs=1,

@@ -1,6 +1,6 @@
-"""BP on every core of the side at once, in processes that know nothing of each other: what the machine itself allows.
+"""Independent BP processes, one per core, all at once: the most that the machine itself allows.
 
-Cores share caches and the way to memory, so two of them need not be twice as fast as one.
+Cores share caches and memory bandwidth, so two of them need not be twice as fast as one.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from benchmarks.harness.turns import Worker
 
 
 class EachCore:
-    """Trainers, one pinned to each core, that train at once; the window ends when the last has answered."""
+    """Trainers, one pinned to each core, that train at the same time; a window ends when the last has answered."""
 
     def __init__(self, side: Side):
         cores = sorted(os.sched_getaffinity(0))

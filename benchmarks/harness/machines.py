@@ -1,4 +1,4 @@
-"""From what was measured, or is given in a file, to the machine that the simulator runs a schedule on."""
+"""Makes the machine on which the simulator runs a schedule from measured times, or from times in a file."""
 
 import json
 import math
@@ -23,7 +23,7 @@ LINKS = {
 
 
 def link(text: str) -> Link:
-    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" behind it: copies do not overlap."""
+    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" after it: copies do not overlap computing."""
     name, _, how = text.partition("+")
     if how not in ("", "blocking"):
         raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
@@ -136,7 +136,7 @@ def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None,
 
 
 def copies(told: Mapping[str, Any]) -> dict[str, Any]:
-    """`size` and `link` of a machine whose messages take what was measured."""
+    """`size` and `link` of a machine whose messages take the measured times."""
     alone = told["alone"]["device"]
     return {
         "size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0),

@@ -26,7 +26,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """A side at work: its process, and what it answered last."""
+    """The process of a side, and what it answered last."""
 
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
@@ -65,7 +65,7 @@ class Worker:
         return told
 
     def start(self, seconds: float) -> None:
-        """Waits until it is compiled and warm, then finds how many batches make a window."""
+        """Waits until the process is compiled and warm, then finds how many batches make a window."""
         self.about = self.answer()
         self.batches = CALIBRATION_BATCHES
         took = self.run()["seconds"]
@@ -123,12 +123,15 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
 
 
 def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
-    """Of the time of cores that were not idle for so many seconds each, what a process busy that long did not take."""
+    """Percent of the cores' time that other processes took.
+
+    by_core: seconds that each core was not idle. busy: seconds of the measured process. seconds: length of the window.
+    """
     return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
 
 
 def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
-    """The side's process, compiled and warm; the stack ends it."""
+    """Starts the side's process and waits until it is compiled and warm; the stack ends it."""
     say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
     worker = stack.enter_context(Worker(side, cores))
     worker.start(seconds)
@@ -155,7 +158,7 @@ def measure(
 
 
 def same_network(workers: Sequence[Worker]) -> None:
-    """WorkerDied where a side trains another number of parameters than the first."""
+    """Raises WorkerDied if a side trains another number of parameters than the first."""
     first, *others = workers
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:

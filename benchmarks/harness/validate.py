@@ -1,7 +1,7 @@
-"""The simulator against this machine: what a process's operations take predicts how fast that process trains.
+"""The simulator against this machine: the times of a process's operations predict how fast that process trains.
 
-Each method is a process pinned to its cores. In every turn it is asked first for its operations and then to train a
-window, so that both meet the machine in the same mood; a turn's ratio is predicted over measured of that turn.
+Each method is a process pinned to its cores. In every turn its operations are timed first and then it trains a window,
+so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def check(side: Side) -> None:
 
 
 def predicted(side: Side, told: dict[str, Any]) -> Prediction:
-    """Of a process whose stages share its cores."""
+    """The prediction for a process whose stages share its cores."""
     machine = machines.of_operations(told, side.method, side.K, side.cores, **machines.copies(told))
     return predict(side_specs.schedule_of(side), machine)
 

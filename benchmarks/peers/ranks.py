@@ -1,6 +1,6 @@
 """A peer of several processes: this one starts them, each pinned to a core of its own, and speaks for them.
 
-A window lasts from telling the first until the last has answered, so whatever one waits for another counts.
+A window lasts from the first request until the last answer, so time that one process waits for another counts.
 """
 
 import dataclasses
