@@ -106,8 +106,8 @@ def ratios(speeds: dict[str, list[float]], name: str) -> list[float]:
     return [a / b for a, b in zip(speeds[name], speeds["none"], strict=True)]
 
 
-def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
-    one = told[0]
+def table(measured_rows: Sequence[dict[str, Any]], megabytes: float) -> str:
+    one = measured_rows[0]
     body = [
         [
             row["checkpoints"],
@@ -116,7 +116,7 @@ def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
             report.spread(row["ratio_windows"], 3),
             "" if row["goal"] is None else f"{row['goal']:.2f}",
         ]
-        for row in told
+        for row in measured_rows
     ]
     about = (
         f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
@@ -159,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (BadInput, checkpoints.SaveFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
-    told = rows(found, batches * given.batch_size, given)
-    report.emit(told, table(told, megabytes), given.json)
+    measured_rows = rows(found, batches * given.batch_size, given)
+    report.emit(measured_rows, table(measured_rows, megabytes), given.json)
     return 0
 
 

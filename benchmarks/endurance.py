@@ -45,8 +45,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         for ticks in range(given.every, given.ticks + 1, given.every):
             with Worker(side, cores) as new:
                 warm_up(new)
-                told, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
-            seconds, fresh_seconds = sum(one["seconds"] for one in told), sum(one["seconds"] for one in fresh)
+                answers, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
+            seconds, fresh_seconds = sum(one["seconds"] for one in answers), sum(one["seconds"] for one in fresh)
             rows.append(
                 {
                     "benchmark": "endurance",
@@ -55,7 +55,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
                     "images_per_second": round(given.every * given.batch_size / seconds, 2),
                     "new_images_per_second": round(given.every * given.batch_size / fresh_seconds, 2),
                     "over_new": round(fresh_seconds / seconds, 4),
-                    **{name: told[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
+                    **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
                     **report.machine(),
                 }
             )
@@ -65,8 +65,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """What both processes report of so many ticks; they take turns in going first."""
-    told = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
-    return told[old], told[new]
+    answers = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
+    return answers[old], answers[new]
 
 
 def change(rows: Sequence[dict[str, Any]]) -> float:

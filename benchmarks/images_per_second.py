@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
     lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {side_specs.METHODS_OWN}", peers.help()]
-    told, told_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
+    default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
@@ -140,7 +140,12 @@ def parser() -> argparse.ArgumentParser:
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
-    add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
+    add(
+        "--sides",
+        nargs="+",
+        metavar="SIDE",
+        help=f"the first is the baseline (default {default}, on a GPU {default_gpu})",
+    )
     add("--also-over", metavar="SIDE", help="another side: the table also has all images/s over this side's")
     add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: a GPU, if any)")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")

@@ -222,8 +222,8 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     (out / "scaling.md").write_text(scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
     scaling_page.picture(rows, out / "scaling.png", host)
-    told = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
-    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{told}", given.json)
+    note = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
+    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{note}", given.json)
     return 0
 
 

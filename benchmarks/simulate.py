@@ -61,11 +61,11 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
         times, programs = None, programs_of(side)
         if programs not in known:
             known[programs] = measured(side, given)
-        told, cuts = known[programs]
+        timed, cuts = known[programs]
     shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = machines.of_operations(told, side.method, side.K, None)._replace(
+        made = machines.of_operations(timed, side.method, side.K, None)._replace(
             host_seconds=lambda kind, k: 0, patient=False
         )
         return made._replace(**shared), cuts, shapes
@@ -187,7 +187,7 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     for side in sides:
         device, cuts, shapes = machine(side, given, known)
         rows.append(row(side, predict(side_specs.schedule_of(side), device), baseline, cuts, shapes, given))
-    others = max((told["others_percent"] for told, _ in known.values()), default=0.0)
+    others = max((timed["others_percent"] for timed, _ in known.values()), default=0.0)
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
 

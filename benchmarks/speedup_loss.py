@@ -102,22 +102,22 @@ def check_pipelined(name: str) -> str:
 def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:
     """Seconds per batch of BP, of the pipeline, of two independent BP processes (`lone`), and of each cause."""
     bp, one_core, pipeline, *lone = workers
-    took, told = dict[Worker, float](), dict[Worker, dict[str, Any]]()
+    took, timed = dict[Worker, float](), dict[Worker, dict[str, Any]]()
 
     def window(worker: Worker) -> None:
         worker.window()
         took[worker] = worker.side.batch_size / worker.windows[-1]["images_per_second"]
 
     def operations(worker: Worker) -> None:
-        told[worker] = worker.time_operations(max(3, math.ceil(worker.batches / 2)))
+        timed[worker] = worker.time_operations(max(3, math.ceil(worker.batches / 2)))
 
     steps = [(window, bp), (operations, one_core), (operations, pipeline), (window, pipeline)]
     steps += [(window, worker) for worker in lone]
     for step, worker in steps if number % 2 == 0 else reversed(steps):
         step(worker)
-    causes = terms(took[bp], told[one_core], told[pipeline], took[pipeline], given.K)
+    causes = terms(took[bp], timed[one_core], timed[pipeline], took[pipeline], given.K)
     found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
-    found["others_percent"] = max(each["others_percent"] for each in told.values())  # while operations were timed
+    found["others_percent"] = max(each["others_percent"] for each in timed.values())  # while operations were timed
     if lone:
         found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
     over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]

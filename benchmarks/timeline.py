@@ -111,7 +111,7 @@ class Recording:
             self.giver = k
             now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
             given = run(kind, batch, messages)
-            if now[0] is not None:  # else the update has told of it
+            if now[0] is not None:  # else the update has reported it
                 self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
             return given
 
@@ -223,8 +223,8 @@ def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
     for event in found:
         if event.k == k and event.what not in ("send", "host"):
             taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
-    told = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
-    return {**told, "waiting": max(0.0, round(100 - sum(told.values()), 1))}
+    percent = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
+    return {**percent, "waiting": max(0.0, round(100 - sum(percent.values()), 1))}
 
 
 def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], float]:
@@ -244,12 +244,12 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
     assert isinstance(engine, HostEngine) and isinstance(data, Dataset)
     say("compiling, filling the pipeline")
     trainer.run(2 * side.K + 2)
-    told = trainer.operations(3)
+    timed = trainer.operations(3)
     indices = trainer.random.integers(0, len(data.train_images), (batches, side.batch_size), dtype=np.int32)
     recording = Recording(engine)
     trainer.job.pipeline.train(data.train_images, data.train_labels, indices)
     trainer.job.pipeline.wait()
-    return events(recording.stop()), told
+    return events(recording.stop()), timed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -278,12 +278,12 @@ def main(arguments: list[str] | None = None) -> int:
         devices.emulate_cpu(given.K)
         ahead = 2 * given.K + 2  # after the first batches the host has run ahead
         with quick_threads():
-            found, told = record(side, ahead + given.batches + 2)
+            found, timed = record(side, ahead + given.batches + 2)
             late = lateness()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    predicted = validate.predicted(side, told)
+    predicted = validate.predicted(side, timed)
     first = min(e.batch for e in found if e.what == "enter") + ahead
     measured, took = window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted.events if e.what == "enter") - given.batches - 2

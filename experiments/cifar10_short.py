@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as long as a CPU allows.
+"""ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as many epochs as a CPU allows.
 
 It is not a table of the paper: with 5 of 300 epochs its numbers compare the runs with one another, under one
 budget, and with nothing else.

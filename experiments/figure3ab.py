@@ -1,7 +1,7 @@
 """Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
 
-The pictures are not in the paper's source. Its text reads off them that DGL and FDG are faster, so one of them must
-be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
+The pictures are not in the paper's source. Its text concludes from them that DGL and FDG are faster, so one of
+them must be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
 """
 
 import sys

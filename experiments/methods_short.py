@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10 by every method, K = 2 and 4, for one epoch: as far as a CPU takes all of them.
+"""ResNet-20 on CIFAR-10 by every method, K = 2 and 4, for one epoch, which is what a CPU can do.
 
 It is not a table of the paper: its numbers compare methods with one another, on the same batches under one recipe,
 and with nothing else.
@@ -91,7 +91,7 @@ def row(run: Run, line: Any) -> list[str]:
 
 
 def verdict(lines: Lines, K: int) -> str:
-    """Whether the results have the order that the paper reports, as far as they are there."""
+    """Whether the finished results have the order that the paper reports."""
     errors = {LABELS[run][0]: line["test_error_percent"] for run, line in lines.items() if LABELS[run][1] == K}
     ranked = sorted(errors, key=lambda label: errors[label])
     told = [f"**K = {K}**, best first: " + ", ".join(f"{label} ({errors[label]:.2f}%)" for label in ranked) + "."]

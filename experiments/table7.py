@@ -1,7 +1,7 @@
-"""Table 7: images a second and the speedup over BP, with a GPU for each of K = 2, 3 and 4 stages.
+"""Table 7: images per second and the speedup over BP, with one GPU per stage for K = 2, 3 and 4.
 
-It has no training runs: speeds are measured by `benchmarks.images_per_second`, and ours are what that has left in
-benchmarks/results. The speedups that the paper prints are held against its own images a second.
+It has no training runs: `benchmarks.images_per_second` measures speeds, and ours are the lines that it added to
+benchmarks/results. The speedups that the paper prints are compared with its own images per second.
 """
 
 import json
@@ -60,14 +60,14 @@ def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
 
 
 def plain(line: Mapping[str, Any]) -> bool:
-    """Whether it is what `command` measures: a device a stage, the authors' cut, a quiet machine, nothing tried out."""
+    """Whether a line is what `command` measures: one device per stage, the authors' cut, a quiet machine."""
     sides, cut = ("bp", "ddg", "fr", "dgl", "fdg"), line["K"] == 1 or line["split"] == "paper"
     as_asked = line["side"] in sides and line["cores"] == line["K"] and line["batch_size"] == 128 and not line["xla"]
     return as_asked and cut and line["others_percent"] <= DISTURBED_PERCENT
 
 
 def command(speed: Speed) -> str:
-    """Only for CIFAR: the benchmark's images have its size."""
+    """The command that measures a cell; only for CIFAR, whose size the benchmark's images have."""
     if speed.network not in MODELS:
         return ""
     sides = "bp" if speed.method == "BP" else f"bp {speed.method.lower()}"

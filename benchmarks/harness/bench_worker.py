@@ -120,11 +120,11 @@ class Trainer:
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports what is alive afterwards. resident_bytes: memory of the process, None
         where the system does not tell."""
-        told = self.run(batches)
+        result = self.run(batches)
         gc.collect()
         arrays = jax.live_arrays()
         size = sum(array.nbytes for array in arrays)
-        return {**told, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
+        return {**result, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
 
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
@@ -141,8 +141,8 @@ class Trainer:
         batches = -(-batches // options.accumulate) * options.accumulate
         indices = self.random.integers(0, len(data.train_images), (1 + batches, options.batch_size), dtype=np.int32)
         cores = facts.usable_cores() or 1 if self.device == "cpu" else 1
-        told = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
-        return {**told, "busy_seconds": time.process_time() - busy}
+        result = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
+        return {**result, "busy_seconds": time.process_time() - busy}
 
     def about(self) -> dict:
         pipeline = self.job.pipeline

@@ -24,7 +24,7 @@ class EachCore:
             side, cores=1, worker="benchmarks.harness.bench_worker", xla=""
         )  # it has them already
         self.workers = [Worker(alone, [core]) for core in cores]
-        self.told = [worker.answer() for worker in self.workers]
+        self.first_answers = [worker.answer() for worker in self.workers]
 
     def run(self, batches: int) -> dict[str, float]:
         share, start = math.ceil(batches / len(self.workers)), time.perf_counter()
@@ -32,12 +32,14 @@ class EachCore:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
         # All did as much, which may be more than was asked for.
-        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
-        return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
+        first_answers: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
+        return first_answers | {
+            name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")
+        }
 
     def about(self) -> dict[str, Any]:
         of_side = {"side", *(field.name for field in dataclasses.fields(Side))}
-        return {name: value for name, value in self.told[0].items() if name not in of_side}
+        return {name: value for name, value in self.first_answers[0].items() if name not in of_side}
 
 
 if __name__ == "__main__":

@@ -219,8 +219,8 @@ def measure(
                     busy = [programs[j] for j in programs if j != k][:others]
                     stage.run = in_crowd(stage.run, busy)
                 train(crowded)
-    told = crowded.means()["device"] if others else None
-    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": told}
+    crowded_means = crowded.means()["device"] if others else None
+    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": crowded_means}
 
 
 def in_crowd(run: Callable, busy: Sequence[Sequence[Recorder]]) -> Callable:

@@ -42,9 +42,9 @@ def serve(make: Callable[[Side], Trainer]) -> int:
         answer({"refused": str(error)})
         return 2
     trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
-    told = dataclasses.asdict(side)
-    del told["worker"], told["interpreter"]  # how it was started
-    answer({"side": told.pop("name"), **told, **trainer.about()})
+    description = dataclasses.asdict(side)
+    del description["worker"], description["interpreter"]  # how it was started
+    answer({"side": description.pop("name"), **description, **trainer.about()})
     for line in sys.stdin:
         [(what, batches)] = json.loads(line).items()
         answer(getattr(trainer, what)(batches))

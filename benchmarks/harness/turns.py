@@ -59,10 +59,10 @@ class Worker:
         if not line:
             code = self.process.wait()
             raise WorkerDied(f"side {self.side.name} ended with exit code {code}; what it said is above")
-        told = json.loads(line)
-        if "refused" in told:
-            raise BadInput(f"side {self.side.name}: {told['refused']}")
-        return told
+        reply = json.loads(line)
+        if "refused" in reply:
+            raise BadInput(f"side {self.side.name}: {reply['refused']}")
+        return reply
 
     def start(self, seconds: float) -> None:
         """Waits until the process is compiled and warm, then finds how many batches make a window."""
@@ -88,23 +88,23 @@ class Worker:
 
     def window(self) -> None:
         before, start = core_seconds(self.cores), time.perf_counter()
-        told = self.run()
+        reply = self.run()
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
-        if not math.isfinite(told["loss"]):
-            raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
+        if not math.isfinite(reply["loss"]):
+            raise WorkerDied(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
         window = time.perf_counter() - start
-        told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
-        told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
-        told["others_percent"] = others_percent(by_core, told["busy_seconds"], window)
-        told["core_percent"] = [100 * seconds / window for seconds in by_core]
-        self.windows.append(told)
+        reply["images_per_second"] = reply.get("batches", self.batches) * self.side.batch_size / reply["seconds"]
+        reply["busy_percent"] = 100 * reply["busy_seconds"] / (len(self.cores) * reply["seconds"])
+        reply["others_percent"] = others_percent(by_core, reply["busy_seconds"], window)
+        reply["core_percent"] = [100 * seconds / window for seconds in by_core]
+        self.windows.append(reply)
 
     def time_operations(self, batches: int) -> dict[str, Any]:
         """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
         before, start = core_seconds(self.cores), time.perf_counter()
-        told = self.ask({"operations": batches})
+        reply = self.ask({"operations": batches})
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
-        return {**told, "others_percent": others_percent(by_core, told["busy_seconds"], time.perf_counter() - start)}
+        return {**reply, "others_percent": others_percent(by_core, reply["busy_seconds"], time.perf_counter() - start)}
 
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]

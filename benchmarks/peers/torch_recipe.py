@@ -83,7 +83,7 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """What is told beside the side itself; blocks: of the whole network, whichever of them train here."""
+    """What is reported besides the side itself; blocks: of the whole network, whichever of them train here."""
     return {
         "cuts": [],
         "blocks": len(blocks),

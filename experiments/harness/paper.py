@@ -1,7 +1,7 @@
 """What the paper's tables of test errors share: the three runs behind a printed number, its row, its page.
 
 A run is named by its setting (network, data, method, K, beta, order, seed), so that a setting which several tables
-show is run once, and so that a number which two of them print differently is found out and shown with both values.
+show is run once, and so that a number which two of them print differently is noticed and shown with both values.
 """
 
 import statistics
@@ -50,7 +50,7 @@ def name(cell: Cell, seed: int | str) -> str:
 
 
 def forward_first(cell: Cell) -> bool:
-    """Backward first is the default, and the same run as that of a table which doesn't speak of the order."""
+    """Whether the cell names this order. Backward first is the default, and the run of tables that name no order."""
     return cell.order == "forward-first"
 
 
@@ -68,7 +68,7 @@ def run(cell: Cell, epochs: int, seed: int | str) -> Run:
 
 
 def runs(cells: Iterable[Cell], epochs: int = EPOCHS) -> tuple[Run, ...]:
-    """Those of all cells and seeds, each once."""
+    """The runs of all cells and seeds, each once."""
     each = (run(cell, epochs, seed) for seed in SEEDS for cell in cells)
     return tuple({one.name: one for one in each}.values())
 
@@ -107,7 +107,7 @@ def papers(cell: Cell, own: str) -> str:
 
 
 def elsewhere(cell: Cell, own: str) -> list[tuple[str, str]]:
-    """(table, number) where another table prints this setting otherwise, a * more or less included."""
+    """(table, number) where another table prints this setting otherwise, differences in the * included."""
     others = [(table, other) for table in TABLES if table != own for other in printed(table)]
     same = [(table, other.error) for table, other in others if name(other, 0) == name(cell, 0)]
     return [(table, error) for table, error in dict.fromkeys(same) if error != cell.error]
@@ -161,8 +161,8 @@ def gains(cells: Sequence[Cell]) -> list[float]:
 
 class Plan(NamedTuple):
     """A table of the paper. notes: what is odd about a printed number, by (network, method, K, beta), or about a
-    network, by (network,). words: what this table alone has to say. draws: draw(cells, epochs, lines, path), where it
-    has a picture; alt: that in words. rows: whether the page has them, or leaves them to another table."""
+    network, by (network,). words: text of this table alone. draws: draw(cells, epochs, lines, path), where it
+    has a picture; alt: the picture in words. rows: whether the page shows them, or another table's page does."""
 
     name: str
     title: str

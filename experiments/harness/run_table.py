@@ -1,6 +1,6 @@
-"""A run as data: a name and the flags of the training command; and how far its run directory has come.
+"""A run as data: a name and the flags of the training command; and the state of its run directory.
 
-Nothing here starts or reads more than it must, and JAX is not imported, so that listing a table is immediate.
+JAX is not imported here, and no more is read than necessary, so that listing a table is immediate.
 """
 
 import os
@@ -90,7 +90,7 @@ def shown(words: list[str]) -> str:
 
 
 def state(run: Run, runs_dir: Path) -> State:
-    """How far the run is. Raises BadInput if its directory holds a run with other options."""
+    """The state of the run. Raises BadInput if its directory holds a run with other options."""
     path = runs_dir / run.name
     if not (path / CONFIG).is_file():
         return State(RUNNING if locked(path) else MISSING)
@@ -106,7 +106,7 @@ def state(run: Run, runs_dir: Path) -> State:
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     """A number is the table's only if the run was asked for with the table's options and no others. Options
-    that the command has learnt since the run was made are let pass."""
+    that were added to the command after the run was made are ignored."""
     reading.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
