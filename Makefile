@@ -41,7 +41,7 @@ lint: setup  ## ruff
 types: setup  ## pyright
 	$(RUN) -m pyright
 
-bench: setup  ## measure every table of benchmarks/README.md anew (hours), or BENCH="memory host_cost"
+bench: setup  ## measure every table of benchmarks/results anew (hours), or BENCH="memory host_cost"
 	$(RUN) -m benchmarks.readme $(BENCH)
 
 # One file for every Python from 3.11 on and every platform: markers choose (JAX 0.10.2 on 3.11, the newest from 3.12).

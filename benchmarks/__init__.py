@@ -1,5 +1,5 @@
 """Measurements of speed, each a module that prints a table and, with --json, one JSON object a row.
 
-A module's name is the benchmark's name and its docstring's first line what the list says of it; names that
-begin with an underscore are help for the others. `python -m benchmarks` lists them.
+`python -m benchmarks` lists them: a module's name is the benchmark's name, and the first line of its docstring is what
+the list says. `harness/` holds what benchmarks share, `peers/` the PyTorch and plain JAX sides, `results/` the tables.
 """

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Every benchmark there is: the files of this folder."""
+    """The names of all benchmarks: the files of this folder."""
     found = [module.name for module in pkgutil.iter_modules([str(HERE)]) if not module.ispkg]
     return sorted(name for name in found if not name.startswith("_"))
 

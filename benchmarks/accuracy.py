@@ -68,7 +68,7 @@ def wanted(text: str) -> Wanted:
 
 @contextlib.contextmanager
 def smooth() -> Iterator[None]:
-    """While tracing, tanh stands for rectifiers in every model."""
+    """While tracing inside this context, every model has tanh in place of rectifiers."""
     with contextlib.ExitStack() as stack:
         for file in pkgutil.iter_modules(models.__path__):
             module = import_module(f"fdg_jax.models.{file.name}")
@@ -113,7 +113,7 @@ def problem(of: Wanted) -> Problem:
 
 
 def functions_of(module: nn.Module, dtype: Any) -> Functions:
-    """Of the network as a stage that ends in a loss of that dtype."""
+    """The functions of the network as one stage that ends in a loss of that dtype."""
     return functions(module, optax.sgd(0.1), cross_entropy, dtype)
 
 
@@ -125,7 +125,7 @@ def by_default(function: Callable, program: str) -> Any:
 
 
 def as_a_stage(function: Callable, program: str) -> Any:
-    """As fdg_jax.stage.stage does."""
+    """Compiles a function as fdg_jax.stage.stage does."""
     return programs.jit(function, "cpu", reductions=program != "evaluation")
 
 
@@ -149,7 +149,7 @@ def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """Of all arrays the largest difference over the array's largest number."""
+    """The largest difference of an array over the array's largest number; the worst of all arrays."""
     return max(
         float(np.abs(found[path] - value).max() / max(np.abs(value).max(), np.finfo(np.float64).tiny))
         for path, value in right.items()
@@ -166,7 +166,7 @@ class Fusions(NamedTuple):
 
 
 def fusions(text: str) -> Fusions:
-    """Read from the text of a compiled program."""
+    """The reductions that YNNPACK computes, read from the text of a compiled program."""
     bodies = dict(re.findall(r"^%([\w.\-]+) \([^\n]*\) -> [^\n]* \{\n(.*?)^\}", text, re.S | re.M))
     called = re.findall(r"calls=%([\w.\-]+)[^\n]*__ynn_fusion", text)
     reducing = [bodies[name] for name in called if re.search(r" reduce\(", bodies.get(name, ""))]
@@ -176,7 +176,7 @@ def fusions(text: str) -> Fusions:
 
 
 def fusions_of(of: Problem) -> dict[str, Fusions]:
-    """Of every program as a stage compiles it."""
+    """The fusions of every program as a stage compiles it."""
     made = of.functions
     _, _, closure = jax.eval_shape(made.forward, of.params, of.extra, of.x, of.labels)
     asked = {

@@ -1,12 +1,12 @@
-"""What a network's blocks cost in time, and what the cured layers gain over the plain ones.
+"""The time of a network's blocks, and what the fast paths of the layers gain over the plain layers.
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
 
-Forward and backward are separate programs with the VJP closure crossing between them, as in the engine. All
-rows of a run alternate, and each reports the least of its rounds: what disturbs a run only adds. On a CPU the
-clock is the processor time of this process, which other processes on the core do not lengthen; pin it to one
-core, or the time of idling threads is counted too.
+Forward and backward are separate programs, and the VJP closure is passed from one to the other, as in the engine. The
+rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the clock is
+the processor time of this process, which other processes on the core do not lengthen. Pin the process to one core, or
+the time of idle threads is counted too. In the table "cured X" has the fast path of X alone.
 
 Tried for convolutions and batch norms on one core with JAX 0.10.2 and dropped: the input gradient of a stride-2
 convolution as four phases (faster from 16 to 32 channels, slower from 64 to 128 and on JAX 0.12); the weight
@@ -46,7 +46,7 @@ from fdg_jax.training.setup import cross_entropy
 
 
 class Row(NamedTuple):
-    """step(): runs forward and backward once, seconds of each. closure_bytes: what is kept in between."""
+    """step() runs forward and backward once and returns the seconds of each. closure_bytes: bytes kept in between."""
 
     step: Callable[[], tuple[float, float]]
     closure_bytes: int
@@ -71,7 +71,7 @@ PLAIN = {
 
 @contextlib.contextmanager
 def plain(*names: str) -> Iterator[None]:
-    """Within it (while tracing) the layers named use their plain forms."""
+    """While tracing inside this context, the named layers use their plain forms."""
     with contextlib.ExitStack() as stack:
         families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
         for name, module in itertools.product(names, [convolution, layers, *families]):
@@ -104,7 +104,7 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
 
 
 def whole_network(model: str, batch_size: int) -> dict[str, Row]:
-    """A step of the whole network for each choice of plain and cured layers."""
+    """A step of the whole network for each choice of plain layers and fast paths."""
     rows = {}
     x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
     labels = jnp.arange(batch_size) % 10
@@ -117,7 +117,7 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
 
 
 def each_block(model: str, batch_size: int) -> dict[str, Row]:
-    """A step of every block by itself; blocks that are alike share one measurement."""
+    """A step of every block by itself; equal blocks share one measurement."""
     rows, known = {}, {}
     x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
     for number, block in enumerate(models.blocks(model, 10)):
@@ -138,7 +138,7 @@ def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]
 
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A JSON object a row, measured now."""
+    """One JSON object per row, measured now."""
     rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
@@ -189,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", default="resnet20")
     add("--batch-size", type=report.positive, default=128)
     add("--rounds", type=report.positive, default=10, help="(default 10)")
-    add("--blocks", action="store_true", help="a row a block instead of a row a choice of layers")
+    add("--blocks", action="store_true", help="one row per block instead of one row per choice of layers")
     return made
 
 

@@ -2,11 +2,12 @@
 
     .venv/bin/python -m benchmarks.checkpoint_cost --model resnet20 --batch-size 128 --K 2
 
-One process trains what the training command trains, on made-up images, and saves as its loop does: a snapshot is
-taken, a thread writes it. The sides take turns, a window of an epoch each. Checkpoints lie in the middle of their
-interval, because in a run, too, training goes on while they are written; a window ends when everything is computed and
-written, so nothing of their cost falls into the next one's. On the side that is not flushed, our own fsync does nothing
-(tensorstore's stays); the training command has no such setting, as a power cut could then lose every checkpoint.
+One process trains what the training command trains, on synthetic images, and saves as the training loop does: it takes
+a snapshot, and a thread writes it. The sides take turns, one window of an epoch each. A checkpoint is made in the
+middle of its interval, so that training goes on while it is written, as in a run. A window ends when everything is
+computed and written, so no cost falls into the next window. On the side that is not flushed, our own fsync does
+nothing (tensorstore's stays); the training command has no such setting, as a power cut could then lose every
+checkpoint.
 """
 
 import argparse
@@ -42,7 +43,8 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """(seconds, checkpoints) of training on the batches indices [batches, batch], with one every so many (0: none)."""
+    """(seconds, checkpoints) of training on the batches indices [batches, batch], with a checkpoint every so many
+    batches (0: none)."""
     pipeline, saver, saves = job.pipeline, checkpoints.Saver(root, {}, keep=2), 0
     assert isinstance(job.dataset, Dataset)  # made-up images, in memory
     start = time.perf_counter()
@@ -100,12 +102,12 @@ def rows(found: dict[str, list[tuple[float, int]]], images: int, given: argparse
 
 
 def ratios(speeds: dict[str, list[float]], name: str) -> list[float]:
-    """Of a side's speed to that without checkpoints in the same turn."""
+    """Per turn, a side's speed over the speed without checkpoints."""
     return [a / b for a, b in zip(speeds[name], speeds["none"], strict=True)]
 
 
-def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
-    one = told[0]
+def table(measured_rows: Sequence[dict[str, Any]], megabytes: float) -> str:
+    one = measured_rows[0]
     body = [
         [
             row["checkpoints"],
@@ -114,7 +116,7 @@ def table(told: Sequence[dict[str, Any]], megabytes: float) -> str:
             report.spread(row["ratio_windows"], 3),
             "" if row["goal"] is None else f"{row['goal']:.2f}",
         ]
-        for row in told
+        for row in measured_rows
     ]
     about = (
         f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
@@ -157,8 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (BadInput, checkpoints.SaveFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1
-    told = rows(found, batches * given.batch_size, given)
-    report.emit(told, table(told, megabytes), given.json)
+    measured_rows = rows(found, batches * given.batch_size, given)
+    report.emit(measured_rows, table(measured_rows, megabytes), given.json)
     return 0
 
 

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.endurance --model resnet8 --batch-size 8 --K 2
 
-A process trains the training command's own pipeline on made-up images, on the CPU, after a warm-up. After every
-thousand ticks it says how many arrays are alive and how much memory it has (Linux only). A machine gets faster and
-slower by more than a process that ages would, so every thousand a new process takes turns with it, a tenth of a
-thousand each: were they as fast beside each other at first and are no more, it is the ticks.
+A process trains the training command's own pipeline on synthetic images, on the CPU, after a warm-up. After every
+thousand ticks it reports how many arrays are alive and how much memory the process has (Linux only). The speed of a
+machine changes by more than an aging process would, so every thousand ticks are measured in turns with a new process,
+a tenth of a thousand each. If the ratio of the two falls, the process has become slower.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         for ticks in range(given.every, given.ticks + 1, given.every):
             with Worker(side, cores) as new:
                 warm_up(new)
-                told, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
-            seconds, fresh_seconds = sum(one["seconds"] for one in told), sum(one["seconds"] for one in fresh)
+                answers, fresh = zip(*(turn(old, new, i, given.every // TURNS) for i in range(TURNS)), strict=True)
+            seconds, fresh_seconds = sum(one["seconds"] for one in answers), sum(one["seconds"] for one in fresh)
             rows.append(
                 {
                     "benchmark": "endurance",
@@ -55,7 +55,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
                     "images_per_second": round(given.every * given.batch_size / seconds, 2),
                     "new_images_per_second": round(given.every * given.batch_size / fresh_seconds, 2),
                     "over_new": round(fresh_seconds / seconds, 4),
-                    **{name: told[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
+                    **{name: answers[-1][name] for name in ("arrays", "array_bytes", "resident_bytes")},
                     **report.machine(),
                 }
             )
@@ -64,14 +64,14 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both say of so many ticks; they take turns in going first."""
-    told = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
-    return told[old], told[new]
+    """What both processes report of so many ticks; they take turns in going first."""
+    answers = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
+    return answers[old], answers[new]
 
 
 def change(rows: Sequence[dict[str, Any]]) -> float:
-    """How much faster, beside a new process, the last rows are than the first: medians of up to three, as a new
-    process may be a lucky one."""
+    """How much faster, relative to a new process, the last rows are than the first. Medians of up to three rows,
+    because single processes differ."""
     ratios = [row["over_new"] for row in rows]
     n = min(3, len(rows) // 2)
     return statistics.median(ratios[-n:]) / statistics.median(ratios[:n])

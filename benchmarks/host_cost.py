@@ -6,14 +6,14 @@ The stages are the model's own, with all their arrays, but batch and images are 
 dispatch costs depends on how many arrays go in and out of a program, not on how large they are, and the
 device has next to nothing to do. Two clocks, medians over many ticks in the steady state:
 
-- calls: around each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a
-  batch); what it started is waited for outside the clock, so that nothing competes with the next;
-- tick while computing: around a whole tick as it trains, waited for outside the clock, so that the CPU's
-  queue of 32 dispatches never fills. On a CPU the computing threads compete with the host for the cores.
+- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). What it
+  started is waited for outside the measured time, so that nothing competes with the next call;
+- tick while computing: a whole tick as it trains, waited for outside the measured time, so that the CPU's queue of 32
+  dispatches never fills. On a CPU the computing threads compete with the host for the cores.
 
 The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
 of the same, to see what one dispatch a tick would save.
-`--packing off` shows what the same costs where every small array goes in and out by itself (fdg_jax.stage.packing).
+`--packing off` shows the cost when every small array goes in and out by itself (fdg_jax.stage.packing).
 
 The loop's own part (schedule, mailboxes; losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
@@ -58,7 +58,7 @@ def loop_microseconds(K: int, ticks: int) -> float:
 
 
 def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a stage, then a row for the tick."""
+    """One row per stage, then a row for the tick."""
     small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
     calls, programs = small.calls(given.ticks), small.programs(given.ticks)

@@ -4,13 +4,13 @@
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg delay-line bp-two-cores fdg:split=5
     .venv/bin/python -m benchmarks.images_per_second --sides bp fdg torch torch-ddp --python peers/bin/python
 
-A CPU core stands in for a device: a worker is a core. Every side is a process of its own, pinned before it
-starts to as many cores as it has workers, with the same cures (huge pages, separate programs, the same
-layers), compiled and warm before the clock starts. Then the sides take turns, a window each, while the others
-sleep; the ratio is the median over the turns of a side's speed by the first side's in the same turn.
+A CPU core stands in for a device: one worker is one core. Every side is a process of its own, pinned before it starts
+to as many cores as it has workers. All sides have the same fast paths (huge pages, separate programs, the same layers)
+and are compiled and warm before the clock starts. Then they take turns, one window each, while the others sleep. The
+ratio is a side's speed over the first side's in the same turn; the table has the median over the turns.
 
-Where there is a GPU (`--device gpu`, the default there) the sides are the engines on it: BP, the delay line, the
-pipeline, whose K stages share what there is. Then follows what each operation of a stage takes alone.
+On a GPU (`--device gpu`, the default if there is one) the sides are the engines on it: BP, the delay line and the
+pipeline, whose K stages share the GPUs. A second table then has the time that each operation of a stage takes alone.
 """
 
 import argparse
@@ -33,7 +33,7 @@ OPERATIONS = 20  # batches over which they are timed
 
 
 def over(speeds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Images/s over another side's, turn by turn."""
+    """The ratios of images/s to another side's, one per turn."""
     return [a / b for a, b in zip(speeds, base, strict=True)]
 
 
@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
     lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {side_specs.METHODS_OWN}", peers.help()]
-    told, told_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
+    default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
@@ -140,8 +140,13 @@ def parser() -> argparse.ArgumentParser:
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
-    add("--sides", nargs="+", metavar="SIDE", help=f"the first is the baseline (default {told}, on a GPU {told_gpu})")
-    add("--also-over", metavar="SIDE", help="another side, over which the table has everyone's images/s as well")
+    add(
+        "--sides",
+        nargs="+",
+        metavar="SIDE",
+        help=f"the first is the baseline (default {default}, on a GPU {default_gpu})",
+    )
+    add("--also-over", metavar="SIDE", help="another side: the table also has all images/s over this side's")
     add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: a GPU, if any)")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")

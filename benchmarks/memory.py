@@ -1,4 +1,4 @@
-"""The memory of every stage as it is predicted before training, and as it is.
+"""The memory of every stage: predicted before training, and measured.
 
     .venv/bin/python -m benchmarks.memory --model resnet56 wrn16_4 --K 2 4 --batch-size 128
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
@@ -60,7 +60,7 @@ class Watch:
         self.most |= now
 
     def at(self, engine: HostEngine) -> None:
-        """Looks before every operation of the engine from now on."""
+        """From now on, counts before every operation of the engine."""
         for stage in engine.stages.values():
             self.before(stage)
 
@@ -125,7 +125,7 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
 
 
 def measured(model: str, method: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a stage."""
+    """One row per stage."""
     options = Options(
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
         split=given.split, engine="pipeline", epochs=1,
@@ -144,7 +144,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
         pipeline.train(data.train_images, data.train_labels, indices)
 
     pipeline, bytes_live, memos = live(make, step, 4 * K + 2)
-    told = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
+    common = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
     rows, most = [], Counter[int]()
     predicted = memory.predicted(pipeline.engine)
     for k, moment in memory.moments(pipeline.engine):
@@ -152,7 +152,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
     for memo, here, held, compiled in zip(predicted, bytes_live, memos, programs(pipeline.engine), strict=True):
         rows.append(
             {
-                **told,
+                **common,
                 "batch_size": given.batch_size,
                 "cuts": list(jobs[0].cuts),
                 "k": memo.k,
@@ -209,7 +209,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     found, _ = devices.stage_devices(max(given.K))
     if len(set(found)) < max(given.K):
         fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
-        raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
+        raise BadInput(f"{fact}: stages that share one cannot be common apart. Use fewer, or JAX_PLATFORMS=cpu.")
     compile_cache.enable()
     asked = [methods.find(name) for name in given.method]
     for method in asked:

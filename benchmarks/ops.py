@@ -1,4 +1,4 @@
-"""Where XLA's operations on a CPU lose against PyTorch's (oneDNN), layer by layer of a network.
+"""Where XLA's operations on a CPU are slower than PyTorch's (oneDNN), layer by layer of a network.
 
     taskset -c 1 .venv/bin/python -m benchmarks.ops
     taskset -c 1 .venv/bin/python -m benchmarks.ops --model wrn28_10
@@ -7,9 +7,9 @@ Every convolution of the network as it is called (fdg_jax.layers), and every bat
 gradient of the input (dx) and of the weights (dw), for a batch norm all of its backward pass (B), each a program of
 its own. In the network XLA fuses elementwise work into its neighbours and PyTorch does not: the sums leave that out.
 
-Both libraries are in this process and take turns; each number is the least of its rounds, as what disturbs a run only
-adds. The clock is the processor time of this process, which others on the core do not lengthen; pin it to one core.
-It wants PyTorch (requirements-peers.txt); without it there is a column less.
+Both libraries are in this process and take turns. Each number is the fastest of its rounds, because disturbances only
+add time. The clock is the processor time of this process, which other processes do not lengthen; pin it to one core.
+The oneDNN columns need PyTorch (requirements-peers.txt).
 """
 
 # pyright: reportMissingImports=false
@@ -56,7 +56,7 @@ class Shape(NamedTuple):
         return f"{self.kernel}x{self.kernel}, {self.size}x{self.size}, {self.taken} to {self.given}{stride}{groups}"
 
     def gigaflops(self, batch: int) -> float:
-        """Of a convolution, the same for F, dx and dw."""
+        """Gigaflops of a convolution; the same for F, dx and dw."""
         maps = batch * (self.size // self.stride) ** 2
         return 2e-9 * maps * self.kernel**2 * self.taken * self.given / self.groups
 
@@ -94,7 +94,7 @@ def numbers(shape: Shape, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def xla(shape: Shape, batch: int) -> dict[str, Call]:
-    """Compiled calls of what fdg_jax.layers makes of this layer, by operation."""
+    """Compiled calls of this layer as fdg_jax.layers computes it, by operation."""
     x, weights, dy = jax.device_put(numbers(shape, batch))
     conv = layers.Conv(shape.given, shape.kernel, shape.stride, shape.groups)
 
@@ -144,7 +144,7 @@ def onednn(shape: Shape, batch: int) -> dict[str, Call]:
 
 
 def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """The least time of a call, in turns, after one that compiles."""
+    """The least time of each call, in turns, after a first call that compiles."""
     for call in calls.values():
         jax.block_until_ready(call())  # PyTorch's is ready on return
     least = dict.fromkeys(calls, float("inf"))
@@ -157,7 +157,7 @@ def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
 
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a layer and operation."""
+    """One row per layer and operation."""
     libraries = {"xla": xla, **({"onednn": onednn} if importlib.util.find_spec("torch") else {})}
     rows = []
     for shape, times in shapes(given.model).items():

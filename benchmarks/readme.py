@@ -1,11 +1,11 @@
-"""Runs the commands that benchmarks/README.md shows and writes beneath each what it printed.
+"""Runs the commands that the pages in benchmarks/results show, and writes below each command what it printed.
 
     .venv/bin/python -m benchmarks.readme              # every command: hours, on a machine that does nothing else
-    .venv/bin/python -m benchmarks.readme memory K=4   # those that have one of the words in them
-    .venv/bin/python -m benchmarks.readme --render     # runs nothing: what was printed last
+    .venv/bin/python -m benchmarks.readme memory K=4   # the commands that contain one of these words
+    .venv/bin/python -m benchmarks.readme --render     # runs nothing: writes what was printed last
 
-Rows and tables are added to benchmarks/results/<machine>.jsonl, from which the README is rendered. A command that fails
-leaves what stood there.
+Rows and tables are added to benchmarks/results/<machine>.jsonl, and the pages are written from that file. A command
+that fails leaves its old table.
 """
 
 import argparse
@@ -23,25 +23,30 @@ from pathlib import Path
 from benchmarks.harness.report import machine
 
 HERE = Path(__file__).parent
-README, RESULTS = HERE / "README.md", HERE / "results"
+RESULTS = HERE / "results"
 # A code block with one command, then what it printed between two comments.
 SHOWN = re.compile(r"(```\n(?P<command>[^`]+)\n```\n\n<!-- it printed -->\n)(?P<text>.*?)(?=<!-- end -->\n)", re.S)
 
 
+def pages() -> list[Path]:
+    """The pages with measured tables."""
+    return sorted(RESULTS.glob("*.md"))
+
+
 def results() -> Path:
-    """The file of this machine."""
+    """The file of this machine's rows and tables."""
     about = machine()
     name = f"{about['cpu']} {about['machine_cores']} cores".lower()
     return RESULTS / f"{re.sub('[^a-z0-9]+', '-', name).strip('-')}.jsonl"
 
 
 def command(block: str) -> str:
-    """What a code block has to run, in one line."""
+    """The command of a code block, in one line."""
     return " ".join(shlex.split(block.replace("\\\n", " ")))
 
 
 def run(line: str, file: Path) -> bool:
-    """Runs a command, whose rows go into the file, and then its table. Whether that went well."""
+    """Runs a command, which adds its rows to the file, and adds the printed table. Returns whether it succeeded."""
     start = time.monotonic()
     print(f"$ {line}", file=sys.stderr, flush=True)
     words = ["env", *shlex.split(line), "--json", str(file)]  # env: for settings before the program
@@ -50,21 +55,21 @@ def run(line: str, file: Path) -> bool:
     print(f"{took:.0f} s, exit code {done.returncode}", file=sys.stderr, flush=True)
     if done.returncode:
         return False
-    told = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
-    told |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
+    record = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
+    record |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
     with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(told) + "\n")
+        out.write(json.dumps(record) + "\n")
     return True
 
 
 def printed(file: Path) -> dict[str, str]:
-    """What each command printed when it was run last."""
+    """By command, what it printed when it was last run."""
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
     return {line["printed_by"]: line["text"] for line in lines if "printed_by" in line}
 
 
 def rendered(text: str, last: dict[str, str]) -> str:
-    """The README with what its commands printed last; what none of them has printed stays."""
+    """A page with what its commands printed last; a command that never ran keeps what stands below it."""
 
     def fill(match: re.Match) -> str:
         found = last.get(command(match["command"]))
@@ -73,29 +78,37 @@ def rendered(text: str, last: dict[str, str]) -> str:
     return SHOWN.sub(fill, text)
 
 
+def render(page: Path, last: dict[str, str]) -> None:
+    """Writes a page anew, whole or not at all."""
+    new = page.with_suffix(".tmp")
+    new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
+    os.replace(new, page)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog=f"python -m {__package__}.readme",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("words", nargs="*", help="run the commands with one of these in them (default: all)")
-    made.add_argument("--render", action="store_true", help="run nothing")
-    given = made.parse_args(arguments)
-    text, file = README.read_text(encoding="utf-8"), results()
-    lines = [command(match["command"]) for match in SHOWN.finditer(text)]
+    parser.add_argument("words", nargs="*", help="run the commands that contain one of these words (default: all)")
+    parser.add_argument("--render", action="store_true", help="run nothing")
+    given = parser.parse_args(arguments)
+    file = results()
+    texts = (page.read_text(encoding="utf-8") for page in pages())
+    lines = [command(match["command"]) for text in texts for match in SHOWN.finditer(text)]
     wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
     if not wanted:
-        print(f"error: no command of {README} has {' or '.join(given.words)} in it; it has", *lines, sep="\n  ",
-              file=sys.stderr)  # fmt: skip
+        print(f"error: no command in {RESULTS}/*.md contains {' or '.join(given.words)}. The commands are:", *lines,
+              sep="\n  ", file=sys.stderr)  # fmt: skip
         return 2
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
-    new = README.with_suffix(".tmp")
-    new.write_text(rendered(README.read_text(encoding="utf-8"), printed(file)), encoding="utf-8")
-    os.replace(new, README)
-    print(f"{README}: {len(wanted) - len(failed)} of {len(lines)} tables from {file}")
+    last = printed(file)
+    for page in pages():
+        render(page, last)
+    print(f"{RESULTS}/*.md: {len(wanted) - len(failed)} of {len(lines)} tables from {file}")
     for line in failed:
-        print(f"error: failed, and what stood there stays: {line}", file=sys.stderr)
+        print(f"error: failed, and its old table stays: {line}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -49,7 +49,7 @@ NETWORKS = (
 
 
 class Measures(NamedTuple):
-    """Of a network: FLOPs of a forward pass and bytes of the output, of each block for a batch."""
+    """Of each block of a network, for one batch: FLOPs of the forward pass and bytes of the output."""
 
     flops: list[float]
     sends: list[int]
@@ -70,7 +70,7 @@ def measures(network: Network) -> Measures:
 
 
 def flops_per_second(network: Network, of: Measures) -> float:
-    """With which BP makes the paper's images a second."""
+    """The device's FLOP/s with which BP makes the paper's images per second."""
     (bp,) = [float(s.images_per_second) for s in SPEEDS if (s.network, s.method) == (network.label, "BP")]
     return (sum(of.flops) + sum(backward(of))) * bp / network.batch_size
 
@@ -81,7 +81,7 @@ def backward(of: Measures) -> list[float]:
 
 
 def times_of(of: Measures, speed: float) -> BlockTimes:
-    """Seconds of the blocks on a device of so many FLOP/s."""
+    """Seconds of the blocks on a device with so many FLOP/s."""
     return BlockTimes([n / speed for n in of.flops], [n / speed for n in backward(of)], [0.0] * len(of.flops))
 
 
@@ -146,7 +146,7 @@ def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping
 
 
 def with_barrier(method: str, K: int) -> float:
-    """Times BP with even stages, no link, and a barrier at the end of every tick: the paper's Table 2."""
+    """Speed-up over BP with even stages, no link and a barrier at the end of every tick: the paper's Table 2."""
     found = methods.find(method)
     time = tick_time(found.schedule(K), found.costs(K), COMPARED).at(COMPARED)
     return float((COMPARED.Tf + COMPARED.Tb) / time)
@@ -222,8 +222,8 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     (out / "scaling.md").write_text(scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
     scaling_page.picture(rows, out / "scaling.png", host)
-    told = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
-    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{told}", given.json)
+    note = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
+    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{note}", given.json)
     return 0
 
 

@@ -3,15 +3,15 @@
     .venv/bin/python -m benchmarks.simulate --model wrn16_4 --K 2 4 --method fdg ddg gpipe:micro_batches=8 --link pcie
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
 
-A schedule is run on devices that take the seconds they are given. `--times measured` (default) measures every
+The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
 operation of every stage alone, in a process pinned to one core that trains the very pipeline: a device is a core.
-`--times FILE` has seconds of blocks, of whatever device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}.
-Images/s of K devices leave out the host unless `--host-microseconds` gives it so much a dispatch.
+`--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}.
+Images/s of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
 
-`--validate` holds the model against this machine: for every method a process pinned to as many cores as stages is
-asked, in turns with the others, what its operations take and then how fast it trains; the first predicts the second.
-The emulated devices of a process share its cores, so there an operation that has them to itself may use them all, and
-the model is told how long it takes alone and crowded.
+`--validate` tests the simulator on this machine: for every method a process pinned to as many cores as stages measures,
+in turns with the others, how long its operations take and then how fast it trains; the first predicts the second. The
+emulated devices of a process share its cores, so an operation that runs alone may use them all. The simulator
+therefore gets the times of each operation alone and while other stages compute.
 """
 
 import argparse
@@ -61,11 +61,11 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
         times, programs = None, programs_of(side)
         if programs not in known:
             known[programs] = measured(side, given)
-        told, cuts = known[programs]
+        timed, cuts = known[programs]
     shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
     shared["size"] = machines.sizes(shapes.messages)
     if times is None:
-        made = machines.of_operations(told, side.method, side.K, None)._replace(
+        made = machines.of_operations(timed, side.method, side.K, None)._replace(
             host_seconds=lambda kind, k: 0, patient=False
         )
         return made._replace(**shared), cuts, shapes
@@ -155,12 +155,12 @@ def parser() -> argparse.ArgumentParser:
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
     add("--times", default="measured", help="measured (default) or a file of block times")
-    add("--host-microseconds", type=float, default=0.0, help="of the host's thread, a dispatch (default 0)")
+    add("--host-microseconds", type=float, default=0.0, help="of the host's thread per dispatch (default 0)")
     add("--run-ahead", type=report.positive, default=16, help="losses that may be unread (default 16)")
     add("--batches", type=report.positive, default=8, help="whose operations are timed (default 8)")
-    add("--validate", action="store_true", help="hold the prediction against training on this machine")
+    add("--validate", action="store_true", help="compare the prediction with training on this machine")
     add("--cores", type=report.positive, help="of --validate: of each process (default as many as stages)")
-    add("--windows", type=report.positive, default=4, help="of --validate: turns a method (default 4)")
+    add("--windows", type=report.positive, default=4, help="of --validate: turns per method (default 4)")
     add("--seconds", type=float, default=8.0, help="of --validate: length of a window (default 8)")
     return made
 
@@ -187,7 +187,7 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     for side in sides:
         device, cuts, shapes = machine(side, given, known)
         rows.append(row(side, predict(side_specs.schedule_of(side), device), baseline, cuts, shapes, given))
-    others = max((told["others_percent"] for told, _ in known.values()), default=0.0)
+    others = max((timed["others_percent"] for timed, _ in known.values()), default=0.0)
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
 

@@ -1,11 +1,11 @@
-"""How evenly each way to cut a network shares its time: the slowest stage's share, from measured block times.
+"""How evenly each way to cut a network divides its time: the slowest stage's share, from measured block times.
 
     .venv/bin/python -m benchmarks.split --model resnet56 wrn16_4 --K 2 4 --batch-size 128
 
-The time per batch of K decoupled stages is that of the slowest one, so its share of the whole says how much faster
-than one stage K of them can be: 100 / share times, if nothing else were in the way. Every block's forward pass, its
+The time per batch of K decoupled stages is that of the slowest one, so its share of the whole bounds the
+speed-up of K stages over one: at most 100 / share. Every block's forward pass, its
 backward pass and its update are measured anew (fdg_jax.training.block_times); all splits of a model are judged by
-the same times. What they make of images/s is for another benchmark:
+the same times. Another benchmark measures the images/s that they give:
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """
@@ -39,7 +39,7 @@ def shares(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
 
 
 def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -> dict[str, tuple[int, ...]]:
-    """The cuts of every way that there is for this model and K."""
+    """The cuts of every way that exists for this model and K."""
     names = ["even", "paper", "balanced", "measured"]
     if models.paper_split(model, K) is None:
         names.remove("paper")
@@ -48,7 +48,7 @@ def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -
 
 
 def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for every K and way to cut."""
+    """One row for every K and way to cut."""
     blocks = models.blocks(model, CLASSES)
     if max(given.K) > len(blocks):
         raise BadInput(f"--K {max(given.K)}: {model} has {len(blocks)} blocks. Use --K 2 to {len(blocks)}.")

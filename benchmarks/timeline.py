@@ -1,17 +1,17 @@
-"""When each stage of a real run computed, sent and waited, beside what the simulator says: a picture and a trace.
+"""When each stage of a real run computed, sent and waited, beside the simulator's prediction: a picture and a trace.
 
     .venv/bin/python -m benchmarks.timeline --model resnet20 --K 2 --method fdg --out runs/timeline
 
-The run is the training command's own. As an operation is dispatched, what it gives is handed to a thread of its stage,
-which waits for one after the other: that tells when each ended, without adding anything to the devices' work and
-without holding up the loop. An operation began when its stage's last one had ended, its messages had come and it had
-been dispatched, whichever was last: on a CPU device programs follow one another, so this is when it could begin, and
-nothing else keeps it but the lack of a free thread, which counts as computing.
+The run is the training command's own. When an operation is dispatched, its results are handed to a thread of its stage,
+which waits for one after the other. So it is known when each ended, without extra work for the devices and without
+delaying the loop. The beginning of an operation is computed: the latest of the end of its stage's previous operation,
+the arrival of its messages and its dispatch. On a CPU device programs run one after another, so it could begin then;
+only the lack of a free thread may delay it, which counts as computing.
 
-How precise: an end is late by what it takes to wake the thread and by its turn at Python's lock, for which threads ask
-every 0.1 ms while this runs. The last line says how late that was, measured in the same process: by how much a thread
-saw the end of a computation later than another that looks without pause and so never gives up the lock by itself, which
-is the worst case. Busy cores make all of it worse. The events begin after the pipeline was full and all was compiled.
+Precision: an end is seen late, because the thread has to wake up and to get Python's lock, for which threads ask every
+0.1 ms during the run. The last line of the output says how late, measured in the same process: how much later a thread
+saw the end of a computation than another thread that polls without pause and never gives up the lock by itself, which
+is the worst case. Busy cores make it worse. The events begin when the pipeline is full and everything is compiled.
 
 It writes timeline.json (Chrome's trace format, for ui.perfetto.dev: one process is measured, one predicted; a row is a
 stage or a link) and timeline.png.
@@ -85,7 +85,7 @@ class Watcher:
 
 
 class Recording:
-    """Puts watchers beside the stages and links of an engine. `stop` takes them away and tells what happened."""
+    """Adds watchers to the stages and links of an engine. `stop` removes them and returns what happened."""
 
     def __init__(self, engine: HostEngine):
         self.engine, self.send = engine, engine.loop.send
@@ -111,7 +111,7 @@ class Recording:
             self.giver = k
             now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
             given = run(kind, batch, messages)
-            if now[0] is not None:  # else the update has told of it
+            if now[0] is not None:  # else the update has reported it
                 self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
             return given
 
@@ -174,7 +174,7 @@ def quick_threads() -> Iterator[None]:
 
 
 def lateness(tries: int = 40) -> list[float]:
-    """Seconds by which a watcher sees an end later than a thread that looks without pause."""
+    """Seconds by which a watcher sees an end later than a thread that polls without pause."""
     watcher, found = Watcher(), []
     step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
     x = jax.device_put(np.ones((300, 300), np.float32))
@@ -193,7 +193,7 @@ def lateness(tries: int = 40) -> list[float]:
 
 
 def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Chrome's trace format: microseconds, a process each for measured and predicted, a thread a stage or link."""
+    """Chrome's trace format: microseconds, one process each for measured and predicted, one thread a stage or link."""
     made: list[dict[str, Any]] = []
     for process, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
         made.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
@@ -223,8 +223,8 @@ def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
     for event in found:
         if event.k == k and event.what not in ("send", "host"):
             taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
-    told = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
-    return {**told, "waiting": max(0.0, round(100 - sum(told.values()), 1))}
+    percent = {what: round(100 * seconds / length, 1) for what, seconds in sorted(taken.items())}
+    return {**percent, "waiting": max(0.0, round(100 - sum(percent.values()), 1))}
 
 
 def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], float]:
@@ -244,12 +244,12 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
     assert isinstance(engine, HostEngine) and isinstance(data, Dataset)
     say("compiling, filling the pipeline")
     trainer.run(2 * side.K + 2)
-    told = trainer.operations(3)
+    timed = trainer.operations(3)
     indices = trainer.random.integers(0, len(data.train_images), (batches, side.batch_size), dtype=np.int32)
     recording = Recording(engine)
     trainer.job.pipeline.train(data.train_images, data.train_labels, indices)
     trainer.job.pipeline.wait()
-    return events(recording.stop()), told
+    return events(recording.stop()), timed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -260,7 +260,7 @@ def parser() -> argparse.ArgumentParser:
     add("--K", type=report.positive, default=2)
     add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
-    add("--batches", type=report.positive, default=6, help="that are drawn (default 6)")
+    add("--batches", type=report.positive, default=6, help="batches that are drawn (default 6)")
     add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
     return made
 
@@ -273,17 +273,17 @@ def main(arguments: list[str] | None = None) -> int:
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
         side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
         if methods.find(side.method).places:
-            raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Take another method.")
+            raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Choose another method.")
         out = report.folder(given.out)
         devices.emulate_cpu(given.K)
         ahead = 2 * given.K + 2  # after the first batches the host has run ahead
         with quick_threads():
-            found, told = record(side, ahead + given.batches + 2)
+            found, timed = record(side, ahead + given.batches + 2)
             late = lateness()
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    predicted = validate.predicted(side, told)
+    predicted = validate.predicted(side, timed)
     first = min(e.batch for e in found if e.what == "enter") + ahead
     measured, took = window(found, first, first + given.batches - 1)
     steady = max(e.batch for e in predicted.events if e.what == "enter") - given.batches - 2

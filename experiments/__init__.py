@@ -1,8 +1,8 @@
-"""The paper's tables as code: one file a table, which lists its runs, runs what is missing, renders itself.
+"""The paper's tables as code: one file per table, which lists its runs, runs what is missing and writes its page.
 
 A table is a module here that holds `TABLE` (see `harness.run_table.Table`); its file name is its name, and nothing
-needs to be registered. What the tables share is in `harness/`. Numbers live in `results/<table>.jsonl`, a line a
-finished run, and everything that is shown is made from these lines alone.
+needs to be registered. What the tables share is in `harness/`. Numbers are in `results/<table>.jsonl`, one line per
+finished run, and every page is made from these lines alone.
 """
 
 import pkgutil
@@ -12,7 +12,7 @@ from experiments.harness.run_table import Table
 
 
 def names() -> list[str]:
-    """Every table there is: the files of this folder."""
+    """The names of all tables: the files of this folder."""
     return sorted(
         module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg and module.name != "__main__"
     )

@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as long as a CPU allows.
+"""ResNet-20 on CIFAR-10 with BP and FDG, K = 2, 3, 4 and beta = 1, 0.5, for as many epochs as a CPU allows.
 
 It is not a table of the paper: with 5 of 300 epochs its numbers compare the runs with one another, under one
 budget, and with nothing else.
@@ -46,17 +46,17 @@ WORDS = (
     "after 150, 225 and 275 epochs of 300); the warm-up for K = 3 and 4, 0.01 for 3 epochs of 300 in the "
     "paper, is 1% of the run here as well. The rest is the paper's: batches of 128, momentum 0.9, weight "
     "decay 0.0005, random crops and flips, the test error after the last epoch.",
-    f"**Not comparable with the paper:** its numbers are of 300 epochs, these of {EPOCHS}. Its Table 3 "
-    "also has 7.23% for ResNet-20 with K = 2 and beta = 0.2; for K = 3 and 4 it has nothing. With n = 1, "
+    f"**Not comparable with the paper:** its numbers are for 300 epochs, ours for {EPOCHS}. Its Table 3 "
+    "also has 7.23% for ResNet-20 with K = 2 and beta = 0.2; it has nothing for K = 3 and 4. With n = 1, "
     "small differences between rows mean nothing.",
-    "**Readings:** backward first; gradients at the weights of the batch's own forward pass (stashed); "
+    "**How we read the paper:** backward first; gradients at the weights of the batch's own forward pass (stashed); "
     "every batch updates every stage once, the last ones too (drained); one device that delays each "
     "stage's gradient (`--engine delay-line`). The staleness is counted by the run, not computed. The "
-    "training loss is the mean over the last epoch. Images/s is what a run logged beside whatever else "
-    "the machine was doing: it is no benchmark.",
+    "training loss is the mean over the last epoch. Images/s is what a run logged while other "
+    "programs used the machine: it is no benchmark.",
     "**To repeat** a row to its last digit, with the same versions and processor, pin its command to one core "
-    "(`taskset -c 0`), as `run --jobs 2` does: with more threads sums are taken in another order, and the "
-    "run drifts away.",
+    "(`taskset -c 0`), as `run --jobs 2` does: more threads sum in another order, and the results "
+    "drift apart.",
 )
 
 COLOURS = {1: "#333333", 2: "#0072b2", 3: "#d55e00", 4: "#009e73"}  # told apart by colour-blind eyes as well
@@ -64,7 +64,7 @@ STYLES = {1.0: ("-", "o"), 0.5: ((0, (5, 2)), "s")}
 
 
 def row(run: Run, line: Any) -> list[str]:
-    """What the table says of a run; without a result only what was asked for."""
+    """The cells of a run. Without a result there is only what was asked for."""
     flags, paper = run.flags, PAPER.get(run.name, "")
     head = [flags["method"].upper(), str(flags["K"]), f"{flags['beta']:g}" if "beta" in flags else "–"]
     if line is None:
@@ -82,13 +82,13 @@ def row(run: Run, line: Any) -> list[str]:
     ]
 
 
-def document(lines: Lines, beside: str) -> str:
-    """The table, what it was made with, and what it can't be used for."""
+def document(lines: Lines) -> str:
+    """The table, what it was made with, and what it cannot be used for."""
     finished = f"{len(lines)} of {len(RUNS)} runs are finished; the others' cells are blank."
     parts = [
         markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
         finished if len(lines) < len(RUNS) else "",
-        f"![Training loss and test error over epochs]({beside}{NAME}.png)",
+        f"![Training loss and test error over epochs]({NAME}.png)",
         markdown.origin(lines),
         *WORDS,
     ]

@@ -1,7 +1,7 @@
 """Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
 
-The pictures are not in the paper's source. Its text reads off them that DGL and FDG are faster, so one of them must
-be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
+The pictures are not in the paper's source. Its text concludes from them that DGL and FDG are faster, so one of
+them must be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
 """
 
 import sys
@@ -36,8 +36,8 @@ def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -
 
 
 WORDS = (
-    "**The paper's curves:** the pictures are not in the paper's source, so there is nothing to draw beside ours. "
-    "Which beta its FDG has is not said: here are 1 and the best of Table 6 (marked with dots).",
+    "**The paper's curves:** the pictures are not in the paper's source, so only ours are drawn. "
+    "The paper does not say which beta its FDG has: here are 1 and the best of Table 6 (marked with dots).",
     "**The runs** are the rows of WRN-28-10 in Table 6, where their commands stand. Of each the seed with the median "
     "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
     "every stage had a device of its own. DDG with K = 2 has no curve: it is the training of FDG with beta = 1.",

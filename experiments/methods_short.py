@@ -1,4 +1,4 @@
-"""ResNet-20 on CIFAR-10 by every method, K = 2 and 4, for one epoch: as far as a CPU takes all of them.
+"""ResNet-20 on CIFAR-10 by every method, K = 2 and 4, for one epoch, which is what a CPU can do.
 
 It is not a table of the paper: its numbers compare methods with one another, on the same batches under one recipe,
 and with nothing else.
@@ -56,17 +56,17 @@ BEST, OTHERS = "FDG, beta = 0.5", ("FDG", "DDG", "DGL")
 
 WORDS = (
     f"**Scaled:** {EPOCHS} epoch instead of the paper's 300, one seed (n = 1) instead of the median of three. The "
-    "learning rate, 0.1, is divided by 10 at 50%, 75% and 91.67% of the run; for K = 4 of the methods that K makes a "
-    "difference to it is 0.01 for the first 1% of the batches (the paper: 3 of 300 epochs). The rest is the paper's.",
-    "**Sizes that are not the sources':** linear heads see 128 numbers, and synthesizers model the gradient of an "
-    "example's own loss; with 2048 numbers and the batch's mean gradient both diverge at this rate. BatchNorm sees 32 "
-    "images with GPipe, and 128 / K with data parallel's local statistics.",
-    "**Readings:** the network is cut where the authors cut it for K = 2, and by equal cost for K = 4, where they do "
-    "not. FR trains all modules at the same rate. DNI is conditional; its stages are trained by SGD at 0.1 like all "
-    "others, where DGL's code trains DNI by Adam at 3e-5 and says that SGD does not converge, so its row says little "
-    "about DNI. The training loss is the mean over the epoch, stage K's where others have one of their own. For K = 2 "
-    "FDG and DDG are the same training (stage 1's gradient is one update old in both) and differ in time only. "
-    "Images/s is what a run logged on one core beside whatever else the machine was doing: "
+    "learning rate, 0.1, is divided by 10 at 50%, 75% and 91.67% of the run; with K = 4, for methods whose training "
+    "depends on K, it is 0.01 for the first 1% of the batches (the paper: 3 of 300 epochs). The rest is the paper's.",
+    "**Sizes that differ from the methods' papers:** linear heads see 128 numbers, and synthesizers model the gradient "
+    "of an example's own loss; with 2048 numbers and the batch's mean gradient both diverge at this rate. BatchNorm "
+    "sees 32 images with GPipe, and 128 / K with data parallel's local statistics.",
+    "**How we read the papers:** the network is cut where the authors cut it for K = 2, and by equal cost for K = 4, "
+    "where they do not. FR trains all modules at the same rate. DNI is conditional; its stages are trained by SGD at "
+    "0.1 like all others. DGL's code trains DNI by Adam at 3e-5 and says that SGD does not converge, so this row says "
+    "little about DNI. The training loss is the mean over the epoch; where stages have losses of their own it is stage "
+    "K's. For K = 2 FDG and DDG are the same training (stage 1's gradient is one update old in both) and differ in "
+    "time only. Images/s is what a run logged on one core while other programs used the machine: "
     "`benchmarks.images_per_second` compares speeds.",
 )
 
@@ -91,7 +91,7 @@ def row(run: Run, line: Any) -> list[str]:
 
 
 def verdict(lines: Lines, K: int) -> str:
-    """Whether the results have the order that the paper reports, as far as they are there."""
+    """Whether the finished results have the order that the paper reports."""
     errors = {LABELS[run][0]: line["test_error_percent"] for run, line in lines.items() if LABELS[run][1] == K}
     ranked = sorted(errors, key=lambda label: errors[label])
     told = [f"**K = {K}**, best first: " + ", ".join(f"{label} ({errors[label]:.2f}%)" for label in ranked) + "."]
@@ -105,13 +105,13 @@ def verdict(lines: Lines, K: int) -> str:
     return " ".join(told)
 
 
-def document(lines: Lines, beside: str) -> str:
-    """The table, whether it has the paper's order, what it was made with, and what it can't be used for."""
+def document(lines: Lines) -> str:
+    """The table, whether it has the paper's order, what it was made with, and what it cannot be used for."""
     finished = f"{len(lines)} of {len(RUNS)} runs are finished; the others' cells are blank."
     parts = [
         markdown.table(HEADS, (row(run, lines.get(run.name)) for run in RUNS)),
         finished if len(lines) < len(RUNS) else "",
-        f"![Test error of every method]({beside}{NAME}.png)",
+        f"![Test error of every method]({NAME}.png)",
         f"**The paper's order** (after 300 epochs): {BEST} at least as good as {', '.join(OTHERS)}. It has no "
         "errors of DNI. With n = 1 small differences mean nothing.",
         *[verdict(lines, K) for K in (2, 4)],

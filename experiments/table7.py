@@ -1,7 +1,7 @@
-"""Table 7: images a second and the speedup over BP, with a GPU for each of K = 2, 3 and 4 stages.
+"""Table 7: images per second and the speedup over BP, with one GPU per stage for K = 2, 3 and 4.
 
-It has no training runs: speeds are measured by `benchmarks.images_per_second`, and ours are what that has left in
-benchmarks/results. The speedups that the paper prints are held against its own images a second.
+It has no training runs: `benchmarks.images_per_second` measures speeds, and ours are the lines that it added to
+benchmarks/results. The speedups that the paper prints are compared with its own images per second.
 """
 
 import json
@@ -60,14 +60,14 @@ def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
 
 
 def plain(line: Mapping[str, Any]) -> bool:
-    """Whether it is what `command` measures: a device a stage, the authors' cut, a quiet machine, nothing tried out."""
+    """Whether a line is what `command` measures: one device per stage, the authors' cut, a quiet machine."""
     sides, cut = ("bp", "ddg", "fr", "dgl", "fdg"), line["K"] == 1 or line["split"] == "paper"
     as_asked = line["side"] in sides and line["cores"] == line["K"] and line["batch_size"] == 128 and not line["xla"]
     return as_asked and cut and line["others_percent"] <= DISTURBED_PERCENT
 
 
 def command(speed: Speed) -> str:
-    """Only for CIFAR: the benchmark's images have its size."""
+    """The command that measures a cell; only for CIFAR, whose size the benchmark's images have."""
     if speed.network not in MODELS:
         return ""
     sides = "bp" if speed.method == "BP" else f"bp {speed.method.lower()}"
@@ -83,21 +83,21 @@ def row(speed: Speed, found: Mapping[tuple[str, int, str], Mapping[str, Any]]) -
 
 
 WORDS = (
-    "**Paper:** images/s averaged over ten seconds of training, a GPU a stage, no fast link between them. It names the "
-    'GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and what '
-    "its own images/s give, where they differ from what is printed.",
+    "**Paper:** images/s averaged over ten seconds of training, one GPU per stage, no fast link between them. It names "
+    'the GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and '
+    "what its own images/s give, where they differ from what is printed.",
     "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
-    "so that only the speedups can be held against the paper's, and only with K cores or more. Add `--json FILE` to a "
-    "command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are of CIFAR's "
-    "size, whatever the model, and those of ImageNet are not.",
+    "so only the speedups can be compared with the paper's, and only on a machine with K cores or more. Add `--json "
+    "FILE` to a command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are "
+    "of CIFAR's size, whatever the model, and those of ImageNet are not.",
     "**The network:** `wrn28_10_fdg` is the WRN-28-10 of the authors' code (36,489,290 parameters, 5.95 billion "
-    "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are held against "
+    "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are compared with "
     "this table were made with `wrn28_10`, Zagoruyko and Komodakis's (36,479,194 and 5.24), so they are of a smaller "
     "network than the one that the paper timed.",
 )
 
 
-def document(lines: Lines, beside: str) -> str:
+def document(lines: Lines) -> str:
     found = measured(RESULTS)
     networks = tuple(MODELS.values())
     used = [line for (model, _, _), line in found.items() if model in networks]
@@ -108,8 +108,8 @@ def document(lines: Lines, beside: str) -> str:
 
 TABLE = Table(
     name="table7",
-    summary="Table 7: images a second with a device for every stage, from the benchmarks",
-    title="Table 7: images a second with a device for every stage",
+    summary="Table 7: images per second with one device per stage, from the benchmarks",
+    title="Table 7: images per second with one device per stage",
     runs=(),
     document=document,
 )

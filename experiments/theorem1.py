@@ -1,9 +1,9 @@
-"""Theorem 1 in numbers: the expected change of the loss in a step against its bound, over gamma, K and beta.
+"""Theorem 1 in numbers: the expected change of the loss in one step against its bound, for many gamma, K and beta.
 
-The network is linear and its loss a quadratic, so that L, M and every expectation are known exactly (`_quadratic`);
-the training is the library's own (`_decoupled`), forward first, plain SGD. Four more runs look for steps that the
-theorem as printed does not allow: three are written down, where the pipeline fills and where the learning rate falls,
-the fourth is a search (`_adversary`). How the corrected constants come about: theorem1.md.
+The network is linear and its loss a quadratic, so L, M and every expectation are known exactly (theorem/quadratic).
+Training is done by the library itself (theorem/decoupled), forward first, plain SGD. Four more runs look for steps that
+the theorem as printed does not allow: three are fixed runs (one while the pipeline fills, two with a learning rate that
+falls), the fourth is a search (theorem/adversary). theorem1.md derives the corrected constants.
 """
 
 import sys
@@ -28,7 +28,7 @@ SEARCH = Run("search", {"K": [2, 3, 4, 8], "problems": 100, "rounds": 200, "seed
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """What is kept of a run, beside what it was asked for."""
+    """The results of a run that are kept, in addition to its flags."""
     from experiments.theorem import measured
 
     if run in GRID:
@@ -39,23 +39,23 @@ def measure(run: Run) -> dict[str, Any]:
 HEADS = (
     "K", "beta", "Z_2/(L M) as printed", "corrected, independent modules", "corrected, any network",
     "needed at most", "steps above the bound as printed: filling, full", "steps above the bound for any network",
-    "engine less exact, at most",
+    "engine minus exact, at most",
 )  # fmt: skip
 
 WORDS = (
-    "**Read:** the theorem says E f(t+1) - E f(t) <= -gamma/2 Z_1 + gamma^2 Z_2. *Needed* is the Z_2/(L M) that would "
-    "have been enough, the largest over all learning rates and all steps of a full pipeline, from exact expectations. "
-    f"A row is L gamma = {', '.join(f'{rate:g}' for rate in RATES)}, {SHARED['steps']} steps each. *Engine less exact* "
-    f"compares the means of {SHARED['samples']} runs of the library's delay-line engine with the exact expectations, "
-    "at every step and every rate, in standard errors. The picture's upper part shows for every rate the step that "
-    "comes closest to the printed bound.",
+    "**How to read it:** the theorem says E f(t+1) - E f(t) <= -gamma/2 Z_1 + gamma^2 Z_2. *Needed* is the smallest "
+    "Z_2/(L M) with which this holds at every learning rate and every step of a full pipeline, from exact "
+    f"expectations. A row has L gamma = {', '.join(f'{rate:g}' for rate in RATES)}, {SHARED['steps']} steps each. "
+    f"*Engine minus exact* compares the means of {SHARED['samples']} runs of the library's delay-line engine with the "
+    "exact expectations, at every step and every rate, in standard errors. The upper part of the picture shows for "
+    "every rate the step that comes closest to the printed bound.",
     "**The problem:** stage k adds A_k theta_k, with two parameters, to the four numbers it gets; the loss is "
     "1/2 |y - target|^2 and a batch one of 16 random pairs. L is the Hessian's largest eigenvalue, 1; M the largest "
-    "E|g|^2 of the run, the smallest that Assumption 2 allows. Forward first, so that the staleness is the analysis's "
-    "2(K-k); no momentum, no weight decay.",
-    "**The constants** are derived in [theorem1.md]({up}theorem1.md), which also says what is wrong in the printed "
-    "proof. The bound for independent modules is not meant for the grid's network, whose modules depend on each other. "
-    "The paper states nothing on averages of gradients over a run, so nothing of the kind is checked.",
+    "E|g|^2 of the run, the smallest that Assumption 2 allows. Forward first, so the staleness is 2(K-k), as in the "
+    "analysis; no momentum, no weight decay.",
+    "**The constants** are derived in [theorem1.md](../theorem1.md), which also says what is wrong in the printed "
+    "proof. The bound for independent modules does not apply to the network of the table, whose modules depend on each "
+    "other. The paper states nothing about averages of gradients over a run, so that is not checked.",
 )
 
 
@@ -87,11 +87,11 @@ def falls(line: Any) -> str:
     rates = line["options"]["rates"]
     t = next(t for t, rate in enumerate(rates) if rate < rates[0])
     return (
-        f"**Broken where the learning rate falls,** to a tenth as in the paper's own recipe, from {rates[0]:g} to "
+        f"**Broken where the learning rate falls,** to a tenth as in the paper's own recipe: from {rates[0]:g} to "
         f"{rates[t]:g}, in a full pipeline (K = 2, t = {t}): the loss rises by {line['engine'][t]:.3f}. Printed, the "
         f"bound is {line['printed'][t]:.4f}, so that the paper's condition gamma <= Z_1/(2 Z_2) promises a fall; "
         f"corrected, {line['repaired'][t]:.2f} and {line['network'][t]:.2f}. Both runs are without noise and fulfil "
-        "the assumptions to the letter."
+        "the assumptions exactly."
     )
 
 
@@ -100,16 +100,16 @@ def falls_always(line: Any) -> str:
     t = next(t for t, rate in enumerate(rates) if rate < rates[0] / 2)
     first = ", ".join(f"{rate:g}" for rate in rates[: t + 2])
     return (
-        f"**Broken by a rate that falls at every step, too.** With the rates {first} and so on the loss changes by "
-        f"{line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So it does "
-        "not help to say that a rate which is constant between its drops is no diminishing one."
+        f"**Broken also by a rate that falls at every step.** With the rates {first} and so on the loss changes by "
+        f"{line['engine'][t]:+.4f} at t = {t}, and the printed bound is {line['printed'][t]:+.4f}. So the "
+        "statement is not saved by calling only a rate diminishing that falls at every step."
     )
 
 
 def searched(line: Any) -> str:
     most, tried = max(each["needed"] for each in line["found"]), sum(each["tried"] for each in line["found"])
     Ks = ", ".join(map(str, line["options"]["K"]))
-    verdict = "Broken elsewhere, too." if most > 1 else "No counterexample elsewhere."
+    verdict = "Broken elsewhere as well." if most > 1 else "No counterexample elsewhere."
     return (
         f"**{verdict}** Constant rate, full pipeline: of {tried:,} quadratics (K = {Ks}; hill climbing, convex and "
         f"not) the worst needed {most:.2f} times the Z_2 that is printed."
@@ -119,13 +119,13 @@ def searched(line: Any) -> str:
 SAID = {FILLING.name: filling, FALLS.name: falls, FALLS_ALWAYS.name: falls_always, SEARCH.name: searched}
 
 
-def document(lines: Lines, beside: str) -> str:
-    """The table, what breaks the theorem, and how both were found."""
+def document(lines: Lines) -> str:
+    """The page of results: the table, the runs that break the theorem as printed, and how both were found."""
     parts = [
         markdown.table(HEADS, (row(run, lines.get(run.name)) for run in GRID)),
-        f"![The change of the loss and the bounds]({beside}{NAME}.png)",
+        f"![The change of the loss and the bounds]({NAME}.png)",
         *(say(lines[name]) for name, say in SAID.items() if name in lines),
-        *(words.format(up="" if beside else "../") for words in WORDS),
+        *WORDS,
         markdown.origin(lines),
     ]
     return "\n\n".join(parts)

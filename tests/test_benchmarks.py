@@ -21,9 +21,9 @@ import pytest
 import small
 
 from benchmarks import __main__ as overview
-from benchmarks import block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory, readme, seeds
+from benchmarks import block_cost, checkpoint_cost, host_cost, images_per_second, loader, memory, readme
 from benchmarks import split as benchmark_split
-from benchmarks.harness import bench_worker, side_specs
+from benchmarks.harness import bench_worker, report, side_specs
 from benchmarks.peers import sides as peers
 from fdg_jax import api, schedule
 from fdg_jax.data.jpeg import opened
@@ -70,16 +70,18 @@ def test_help_lists_the_benchmarks(capsys):
 
 
 def commands_shown():
-    """(file, line) of every command line in the README, the benchmarks' help and the layers' docstring."""
+    """(file, line) of every command line on the pages, in the benchmarks' help and in the layers' docstring."""
     files = [
         ROOT / "benchmarks" / "README.md",
+        *readme.pages(),
         *(ROOT / "benchmarks").glob("[a-z]*.py"),
         ROOT / "fdg_jax/layers/basic.py",
     ]
     for file in files:
         text = file.read_text().replace("\\\n", " ")
-        for line in re.findall(r"^ *(\S.*python -m benchmarks\..*|python -m benchmarks\..*)$", text, re.M):
-            yield file.name, line
+        for line in re.findall(r"^.*python -m benchmarks\..*$", text, re.M):
+            for command in re.findall(r"`([^`]*python -m benchmarks\.[^`]*)`", line) or [line.strip()]:
+                yield file.name, command
 
 
 def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_flags_that_there_are():
@@ -91,7 +93,14 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
         raise Parsed
 
     parse, shown = argparse.ArgumentParser.parse_args, list(commands_shown())
-    assert {file for file, _ in shown} >= {"README.md", "basic.py", "block_cost.py", "images_per_second.py"}
+    assert {file for file, _ in shown} >= {
+        "README.md",
+        "memory.md",
+        "convolutions.md",
+        "basic.py",
+        "block_cost.py",
+        "images_per_second.py",
+    }
     for _, line in shown:
         before, _, command = line.partition(".venv/bin/python -m benchmarks.")
         assert "python" not in before and command, line
@@ -554,15 +563,28 @@ def test_the_side_that_is_not_flushed_is_not(tmp_path):
             assert bool(synced) is flushed
 
 
-def test_the_page_has_what_its_commands_printed_last():
-    text, last = readme.README.read_text(), dict[str, str]()
+def test_the_pages_have_what_their_commands_printed_last():
+    last = dict[str, str]()
     for file in readme.RESULTS.glob("*.jsonl"):
         last |= readme.printed(file)
-    shown = [readme.command(match["command"]) for match in readme.SHOWN.finditer(text)]
+    texts = [page.read_text() for page in readme.pages()]
+    matches = [match for text in texts for match in readme.SHOWN.finditer(text)]
+    shown = [readme.command(match["command"]) for match in matches]
     assert last.keys() & set(shown) and len(set(shown)) == len(shown) > 10
-    for match in readme.SHOWN.finditer(text):  # nothing typed by hand, nothing left from another command
+    for match in matches:  # nothing typed by hand, nothing left from another command
         assert readme.command(match["command"]) in last or match["text"].strip() == "(not measured yet)"
-    assert readme.rendered(text, last) == text
+    assert [readme.rendered(text, last) for text in texts] == texts
+
+
+def test_the_readme_links_to_every_page_of_results_and_to_none_that_is_missing():
+    text = (readme.HERE / "README.md").read_text()
+    assert set(re.findall(r"\]\(results/(\w+\.md)[)#]", text)) == {page.name for page in readme.pages()}
+    assert len(text.splitlines()) < 60
+    for page in [*readme.pages(), readme.HERE / "README.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", page.read_text()):
+            assert (page.parent / target).exists(), (page.name, target)
+            headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.M) if anchor else []
+            assert anchor in ("", *(heading.lower().replace(" ", "-") for heading in headings)), (page.name, anchor)
 
 
 def test_the_readmes_speeds_are_those_of_the_page():
@@ -570,7 +592,8 @@ def test_the_readmes_speeds_are_those_of_the_page():
         (found,) = re.findall(rf"^\| `{side}` \|.*\) \| ([0-9.]+) \(", table, re.M)
         return float(found)
 
-    tables = [match["text"] for match in readme.SHOWN.finditer(readme.README.read_text())][:2]  # ResNet-20, WRN-16-4
+    page = readme.RESULTS / "images_per_second.md"
+    tables = [match["text"] for match in readme.SHOWN.finditer(page.read_text())][:2]  # ResNet-20, WRN-16-4
     told = (ROOT / "README.md").read_text()
     told = told[told.index("Speed with CPU cores for devices") :]
     told = told[: told.index("\n\n")].replace("\n", " ")
@@ -585,35 +608,39 @@ def test_the_readmes_speeds_are_those_of_the_page():
             assert abs(number_told - times_bp(table, side)) < 0.0055  # rounded twice
 
 
+def test_the_summary_of_the_convolutions_page_is_computed_from_the_measured_rows():
+    flag = "xla=--xla_cpu_experimental_ynn_fusion_type=reduce,individual_convolution,individual_dot"
+    rows = [row for file in readme.RESULTS.glob("*.jsonl") for row in rows_of(file.read_text())]
+    text = (readme.RESULTS / "convolutions.md").read_text()
+    commits, models = re.findall(r"commit (\w+)\.", text), re.findall(r"^(\w+), batch", text, re.M)
+    pairs = [(f"bp:{flag}", "bp"), (f"fdg:{flag}", "fdg"), ("torch", "bp"), ("torch-ddp", "fdg")]
+    for (side, base), line in zip(pairs, re.findall(r"^\| [^|]* over [^|]* \| (\d.*) \|$", text, re.M), strict=True):
+        for commit, model, cell in zip(commits, models, line.split(" | "), strict=True):
+            run = [row for row in rows if row.get("model") == model and row["commit"] == commit]
+            speeds = {row["side"]: row["images_per_second_windows"] for row in run}
+            ratios = [a / b for a, b in zip(speeds[side], speeds[base], strict=True)]
+            assert report.spread(ratios, 3) == cell, (side, commit, model)
+
+
 def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):
     page = "# Page\n\n```\necho it \\\n    works\n```\n\n<!-- it printed -->\n\nold\n\n<!-- end -->\n\n"
     page += "- a note\n\n```\nfalse\n```\n\n<!-- it printed -->\n\nbefore\n\n<!-- end -->\n"
-    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
     monkeypatch.setattr(readme, "RESULTS", tmp_path)
-    readme.README.write_text(page)
+    file, other = tmp_path / "page.md", tmp_path / "without_commands.md"
+    file.write_text(page)
+    other.write_text("# Other\n")
     assert readme.main(["nothing"]) == 2
     assert "\n  echo it works\n  false\n" in capsys.readouterr().err
     assert readme.main(["--render"]) == 0
-    assert readme.README.read_text() == page
+    assert file.read_text() == page
     assert readme.main([]) == 1
     assert "1 of 2 tables" in (told := capsys.readouterr()).out and "stays: false" in told.err
     words = f"it works --json {readme.results()}"
-    assert readme.README.read_text() == page.replace("old", words)
-    readme.README.write_text(page)
+    assert file.read_text() == page.replace("old", words)
+    file.write_text(page)
     assert readme.main(["works", "--render"]) == 0
-    assert readme.README.read_text() == page.replace("old", words)
-
-
-@pytest.mark.slow
-def test_seeds_that_are_trained_together_train_as_they_do_apart(capsys):
-    arguments = ["--seeds", "2", "--windows", "2", "--steps", "1", "--batch-size", "4", "--json"]
-    assert seeds.main(arguments) == 0
-    (row,) = rows_of(capsys.readouterr().out)
-    assert 0 <= row["largest_difference"] < 1e-5  # convolutions in groups add in another order
-    for ratio, together, apart in zip(
-        row["ratio_windows"], row["together_images_per_second"], row["apart_images_per_second"], strict=True
-    ):
-        assert math.isclose(ratio, together / apart, rel_tol=0.01)
+    assert file.read_text() == page.replace("old", words)
+    assert other.read_text() == "# Other\n"
 
 
 @pytest.mark.usefixtures("dense")
@@ -650,42 +677,42 @@ def test_a_process_that_has_trained_long_is_compared_with_new_ones(tmp_path):
         assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
 
 
-def test_what_the_second_core_does_not_give_adds_up_to_what_is_missing():
-    from benchmarks import lost
+def test_the_causes_of_the_missing_speedup_add_up():
+    from benchmarks import speedup_loss
 
     device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
     one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
     crowded = {"F/1": 21.0, "B/1": 44.0, "send x/2": 1.0, "F/2": 16.0, "B/2": 36.0}
     pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
-    found = lost.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
+    found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
     assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
 
 
 @pins_cores
-def test_what_the_second_core_does_not_give_is_refused_for_one(capsys):
-    from benchmarks import lost
+def test_the_missing_speedup_is_refused_for_one_stage_and_for_methods_without_a_pipeline(capsys):
+    from benchmarks import speedup_loss
 
-    assert lost.main(["--K", "1"]) == 2
+    assert speedup_loss.main(["--K", "1"]) == 2
     assert "--K 2 or more" in capsys.readouterr().err
-    assert lost.main(["--seconds", "0"]) == 2
+    assert speedup_loss.main(["--seconds", "0"]) == 2
     assert "a positive number" in capsys.readouterr().err
     for method in ("bp", "gpipe", "data_parallel"):
-        assert lost.main(["--method", method]) == 2
+        assert speedup_loss.main(["--method", method]) == 2
         assert "no pipeline of whole batches" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two workers want two cores")
 @pins_cores
-def test_what_the_second_core_does_not_give_is_measured_turn_by_turn(capsys, tmp_path):
-    from benchmarks import lost
+def test_the_missing_speedup_is_measured_turn_by_turn(capsys, tmp_path):
+    from benchmarks import speedup_loss
 
     file = tmp_path / "rows.jsonl"
-    assert lost.main([*TINY, "--windows", "2", "--seconds", "0.1", "--json", str(file)]) == 0
+    assert speedup_loss.main([*TINY, "--windows", "2", "--seconds", "0.1", "--json", str(file)]) == 0
     (row,) = rows_of(file.read_text())
     assert (row["method"], row["K"], row["cores"]) == ("fdg", 2, 2)
     for turn in row["turns"]:
         assert turn["uneven stages"] >= 0
         assert min(turn["bp"], turn["pipeline"], turn["lone"]) > 0
     table = capsys.readouterr().out
-    assert all(name in table for name in (*lost.CAUSES, "BP/2", "lone BPs"))
+    assert all(name in table for name in (*speedup_loss.CAUSES, "BP/2", "independent BP processes"))

@@ -380,7 +380,7 @@ def test_a_line_that_is_not_the_tables_is_refused(tmp_path, change, message):
 
 
 def test_without_results_every_run_has_a_row_and_no_number_of_ours(tmp_path):
-    found = rows(TABLE.document({}, ""))
+    found = rows(TABLE.document({}))
     assert [cells[:3] for cells in found] == [
         ["BP", "1", "–"], ["FDG", "2", "1"], ["FDG", "2", "0.5"], ["FDG", "3", "1"], ["FDG", "3", "0.5"],
         ["FDG", "4", "1"], ["FDG", "4", "0.5"],
@@ -394,7 +394,7 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     make(tmp_path, run_of("fdg-K3-beta1"), error=28.125)
     make(tmp_path, run_of("fdg-K2-beta0.5"), error=33.0)
     result_files.collect(TABLE, tmp_path, tmp_path)
-    text = TABLE.document(result_files.read(TABLE, tmp_path), "")
+    text = TABLE.document(result_files.read(TABLE, tmp_path))
     found = dict(zip(NAMES, rows(text), strict=True))
     assert found["fdg-K3-beta1"][3:9] == ["2, 1, 0", "28.12", "0.8765", "123", "5", "1"]
     assert found["fdg-K2-beta0.5"][4] == "33.00"
@@ -405,29 +405,20 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     assert "`aaaaaaaaaa` or `bbbbbbbbbb-dirty`" in text
 
 
-def test_render_makes_page_and_picture_and_its_part_of_the_readme(tmp_path, capsys):
+def test_render_makes_page_and_picture_and_leaves_the_readme_alone(tmp_path, capsys):
     make(tmp_path, run_of("bp"))
     results = tmp_path / "results"
     result_files.collect(TABLE, tmp_path, results)
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- cifar10_short: made by render -->\nold\n<!-- end of cifar10_short -->\nafter\n")
+    readme.write_text("mine\n")
+    pages = []
     for _ in range(2):  # again changes nothing
         assert table_command.main(TABLE, ["render", "--results", str(results)]) == 0
-        text = readme.read_text()
-        assert text.startswith("before\n<!-- cifar10_short: made by render -->\n| method | K |")
-        assert text.endswith("\n<!-- end of cifar10_short -->\nafter\n")
-        assert "old" not in text
-        assert "](results/cifar10_short.png)" in text
-    page = (results / "cifar10_short.md").read_text()
-    assert "](cifar10_short.png)" in page
-    assert rows(page) == rows(text)
+        pages.append((results / "cifar10_short.md").read_text())
+    assert pages[0] == pages[1]
+    assert pages[0].startswith(f"# {TABLE.title}\n\n| method | K |") and "](cifar10_short.png)" in pages[0]
     assert (results / "cifar10_short.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_readme_without_markers_is_left_alone(tmp_path):
-    (tmp_path / "README.md").write_text("mine\n")
-    assert not markdown.put_between(tmp_path / "README.md", "cifar10_short", "text")
-    assert (tmp_path / "README.md").read_text() == "mine\n"
+    assert readme.read_text() == "mine\n"
 
 
 def test_every_run_has_a_look_of_its_own():
@@ -453,14 +444,17 @@ committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been
 def test_the_committed_page_is_what_the_committed_results_give(name):
     table = experiments.find(name)
     lines = result_files.read(table, run_table.RESULTS)
-    expected = table.document(lines, "results/").strip()
-    text = (ROOT / "experiments" / "README.md").read_text()
-    part = re.search(rf"<!-- {name}: made by render -->\n(.*?)\n<!-- end of", text, re.S)
-    assert part is not None, "the README has no place for the table"
-    assert part[1] == expected, f"run `python -m experiments.{name} render`"
     page = run_table.RESULTS / f"{name}.md"
-    assert page.read_text() == f"# {table.title}\n\n{table.document(lines, '')}\n"
+    assert page.read_text() == result_files.page(table, lines), f"run `python -m experiments.{name} render`"
     assert page.with_suffix(".png").is_file() == (table.picture is not None)
+
+
+def test_the_readme_is_one_page_that_links_to_every_table():
+    text = (ROOT / "experiments" / "README.md").read_text()
+    links = set(re.findall(r"\]\(([^)#]+)\)", text))
+    assert links >= {f"results/{name}.md" for name in experiments.names()}
+    assert all((ROOT / "experiments" / link).exists() for link in links)
+    assert len(text.splitlines()) < 90
 
 
 @committed

@@ -160,7 +160,7 @@ def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
 @pytest.mark.parametrize("name", ERRORS)
 def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
     table = experiments.find(name)
-    found = rows(table.document({}, ""))
+    found = rows(table.document({}))
     settings = {cells[COMMAND] for cells in found}  # DDG and FDG of two stages show the same runs
     assert 3 * len(settings) == len(table.runs)
     assert all(cells[OURS] == cells[N] == "" and "--seed S`" in cells[COMMAND] for cells in found)
@@ -176,7 +176,7 @@ def test_every_table_renders_where_nothing_is(name, tmp_path):
 
 def test_a_result_lands_in_its_cell_and_the_others_stay_blank(tmp_path):
     lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-dgl-K2-seed2": 6.5})
-    page = table3.TABLE.document(lines, "")
+    page = table3.TABLE.document(lines)
     assert row_of(page, "resnet56-cifar10-dgl-K2")[OURS : N + 1] == ["6.50", "1"]
     assert [cells[2] for cells in rows(page) if cells[OURS]] == ["2"]
     assert "1 of its 78 runs is finished." in page
@@ -187,7 +187,7 @@ def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
     assert [run for name in NAMES for run in experiments.find(name).runs if run.name.find("-ddg-K2") > 0] == []
     assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
     lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
-    page = table6.TABLE.document(lines, "")
+    page = table6.TABLE.document(lines)
     shown = {cells[1]: cells[PAPER] for cells in rows(page) if cells[OURS]}
     assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
 
@@ -199,20 +199,20 @@ def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
 def test_a_table_says_how_far_the_paper_has_one_algorithm_from_itself(name, most, gains, chance):
     """Table 3: ResNet-110 with 6.26 and 5.79. Of its gains by beta only ResNet-20's 0.69 is larger."""
     says = r"A null comparison:.* up to (\S+) apart.* Of the (\d) gains by shrinking in this table, (\d) are no larger"
-    assert re.findall(says, experiments.find(name).document({}, "")) == [(most, gains, chance)]
+    assert re.findall(says, experiments.find(name).document({})) == [(most, gains, chance)]
 
 
 def test_a_table_without_both_of_them_speaks_of_no_null_comparison():
-    assert "null comparison" not in experiments.find("table5").document({}, "")
+    assert "null comparison" not in experiments.find("table5").document({})
 
 
 def test_ours_is_the_median_of_the_seeds_that_are_finished(tmp_path):
     name = "resnet20-cifar10-fdg-K2-beta0.2"
     found = {f"{name}-seed{seed}": error for seed, error in enumerate((9.0, 7.25, 7.5))}
     lines = collected(table3.TABLE, tmp_path, found)
-    assert row_of(table3.TABLE.document(lines, ""), name)[OURS : N + 1] == ["7.50 (7.25 to 9.00)", "3"]
+    assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.50 (7.25 to 9.00)", "3"]
     del lines[f"{name}-seed0"]
-    assert row_of(table3.TABLE.document(lines, ""), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
+    assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
 
 
 def test_a_curve_is_that_of_the_median_run(tmp_path):
@@ -236,7 +236,7 @@ def test_the_bar_chart_has_the_papers_three_known_bars_and_ten_betas():
 
 
 def test_the_papers_cell_has_the_rerun_and_what_was_first_published():
-    page = table3.TABLE.document({}, "")
+    page = table3.TABLE.document({})
     assert row_of(page, "resnet20-cifar10-bp-K1")[PAPER] == "7.78\\* (first published: 8.75)"
     assert row_of(page, "resnet18-cifar10-fr-K2")[PAPER] == "4.80\\*"
 
@@ -253,11 +253,11 @@ def test_the_papers_cell_has_the_rerun_and_what_was_first_published():
 )
 def test_what_two_tables_print_differently_is_shown_with_both_values(table, run, shown):
     method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
-    assert row_of(experiments.find(table).document({}, ""), run, method)[PAPER] == shown
+    assert row_of(experiments.find(table).document({}), run, method)[PAPER] == shown
 
 
 def test_what_is_odd_about_a_number_is_said_below_the_table():
-    page = table6.TABLE.document({}, "")
+    page = table6.TABLE.document({})
     mark = re.search(r"\[\d\]$", row_of(page, "wrn28_10-cifar10-ddg-K4")[PAPER])[0]
     assert row_of(page, "resnet56-cifar10-ddg-K4")[PAPER].endswith(mark)
     assert f"\n{mark} DDG with K = 4 has 6.61 for ResNet-56 and for WRN-28-10" in page
@@ -480,9 +480,10 @@ def test_durations_are_told_in_the_unit_a_person_would_take(seconds, words):
     assert estimate.duration(seconds) == words
 
 
-def test_the_readme_has_once_what_all_pages_of_the_papers_tables_say():
-    text = (Path(experiments.__file__).parent / "README.md").read_text()
-    assert all(text.count(words) == 1 for words in paper.WORDS)
+@pytest.mark.parametrize("name", ["table3", "table4", "table5", "table6", "appendix_a"])
+def test_every_page_says_what_its_columns_mean_and_how_the_paper_was_read(name):
+    page = experiments.find(name).document({})
+    assert all(page.count(words) == 1 for words in paper.WORDS)
 
 
 @pytest.mark.parametrize(

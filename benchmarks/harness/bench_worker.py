@@ -1,4 +1,4 @@
-"""One side of a comparison in a process of its own: it trains when told to and sleeps in between."""
+"""One side of a comparison in a process of its own: it trains on request and sleeps in between."""
 
 import gc
 import os
@@ -57,7 +57,7 @@ class FusedStage(Stage):
 
 
 def downwards(given: schedule.Schedule) -> schedule.Schedule:
-    """The same ticks with the stages dispatched from K to 1. BadInput where a stage waits for one below."""
+    """The same ticks with the stages dispatched from K to 1. BadInput if a stage needs a lower one in the tick."""
 
     def tick(t: int, last: int | None = None) -> schedule.Tick:
         return tuple(sorted(given.tick(t, last), key=lambda op: -op.k))
@@ -71,7 +71,7 @@ def downwards(given: schedule.Schedule) -> schedule.Schedule:
 
 
 class Trainer:
-    """The training command's own pipeline on made-up images, as the side wants it."""
+    """The training command's own pipeline on synthetic images, with the options of the side."""
 
     def __init__(self, side: Side):
         options = Options(
@@ -118,13 +118,13 @@ class Trainer:
         return clocked(train)
 
     def memory(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches and says, besides, what is alive afterwards; resident_bytes of the process, None
-        where the system does not say."""
-        told = self.run(batches)
+        """Trains on so many batches and reports what is alive afterwards. resident_bytes: memory of the process, None
+        where the system does not tell."""
+        result = self.run(batches)
         gc.collect()
         arrays = jax.live_arrays()
         size = sum(array.nbytes for array in arrays)
-        return {**told, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
+        return {**result, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
 
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
@@ -141,8 +141,8 @@ class Trainer:
         batches = -(-batches // options.accumulate) * options.accumulate
         indices = self.random.integers(0, len(data.train_images), (1 + batches, options.batch_size), dtype=np.int32)
         cores = facts.usable_cores() or 1 if self.device == "cpu" else 1
-        told = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
-        return {**told, "busy_seconds": time.process_time() - busy}
+        result = operation_times.measure(engine, data.train_images, data.train_labels, indices, cores)
+        return {**result, "busy_seconds": time.process_time() - busy}
 
     def about(self) -> dict:
         pipeline = self.job.pipeline

@@ -1,6 +1,6 @@
-"""BP on every core of the side at once, in processes that know nothing of each other: what the machine itself allows.
+"""Independent BP processes, one per core, all at once: the most that the machine itself allows.
 
-Cores share caches and the way to memory, so two of them need not be twice as fast as one.
+Cores share caches and memory bandwidth, so two of them need not be twice as fast as one.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from benchmarks.harness.turns import Worker
 
 
 class EachCore:
-    """Trainers, one pinned to each core, that train at once; the window ends when the last has answered."""
+    """Trainers, one pinned to each core, that train at the same time; a window ends when the last has answered."""
 
     def __init__(self, side: Side):
         cores = sorted(os.sched_getaffinity(0))
@@ -24,7 +24,7 @@ class EachCore:
             side, cores=1, worker="benchmarks.harness.bench_worker", xla=""
         )  # it has them already
         self.workers = [Worker(alone, [core]) for core in cores]
-        self.told = [worker.answer() for worker in self.workers]
+        self.first_answers = [worker.answer() for worker in self.workers]
 
     def run(self, batches: int) -> dict[str, float]:
         share, start = math.ceil(batches / len(self.workers)), time.perf_counter()
@@ -32,12 +32,14 @@ class EachCore:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
         # All did as much, which may be more than was asked for.
-        told: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
-        return told | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
+        first_answers: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
+        return first_answers | {
+            name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")
+        }
 
     def about(self) -> dict[str, Any]:
         of_side = {"side", *(field.name for field in dataclasses.fields(Side))}
-        return {name: value for name, value in self.told[0].items() if name not in of_side}
+        return {name: value for name, value in self.first_answers[0].items() if name not in of_side}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What ran when, as bars: a panel each for several runs, a row a stage or link, the same colours in all."""
+"""What ran when, as bars: one panel per run, one row per stage or link, the same colours in all."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,7 +54,7 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:
-    """With the number of its batch where there is room for one."""
+    """A bar, with the number of its batch where there is room."""
     begin, length = event.begin * 1e3, (event.end - event.begin) * 1e3
     height = 0.35 if event.to else 0.8
     axes.barh(at, length, left=begin, height=height, color=COLOURS.get(event.what, OTHER), edgecolor="white", lw=0.5)

@@ -1,4 +1,4 @@
-"""From what was measured, or is given in a file, to the machine that the simulator runs a schedule on."""
+"""Makes the machine on which the simulator runs a schedule from measured times, or from times in a file."""
 
 import json
 import math
@@ -23,7 +23,7 @@ LINKS = {
 
 
 def link(text: str) -> Link:
-    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" behind it: copies do not overlap."""
+    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" after it: copies do not overlap computing."""
     name, _, how = text.partition("+")
     if how not in ("", "blocking"):
         raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
@@ -101,14 +101,14 @@ def of_blocks(
     return Machine(memoised(seconds), spread=method.places is not None, **machine)
 
 
-def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
-    """As benchmarks.harness.operation_times.measure told, of the method of that name. cores: how many the stages share;
-    None: one for each.
+def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
+    """The machine with the times that benchmarks.harness.operation_times.measure returned for the method of that name.
 
-    A stage's messages take what sending them took, as the process copies them.
+    cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
+    because the process copies them.
     """
-    alone, host = told["alone"]["device"], told["alone"]["host"]
-    crowded = told["crowded"] or alone
+    alone, host = timed["alone"]["device"], timed["alone"]["host"]
+    crowded = timed["crowded"] or alone
 
     def seconds(kind: str, k: int) -> float:
         return crowded.get(f"{kind}/{k}", alone.get(f"{kind}/{k}", 0.0))
@@ -126,7 +126,7 @@ def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None,
     return Machine(
         memoised(seconds),
         host_seconds=memoised(dispatch),
-        run_ahead=told["run_ahead"],
+        run_ahead=timed["run_ahead"],
         cores=cores,
         alone=memoised(faster),
         spread=method.places is not None,
@@ -135,9 +135,9 @@ def of_operations(told: Mapping[str, Any], name: str, K: int, cores: int | None,
     )
 
 
-def copies(told: Mapping[str, Any]) -> dict[str, Any]:
-    """`size` and `link` of a machine whose messages take what was measured."""
-    alone = told["alone"]["device"]
+def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
+    """`size` and `link` of a machine whose messages take the measured times."""
+    alone = timed["alone"]["device"]
     return {
         "size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0),
         "link": Link(0, 1),

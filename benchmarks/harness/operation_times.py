@@ -1,8 +1,8 @@
-"""What each operation of a real pipeline takes by itself: what the simulator is given.
+"""The time that each operation of a real pipeline takes by itself: the input of the simulator.
 
-The pipeline trains as ever, but every dispatch is waited for before the next is made. So F, B, U and a method's own
-operations are the very programs of the run, with their own shapes (a micro-batch is measured, not divided out), in the
-same process with the same threads. On several cores each is measured twice: alone, when it may spread over all
+The pipeline trains as usual, but each dispatch is waited for before the next is made. So F, B, U and a method's own
+operations are the same programs as in the run, with the same shapes (a micro-batch is measured, not computed from a
+batch), in the same process with the same threads. On several cores each is measured twice: alone, when it may use all
 cores, and crowded, while other threads keep the devices of other stages computing, one for each further core.
 """
 
@@ -72,7 +72,7 @@ class Clock:
 
 @contextmanager
 def clocked(engine: HostEngine, clock: Clock) -> Iterator[None]:
-    """The engine with every dispatch under the clock."""
+    """The engine, with every dispatch timed by the clock."""
     loop, send = engine.loop, engine.loop.send
     for stage in engine.stages.values():
         watch(stage, clock)
@@ -107,7 +107,7 @@ def watch(stage: Stage, clock: Clock) -> None:
 
 
 def enter(engine: HostEngine, clock: Clock, images: np.ndarray, labels: np.ndarray, row: np.ndarray) -> None:
-    """A batch, with what is done to it before the host loop under the clock as well."""
+    """The entry of a batch: what is done to it before the host loop is timed as well."""
     step, start = engine.loop.step, time.perf_counter()
 
     def timed_step(parts: Any) -> None:
@@ -157,7 +157,7 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
-    """These stages do their operations on their last batch all the time; nobody uses what comes of it."""
+    """These stages repeat their operations on their last batch all the time; the results are dropped."""
     stop, errors = threading.Event(), list[BaseException]()
     begun = threading.Barrier(len(stages) + 1)
 
@@ -219,8 +219,8 @@ def measure(
                     busy = [programs[j] for j in programs if j != k][:others]
                     stage.run = in_crowd(stage.run, busy)
                 train(crowded)
-    told = crowded.means()["device"] if others else None
-    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": told}
+    crowded_means = crowded.means()["device"] if others else None
+    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": crowded_means}
 
 
 def in_crowd(run: Callable, busy: Sequence[Sequence[Recorder]]) -> Callable:

@@ -1,4 +1,4 @@
-"""What every benchmark writes down beside its numbers, and how: a markdown table, or JSON lines."""
+"""What every benchmark reports besides its numbers, and how: a Markdown table, or JSON lines."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from her
 
 
 def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """For the benchmark of that name, whose docstring is its help; with the flag --json that all have."""
+    """The argument parser of a benchmark: its docstring is the help, and --json is a flag of all."""
     made = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=doc,
@@ -29,13 +29,13 @@ def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.Ar
         nargs="?",
         const="-",
         metavar="FILE",
-        help="one JSON object a row: instead of the table, or added to FILE beside it",
+        help="one JSON object per row: instead of the table, or added to FILE beside the table",
     )
     return made
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number from 1 on."""
+    """For argparse: a whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise ValueError
@@ -43,7 +43,7 @@ def positive(text: str) -> int:
 
 
 def folder(path: str) -> Path:
-    """The folder of `--out`, made where it is missing."""
+    """The folder of `--out`, created if it is missing."""
     found = Path(path)
     try:
         found.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def folder(path: str) -> Path:
 
 
 def check_json(path: str | None) -> None:
-    """Finds out before a long measurement that its result could not be written."""
+    """Raises BadInput before a long measurement whose result could not be written."""
     if path not in (None, "-"):
         try:
             Path(path).open("a", encoding="utf-8").close()
@@ -76,7 +76,7 @@ def run(
     table: Callable[[Any, argparse.Namespace], str],
     arguments: Sequence[str] | None,
 ) -> int:
-    """The command of a benchmark: what is asked for, its rows and their table. Returns the exit code."""
+    """Runs a benchmark: parses the flags, measures the rows and prints their table. Returns the exit code."""
     given = made.parse_args(arguments)
     try:
         check_json(given.json)
@@ -89,7 +89,7 @@ def run(
 
 
 def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence on other processes that every table of speeds ends with."""
+    """The sentence about other processes with which every table of speeds ends."""
     others = max(row["others_percent"] for row in rows)
     fact = f"Other processes took {others:.0f}% of the cores' time"
     return f"{fact}: the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else f"{fact}."
@@ -106,13 +106,13 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def versions(row: Mapping[str, Any]) -> str:
-    """With what a row of `here` was measured."""
+    """The versions with which a row of `here` was measured."""
     pages = "on" if row["huge_pages"] else "off"
     return f"Python {row['python']}, JAX {row['jax']}, huge pages {pages}, commit {row['commit']}"
 
 
 def here() -> dict[str, Any]:
-    """`machine`, and the device, the versions and the pages of this process, which has JAX."""
+    """`machine`, and the device, the versions and the huge pages of this process, which imports JAX."""
     import jax
 
     from fdg_jax.machine import huge_pages
@@ -122,5 +122,5 @@ def here() -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what it was measured."""
+    """The processor, the number of cores and the commit."""
     return {"cpu": processor_name(), "machine_cores": os.cpu_count(), "commit": git_commit()}

@@ -1,8 +1,8 @@
-"""What every process of a side does, whatever it trains with: it answers when told to train, and clocks itself.
+"""What the process of every side does, whatever it trains with: it trains on request and measures its own time.
 
 Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
 answers every line {"run": n} with what n batches took, {"operations": n} with what each operation of theirs took, and
-{"memory": n} with what was alive after them, if it can tell. It ends when its input does.
+{"memory": n} with what was alive after them, if it can tell. It ends when its input ends.
 """
 
 import dataclasses
@@ -42,9 +42,9 @@ def serve(make: Callable[[Side], Trainer]) -> int:
         answer({"refused": str(error)})
         return 2
     trainer.run(2 * side.K + 2)  # compiles, and fills the pipeline
-    told = dataclasses.asdict(side)
-    del told["worker"], told["interpreter"]  # how it was started
-    answer({"side": told.pop("name"), **told, **trainer.about()})
+    description = dataclasses.asdict(side)
+    del description["worker"], description["interpreter"]  # how it was started
+    answer({"side": description.pop("name"), **description, **trainer.about()})
     for line in sys.stdin:
         [(what, batches)] = json.loads(line).items()
         answer(getattr(trainer, what)(batches))
@@ -52,7 +52,7 @@ def serve(make: Callable[[Side], Trainer]) -> int:
 
 
 def clocked(train: Callable[[], float]) -> dict[str, float]:
-    """What a window took in this process; train() returns the last loss when all is computed."""
+    """The times of a window in this process; train() returns the last loss when all is computed."""
     faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
     loss = train()
     return {

@@ -33,8 +33,8 @@ OPTIONS = {
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
-    "layers": "cured (convolutions made for a device that is one core) or plain (XLA's own)",
-    "hugepages": "on (and glibc keeps its memory), only (it gives it back at every step), or off",
+    "layers": "cured (the fast paths, made for a device that is one core) or plain (XLA's own)",
+    "hugepages": "on (and glibc keeps freed memory), only (glibc returns it at every step), or off",
     "xla": "XLA flags",
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
@@ -115,7 +115,7 @@ def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
 
 
 def of_method(side: str, key: str, value: str) -> Any:
-    """The value of a method's flag. What else may be wrong with it the training command's own checks will say."""
+    """The value of a method's flag. The training command's own checks find any other mistake."""
     kind = type(FIELDS[key].default)
     choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
     try:
@@ -136,7 +136,7 @@ def schedule_of(side: Side) -> Schedule:
 
 
 def check(sides: Sequence[Side], cores: int) -> None:
-    """Refuses sides that this machine cannot compare honestly. cores: what this process may use."""
+    """Raises BadInput for sides that this machine cannot compare honestly. cores: those this process may use."""
     if len({side.name for side in sides}) < len(sides):
         raise BadInput("a side is named twice. Give two of the same different options, or name it once.")
     for side in sides:

@@ -1,6 +1,6 @@
-"""A pipeline with the model's own stages on tiny images, every dispatch of which can be put under a clock.
+"""A pipeline with the model's own stages on tiny images, every dispatch of which can be timed.
 
-What the host does is all there, what the devices do next to nothing.
+The host does all of its work, the devices next to none.
 """
 
 import statistics
@@ -41,7 +41,7 @@ class TimedStage(Stage):
 
 
 class Calls:
-    """A clock that times every call alone: what a call dispatched is waited for outside of it.
+    """A clock that times every call alone and waits outside of it for what the call dispatched.
 
     The update is dispatched inside `backward`: its time, and the waiting around it, are taken out of B's.
     """
@@ -85,7 +85,7 @@ class Stopwatch:
 
 
 def median_microseconds(tick: Callable[[Stopwatch, Any], Any], state: Any, ticks: int) -> float:
-    """Of the calls that state = tick(stopwatch, state) makes."""
+    """Median microseconds of the calls that state = tick(stopwatch, state) makes."""
     taken = []
     for _ in range(ticks):
         stopwatch = Stopwatch()
@@ -164,7 +164,7 @@ class Small:
         return result
 
     def wait(self) -> None:
-        """Until all is computed, gradients that have not been used yet included."""
+        """Waits until all is computed, including gradients that have not been used yet."""
         jax.block_until_ready([(stage.state, list(stage.line)) for stage in self.runner.stages.values()])
 
     def tick(self) -> None:
@@ -183,8 +183,8 @@ class Small:
         """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
         The bare calls, without what the stage does around them.
 
-        The one is given the same closure again and again: one that it made is of another type (that of its own
-        tracing), so that it would be compiled anew each time.
+        The one program gets the same closure every time: a closure that it returns has another type (that of its own
+        tracing), so the program would be compiled again each time.
         """
         found = {}
         for k, stage in self.runner.stages.items():

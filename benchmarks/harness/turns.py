@@ -26,7 +26,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """A side at work: its process, and what it answered last."""
+    """The process of a side, and what it answered last."""
 
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
@@ -59,13 +59,13 @@ class Worker:
         if not line:
             code = self.process.wait()
             raise WorkerDied(f"side {self.side.name} ended with exit code {code}; what it said is above")
-        told = json.loads(line)
-        if "refused" in told:
-            raise BadInput(f"side {self.side.name}: {told['refused']}")
-        return told
+        reply = json.loads(line)
+        if "refused" in reply:
+            raise BadInput(f"side {self.side.name}: {reply['refused']}")
+        return reply
 
     def start(self, seconds: float) -> None:
-        """Waits until it is compiled and warm, then finds how many batches make a window."""
+        """Waits until the process is compiled and warm, then finds how many batches make a window."""
         self.about = self.answer()
         self.batches = CALIBRATION_BATCHES
         took = self.run()["seconds"]
@@ -88,23 +88,23 @@ class Worker:
 
     def window(self) -> None:
         before, start = core_seconds(self.cores), time.perf_counter()
-        told = self.run()
+        reply = self.run()
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
-        if not math.isfinite(told["loss"]):
-            raise WorkerDied(f"side {self.side.name}: the loss is {told['loss']}, so it trains nothing")
+        if not math.isfinite(reply["loss"]):
+            raise WorkerDied(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
         window = time.perf_counter() - start
-        told["images_per_second"] = told.get("batches", self.batches) * self.side.batch_size / told["seconds"]
-        told["busy_percent"] = 100 * told["busy_seconds"] / (len(self.cores) * told["seconds"])
-        told["others_percent"] = others_percent(by_core, told["busy_seconds"], window)
-        told["core_percent"] = [100 * seconds / window for seconds in by_core]
-        self.windows.append(told)
+        reply["images_per_second"] = reply.get("batches", self.batches) * self.side.batch_size / reply["seconds"]
+        reply["busy_percent"] = 100 * reply["busy_seconds"] / (len(self.cores) * reply["seconds"])
+        reply["others_percent"] = others_percent(by_core, reply["busy_seconds"], window)
+        reply["core_percent"] = [100 * seconds / window for seconds in by_core]
+        self.windows.append(reply)
 
     def time_operations(self, batches: int) -> dict[str, Any]:
         """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
         before, start = core_seconds(self.cores), time.perf_counter()
-        told = self.ask({"operations": batches})
+        reply = self.ask({"operations": batches})
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
-        return {**told, "others_percent": others_percent(by_core, told["busy_seconds"], time.perf_counter() - start)}
+        return {**reply, "others_percent": others_percent(by_core, reply["busy_seconds"], time.perf_counter() - start)}
 
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
@@ -123,12 +123,15 @@ def core_seconds(cores: Sequence[int]) -> list[float]:
 
 
 def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
-    """Of the time of cores that were not idle for so many seconds each, what a process busy that long did not take."""
+    """Percent of the cores' time that other processes took.
+
+    by_core: seconds that each core was not idle. busy: seconds of the measured process. seconds: length of the window.
+    """
     return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
 
 
 def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
-    """The side's process, compiled and warm; the stack ends it."""
+    """Starts the side's process and waits until it is compiled and warm; the stack ends it."""
     say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
     worker = stack.enter_context(Worker(side, cores))
     worker.start(seconds)
@@ -155,7 +158,7 @@ def measure(
 
 
 def same_network(workers: Sequence[Worker]) -> None:
-    """WorkerDied where a side trains another number of parameters than the first."""
+    """Raises WorkerDied if a side trains another number of parameters than the first."""
     first, *others = workers
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:

@@ -1,7 +1,7 @@
-"""The simulator against this machine: what a process's operations take predicts how fast that process trains.
+"""The simulator against this machine: the times of a process's operations predict how fast that process trains.
 
-Each method is a process pinned to its cores. In every turn it is asked first for its operations and then to train a
-window, so that both meet the machine in the same mood; a turn's ratio is predicted over measured of that turn.
+Each method is a process pinned to its cores. In every turn its operations are timed first and then it trains a window,
+so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
 """
 
 import argparse
@@ -43,9 +43,9 @@ def check(side: Side) -> None:
         raise BadInput(f"{fact}. Leave engine, update and dispatch out.")
 
 
-def predicted(side: Side, told: dict[str, Any]) -> Prediction:
-    """Of a process whose stages share its cores."""
-    machine = machines.of_operations(told, side.method, side.K, side.cores, **machines.copies(told))
+def predicted(side: Side, timed: dict[str, Any]) -> Prediction:
+    """The prediction for a process whose stages share its cores."""
+    machine = machines.of_operations(timed, side.method, side.K, side.cores, **machines.copies(timed))
     return predict(side_specs.schedule_of(side), machine)
 
 
@@ -55,27 +55,27 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     side_specs.check(wanted, len(cores))
     with ExitStack() as stack:
         workers = [started(stack, side, cores, given.seconds) for side in wanted]
-        told: dict[str, list[Any]] = {worker.side.name: [] for worker in workers}
-        found: dict[str, list[Prediction]] = {name: [] for name in told}
+        timed: dict[str, list[Any]] = {worker.side.name: [] for worker in workers}
+        found: dict[str, list[Prediction]] = {name: [] for name in timed}
         for turn in range(given.windows):
             for worker in workers if turn % 2 == 0 else reversed(workers):
                 name = worker.side.name
                 # A third of a window, so that a slow moment is in both; each of them is waited for, some of them twice.
-                told[name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
-                found[name].append(predicted(worker.side, told[name][-1]))
+                timed[name].append(worker.time_operations(max(4, math.ceil(worker.batches / 3))))
+                found[name].append(predicted(worker.side, timed[name][-1]))
                 worker.window()
             pairs = "  ".join(f"{w.side.name} {ratio(w, found[w.side.name], turn):.3f}" for w in workers)
             say(f"turn {turn + 1} of {given.windows}, predicted/measured: {pairs}")
-        return [row(worker, found[worker.side.name], told[worker.side.name], given) for worker in workers]
+        return [row(worker, found[worker.side.name], timed[worker.side.name], given) for worker in workers]
 
 
 def ratio(worker: Worker, found: Sequence[Prediction], turn: int) -> float:
     return worker.side.batch_size / found[turn].seconds / worker.windows[turn]["images_per_second"]
 
 
-def row(worker: Worker, found: Sequence[Prediction], told: Sequence[Any], given: argparse.Namespace) -> dict[str, Any]:
+def row(worker: Worker, found: Sequence[Prediction], timed: Sequence[Any], given: argparse.Namespace) -> dict[str, Any]:
     ratios = [ratio(worker, found, turn) for turn in range(len(found))]
-    others = worker.column("others_percent"), [each["others_percent"] for each in told]
+    others = worker.column("others_percent"), [each["others_percent"] for each in timed]
     last = found[-1]
     return {
         "benchmark": "simulate --validate",
@@ -91,7 +91,7 @@ def row(worker: Worker, found: Sequence[Prediction], told: Sequence[Any], given:
         "limiting": last.limiting,
         "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
         "others_percent": round(max(map(statistics.median, others)), 1),
-        "operations": told[-1],
+        "operations": timed[-1],
         "core_numbers": worker.cores,
         **report.machine(),
     }

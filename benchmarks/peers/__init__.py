@@ -1,6 +1,6 @@
-"""What FDG is compared with beside our own methods: sides that train the same network with other people's engines.
+"""Sides that train the same network with PyTorch or plain JAX instead of fdg_jax's engine.
 
-Own code against public APIs, a file for each. `sides` says which there are and imports none of them; `worker` is
-the process of such a side. They want requirements-peers.txt (PyTorch beside what fdg_jax needs) in an environment
-of its own; where that is missing they are left out with a sentence.
+Our own code against public APIs, one file each. `sides` says which there are and imports none of them; `worker` is
+the process of such a side. They need requirements-peers.txt (PyTorch and what fdg_jax needs) in an
+environment of its own; a side that is missing there is left out, with a sentence that says so.
 """

@@ -1,9 +1,9 @@
 """Data parallel in plain JAX, without our engine: one jax.jit of one jax.shard_map over K CPU devices.
 
-What somebody writes who knows JAX and not fdg_jax: the whole step is one program, gradients are averaged by
-`lax.pmean`, each replica normalises by its own part of the batch. Network, augmentation and optimizer are ours, so that
-what differs from the side data_parallel is the engine. XLA gets huge pages as all sides do; forward and backward as
-programs of their own, which our engine makes of them, it does not.
+What a JAX user would write without fdg_jax: the whole step is one program, gradients are averaged by
+`lax.pmean`, each replica normalises by its own part of the batch. Network, augmentation and optimizer are ours, so
+only the engine differs from the side data_parallel. This side has huge pages, as all sides do, but no separate
+programs for forward and backward pass, which our engine has.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A peer of several processes: this one starts them, each pinned to a core of its own, and speaks for them.
 
-A window lasts from telling the first until the last has answered, so whatever one waits for another counts.
+A window lasts from the first request until the last answer, so time that one process waits for another counts.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Ranks:
         with tempfile.TemporaryDirectory(prefix="fdg_jax-peer-") as folder:
             common[MEETING] = os.path.join(folder, "meeting")
             self.ranks = [start(side, {**common, RANK: str(rank)}) for rank in range(side.K)]
-            self.told = [answer(rank) for rank in self.ranks]
+            self.answers = [answer(rank) for rank in self.ranks]
 
     def run(self, batches: int) -> dict[str, float]:
         start = time.perf_counter()
@@ -42,7 +42,7 @@ class Ranks:
         return {"seconds": seconds, **sums, "loss": answers[-1]["loss"]}
 
     def about(self) -> dict[str, Any]:
-        return self.told[0] | {"split": self.told[-1]["split"]}
+        return self.answers[0] | {"split": self.answers[-1]["split"]}
 
 
 def pin() -> None:
@@ -72,10 +72,10 @@ def answer(rank: subprocess.Popen) -> dict[str, Any]:
     line = rank.stdout.readline()
     if not line:
         sys.exit(f"a rank ended with exit code {rank.wait()}")
-    told = json.loads(line)
-    if "refused" in told:
-        raise BadInput(told["refused"])
-    return told
+    reply = json.loads(line)
+    if "refused" in reply:
+        raise BadInput(reply["refused"])
+    return reply
 
 
 def cut(side: Side) -> str:

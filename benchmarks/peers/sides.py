@@ -1,4 +1,4 @@
-"""Which peers there are, how one is asked for, and whether this machine has what it needs. No JAX, no PyTorch.
+"""Which peers exist, how their options are written, and whether this machine has what they need. No JAX, no PyTorch.
 
 A peer is written as every side is, NAME[:option=value]...: `torch:threads=2`, `torch-pipeline:schedule=gpipe`.
 """

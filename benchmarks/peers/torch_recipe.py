@@ -1,4 +1,4 @@
-"""What is the same for all peers in PyTorch: settings, images, augmentation, loss, optimizer, and what they tell.
+"""What is the same for all peers in PyTorch: settings, images, augmentation, loss, optimizer, and what they report.
 
 The images are those that our own sides train on, cropped, mirrored and normalised by the same rules; the random
 choices come from PyTorch's generator, so they are others. SGD is the paper's, which is PyTorch's own.
@@ -42,7 +42,7 @@ loss = nn.CrossEntropyLoss()
 
 
 class Batches:
-    """Endless batches of `size` images, of which this process may want the labels only.
+    """Endless batches of `size` images; a process may ask for the labels only.
 
     Whoever has the same seed draws the same images; augmentation has a generator of its own.
     """
@@ -83,7 +83,7 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """What is told beside the side itself; blocks: of the whole network, whichever of them train here."""
+    """What is reported besides the side itself; blocks: of the whole network, whichever of them train here."""
     return {
         "cuts": [],
         "blocks": len(blocks),

@@ -1,4 +1,4 @@
-"""The process of a peer, or of one of its ranks: as `benchmarks.harness.bench_worker`, with somebody else's engine.
+"""The process of a peer, or of one of its ranks: as `benchmarks.harness.bench_worker`, with another library's engine.
 
 Which module trains is the side's `engine`. A peer of several processes has a rank in the environment of each; the
 one without starts them.

@@ -1,4 +1,4 @@
-"""One number a method as horizontal bars, best first, a panel a group; and two of them side by side over a value."""
+"""One number per method as horizontal bars, best first, one panel per group; and two series as bars side by side."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Training loss and test error over epochs, one curve a run, from result lines."""
+"""Training loss and test error over epochs, one curve per run, from result lines."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,8 +19,8 @@ class Curve(NamedTuple):
 
 def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str, long: bool = False) -> None:
     """A PNG file: training loss above, test error below, one legend beside both. long: for hundreds of epochs; the
-    test error on a logarithmic axis, and in a second column both over hours, which are a curve's epochs times what one
-    of its epochs took in the mean, evaluations included."""
+    test error on a logarithmic axis, and in a second column both over hours, which are a curve's epochs times the
+    mean time of one of its epochs, evaluations included."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -75,7 +75,7 @@ def furnish(axes, label: str) -> None:
 
 
 def mark_learning_rates(both, curves: Sequence[Curve]) -> None:
-    """A dotted line where the learning rate falls, for those falls that all curves share."""
+    """Draws a dotted line where the learning rate falls, for the falls that all curves share."""
     shared = [falls(curve.line["training_curve"]) for curve in curves]
     for fall in shared[0] if shared else []:
         if all(fall in others for others in shared):

@@ -1,8 +1,8 @@
 """How long the runs of a table would take: the steps they still have to make, times a step measured now.
 
 A step is measured with the run's own flags by the training command, in a process of its own and on synthetic images,
-once for all runs that differ in nothing a step's time depends on, and kept in the user's cache directory. Time for
-evaluations and checkpoints is not in it.
+once for all runs whose steps take the same time, and kept in the user's cache directory. The estimate does not include
+evaluations and checkpoints.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, ve
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # of the training sets
 AREA = {"tiny_imagenet": 4}  # pixels of an image, in those of the 32x32 images that are measured with
-WITHOUT_TIME = ("beta", "seed", "epochs")  # flags that a step takes no longer for
+WITHOUT_TIME = ("beta", "seed", "epochs")  # flags that do not change the time of a step
 FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
 SHORT_SECONDS = 1.0  # a shorter time than that tells too little
 LIMIT_SECONDS = 180
@@ -34,15 +34,15 @@ WHAT = "step times"
 
 
 class Step(NamedTuple):
-    """seconds: of one training step, None where it could not be measured. how: that in words, if it was."""
+    """seconds: of one training step, None where it could not be measured. how: how it was measured, or why not."""
 
     seconds: float | None
     how: str
 
 
 def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
-    """Prints what is measured, a line a run, and the total. given: seconds a step, instead of measuring. again: also
-    measures what was measured before."""
+    """Prints what is measured, one line per run, and the total. given: seconds per step, instead of measuring. again:
+    also measures what was measured before."""
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
     core = runner.cores_for(jobs)[0]
@@ -67,7 +67,7 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
 
 
 def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
-    """A step of every kind of run there is among these. Says first how many there are and how long measuring takes."""
+    """The step time of every kind of run among these. Says first how many there are and how long measuring takes."""
     kinds: dict[tuple, Run] = {}
     for run in runs:
         kinds.setdefault(step_kind(run), run)
@@ -164,7 +164,7 @@ def measured(run: Run, core: int | None) -> Step:
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     """(images a second, why there is no such number) of so many steps of the run. Only the command for CIFAR has
-    synthetic images; the others do the same with their own."""
+    synthetic images, so runs of other data sets are measured with these."""
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
@@ -188,7 +188,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit a person would take: 40 s, 12 minutes, 7.5 hours, 41 days."""
+    """In the unit that a person would use: 40 s, 12 minutes, 7.5 hours, 41 days."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

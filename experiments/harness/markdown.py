@@ -1,7 +1,6 @@
-"""What every table's page needs: a Markdown table, a place to put it in, and a sentence on where it ran."""
+"""What every table's page needs: a Markdown table, and a sentence that says where its runs ran."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.harness.run_table import Lines
@@ -10,13 +9,13 @@ LIBRARIES = {"python": "Python", "jax": "JAX", "flax": "Flax", "optax": "Optax"}
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells as they are; the columns are not padded, so that a new row changes one line."""
+    """A Markdown table. Columns are not padded, so that a new row changes one line only."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|" for cells in lines)
 
 
 def origin(lines: Lines) -> str:
-    """Versions, hardware and commits of the results; where they differ, all there are."""
+    """Versions, hardware and commits of the results; where they differ, all of them."""
     if not lines:
         return "Nothing has been run yet."
     versions = ", ".join(
@@ -47,15 +46,3 @@ def short(commit: str | None) -> str:
 
 def either(values: Iterable[Any]) -> str:
     return " or ".join(dict.fromkeys(map(str, values)))
-
-
-def put_between(path: Path, name: str, content: str) -> bool:
-    """Puts the content between the file's markers of that name, if the file is there and has them."""
-    begin, end = f"<!-- {name}: made by render -->", f"<!-- end of {name} -->"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if begin not in text or end not in text:
-        return False
-    before, rest = text.split(begin, 1)
-    after = rest.split(end, 1)[1]
-    path.write_text(f"{before}{begin}\n{content}\n{end}{after}", encoding="utf-8")
-    return True

@@ -1,7 +1,7 @@
 """What the paper's tables of test errors share: the three runs behind a printed number, its row, its page.
 
 A run is named by its setting (network, data, method, K, beta, order, seed), so that a setting which several tables
-show is run once, and so that a number which two of them print differently is found out and shown with both values.
+show is run once, and so that a number which two of them print differently is noticed and shown with both values.
 """
 
 import statistics
@@ -27,14 +27,14 @@ PROGRAMS = {"tiny_imagenet": "fdg_jax.experiments.tiny_imagenet"}  # the others'
 HEADS = ("network", "method", "K", "beta", "paper: test error %", "ours: test error %", "n", "command, S = 0, 1, 2")
 
 WORDS = (
-    "**Paper:** the test error after the last epoch, median of 3 runs. \\* marks what its authors ran anew, with their "
-    "own recipe; the error of the original publication stands beside it, or alone. In brackets: what another table of "
-    "the paper prints for the same thing. **Ours:** the median of the n finished seeds, in brackets the least and the "
-    "most.",
-    "**Readings:** backward first where nothing else is said; gradients at the weights of the batch's own forward pass "
-    "(stashed); every batch is used at the end (drained). For K = 3 and 4, and for ResNet-110 and ResNet-1202, the "
-    "learning rate is 0.01 for the first 3 of 300 epochs; BP has that for these two networks only. The paper has no "
-    "validation set, so its betas, which are used here, were chosen on the test images.",
+    "**Paper:** the test error after the last epoch, median of 3 runs. \\* marks numbers that the paper's authors "
+    'measured again with their own recipe; "first published" is the error of the original publication. In brackets: '
+    "what another table of the paper prints for the same setting. **Ours:** the median of the n finished seeds, in "
+    "brackets the least and the most.",
+    "**How we read the paper:** backward first unless the row says otherwise; gradients at the weights of the batch's "
+    "own forward pass (stashed); the gradients still in flight at the end are used (drained). The learning rate is "
+    "0.01 for the first 3 of 300 epochs for K = 3 and 4 and, with any K and with BP, for ResNet-110 and ResNet-1202. "
+    "The paper has no validation set, so its betas, which are used here, were chosen on the test images.",
 )
 
 
@@ -50,7 +50,7 @@ def name(cell: Cell, seed: int | str) -> str:
 
 
 def forward_first(cell: Cell) -> bool:
-    """Backward first is the default, and the same run as that of a table which doesn't speak of the order."""
+    """Whether the cell names this order. Backward first is the default, and the run of tables that name no order."""
     return cell.order == "forward-first"
 
 
@@ -68,7 +68,7 @@ def run(cell: Cell, epochs: int, seed: int | str) -> Run:
 
 
 def runs(cells: Iterable[Cell], epochs: int = EPOCHS) -> tuple[Run, ...]:
-    """Those of all cells and seeds, each once."""
+    """The runs of all cells and seeds, each once."""
     each = (run(cell, epochs, seed) for seed in SEEDS for cell in cells)
     return tuple({one.name: one for one in each}.values())
 
@@ -107,7 +107,7 @@ def papers(cell: Cell, own: str) -> str:
 
 
 def elsewhere(cell: Cell, own: str) -> list[tuple[str, str]]:
-    """(table, number) where another table prints this setting otherwise, a * more or less included."""
+    """(table, number) where another table prints this setting otherwise, differences in the * included."""
     others = [(table, other) for table in TABLES if table != own for other in printed(table)]
     same = [(table, other.error) for table, other in others if name(other, 0) == name(cell, 0)]
     return [(table, error) for table, error in dict.fromkeys(same) if error != cell.error]
@@ -129,7 +129,7 @@ def row(cell: Cell, lines: Lines, epochs: int, own: str, marks: Mapping[tuple, s
 
 
 def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """What DDG and FDG without shrinking are told apart by in the paper where they are one algorithm; () if nowhere."""
+    """How far apart the paper prints DDG and FDG without shrinking where they are one algorithm; () if nowhere."""
 
     def two_stages(method: str, beta: float | None) -> dict[tuple[str, str], float]:
         found = [cell for cell in cells if (cell.method, cell.K, cell.beta) == (method, 2, beta)]
@@ -146,14 +146,14 @@ def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
     return (
         "**A null comparison:** with K = 2, backward first, DDG and FDG with beta = 1 are one algorithm (also in the "
         f"authors' code). The paper prints different errors for them all the same: {told}, up to "
-        f"{most:.2f} apart. So much, then, do two results of the same training differ there. Of the {len(gained)} "
-        f"gains by shrinking in this table, {chance} are no larger ({listed}). Ours "
-        "is one set of runs, those of FDG, which both rows show.",
+        f"{most:.2f} apart. Two results of the same training differ by that much there. Of the {len(gained)} "
+        f"gains by shrinking in this table, {chance} are no larger than that ({listed}). "
+        "Our rows of DDG and FDG show the same runs, those of FDG.",
     )
 
 
 def gains(cells: Sequence[Cell]) -> list[float]:
-    """For each network and K with both: the printed error of FDG without shrinking less that with it."""
+    """For each network and K with both: the printed error of FDG without shrinking minus that with it."""
     errors = {(c.network, c.K, c.beta == 1.0): float(c.error.rstrip("*")) for c in cells if c.method == "FDG"}
     pairs = [(key[:2], error) for key, error in errors.items() if key[2]]
     return [round(error - errors[*key, False], 2) for key, error in pairs if (*key, False) in errors]
@@ -161,8 +161,8 @@ def gains(cells: Sequence[Cell]) -> list[float]:
 
 class Plan(NamedTuple):
     """A table of the paper. notes: what is odd about a printed number, by (network, method, K, beta), or about a
-    network, by (network,). words: what this table alone has to say. draws: draw(cells, epochs, lines, path), where it
-    has a picture; alt: that in words. rows: whether the page has them, or leaves them to another table."""
+    network, by (network,). words: text of this table alone. draws: draw(cells, epochs, lines, path), where it
+    has a picture; alt: the picture in words. rows: whether the page shows them, or another table's page does."""
 
     name: str
     title: str
@@ -189,11 +189,11 @@ def table(plan: Plan, epochs: int = EPOCHS) -> Table:
     )
 
 
-def document(plan: Plan, epochs: int, lines: Lines, beside: str) -> str:
+def document(plan: Plan, epochs: int, lines: Lines) -> str:
     total, short = len(runs(plan.cells)), epochs != EPOCHS
     finished = f"{len(lines) or 'None'} of its {total} runs {'is' if len(lines) < 2 else 'are'} finished."
     notes = [f"[{number}] {text}" for number, text in enumerate(dict.fromkeys(plan.notes.values()), 1)]
-    picture = f"{beside}{plan.name}{f'-{epochs}-epochs' if short else ''}.png"
+    picture = f"{plan.name}{f'-{epochs}-epochs' if short else ''}.png"
     parts = [
         f"**Scaled:** {epochs} epochs instead of the paper's {EPOCHS}, with a learning rate that falls at the same "
         "shares of the run. Ours can be compared with one another here, and not with the paper's." if short else "",
@@ -204,7 +204,7 @@ def document(plan: Plan, epochs: int, lines: Lines, beside: str) -> str:
         *notes,
         *(null_comparison(plan.cells) if plan.rows else ()),
         *plan.words,
-        *(() if beside else WORDS if plan.rows else WORDS[1:]),  # the README has them once, above all tables
+        *(WORDS if plan.rows else WORDS[1:]),
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part)
 

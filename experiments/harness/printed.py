@@ -1,6 +1,6 @@
 """A table of test errors as the paper prints it, read into cells.
 
-The numbers stand in the tables' files in the paper's own layout, where they can be compared with the paper by eye.
+The numbers stand in the tables' files in the paper's own layout, so that they can be compared with the paper by eye.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def read(printed: str, dataset: str) -> tuple[Cell, ...]:
 
 
 def cells(make: Callable[..., Cell], method: str, K: int, text: str) -> list[Cell]:
-    """Those of one printed place, which may be two numbers of FDG. make: a Cell of that network."""
+    """The cells of one printed place, which may hold two numbers of FDG. make: a Cell of that network."""
     if text == "-":
         return []
     if "(" not in text:

@@ -1,8 +1,8 @@
-"""From run directories to `results/<table>.jsonl` and back: a line a finished run, with all a table shows.
-Tables that share their runs share the file: each reads its own lines in it and leaves the others as they are.
+"""From run directories to `results/<table>.jsonl` and back: one line per finished run, with all that a table shows.
 
-What would differ on another machine without meaning anything (where data and runs lie) is left out, of the
-command too. Written whole or not at all.
+Tables that share their runs share the file: each reads its own lines and leaves the others as they are. Where data and
+runs lie is left out, also in the command, because it differs between machines and means nothing. A file is written
+whole or not at all.
 """
 
 import json
@@ -53,7 +53,7 @@ def measure(table: Table, results: Path) -> Iterator[str]:
 
 
 def where(run: Run) -> dict[str, Any]:
-    """With what a line that was measured in place was made."""
+    """Options, versions and hardware of a line that was measured in place."""
     import jax
 
     found = facts.describe()
@@ -70,13 +70,18 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
-    """The table's file, whole or not at all, in the order of its runs (where tables share it, of the names)."""
+    """Writes the table's file, whole or not at all, in the order of its runs (of their names, if tables share it)."""
     order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
     beside = file(table, results).with_suffix(".tmp")
     beside.write_text(text, encoding="utf-8")
     beside.replace(file(table, results))
+
+
+def page(table: Table, lines: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text of `results/<table>.md`."""
+    return f"# {table.title}\n\n{table.document(lines)}\n"
 
 
 def is_done(run: Run, runs_dir: Path) -> bool:
@@ -88,7 +93,7 @@ def file(table: Table, results: Path) -> Path:
 
 
 def entries(table: Table, results: Path) -> dict[str, dict[str, Any]]:
-    """Every line of the table's file, those of other tables too; empty where there is none. Raises BadInput."""
+    """Every line of the table's file, including those of other tables; empty without a file. Raises BadInput."""
     path = file(table, results)
     if not path.is_file():
         return {}
@@ -160,6 +165,6 @@ def thinned(events: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]
 
 
 def mean(values: Sequence[float | None]) -> float | None:
-    """To five places; None where one of them was no number."""
+    """The mean to five places; None if one of the values is missing."""
     numbers = [value for value in values if value is not None]
     return round(math.fsum(numbers) / len(numbers), 5) if len(numbers) == len(values) else None

@@ -1,6 +1,6 @@
-"""A run as data: a name and the flags of the training command; and how far its run directory has come.
+"""A run as data: a name and the flags of the training command; and the state of its run directory.
 
-Nothing here starts or reads more than it must, and JAX is not imported, so that listing a table is immediate.
+JAX is not imported here, and no more is read than necessary, so that listing a table is immediate.
 """
 
 import os
@@ -33,18 +33,21 @@ Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 
 
 class Table(NamedTuple):
-    """document(lines, beside): the table and its words in Markdown, made from the results alone; `beside` is
-    put before the names of pictures. picture(lines, path): the curves, a PNG file, where the table has one.
-    shares: the name that the runs and results of several tables have in common, so that a run which two of them
-    show is made and kept once. shortened(epochs): the same table of shorter runs, where there is such a thing.
-    measure(run): of a table whose runs are no trainings of the command, what a result line holds; such a run is made
-    in place and has no directory."""
+    """A table: its runs, and how its page of results is made.
+
+    document(lines): the table and its text in Markdown, made from the results alone.
+    picture(lines, path): draws the curves into a PNG file, where the table has a picture.
+    shares: the name under which several tables keep their runs and results, so that a run which two of them show is
+      made and kept once.
+    shortened(epochs): the same table with shorter runs, where the table has that.
+    measure(run): the result line of a run that is not a training by the command; such a run has no directory.
+    """
 
     name: str
     summary: str
     title: str
     runs: tuple[Run, ...]
-    document: Callable[[Lines, str], str]
+    document: Callable[[Lines], str]
     picture: Callable[[Lines, Path], None] | None = None
     shares: str = ""
     shortened: "Callable[[int], Table] | None" = None
@@ -52,7 +55,7 @@ class Table(NamedTuple):
 
     @property
     def home(self) -> str:
-        """What the directory of its runs and the file of its results are called."""
+        """The name of the directory of its runs and of the file of its results."""
         return self.shares or self.name
 
 
@@ -87,7 +90,7 @@ def shown(words: list[str]) -> str:
 
 
 def state(run: Run, runs_dir: Path) -> State:
-    """How far the run is. Raises BadInput if its directory holds a run with other options."""
+    """The state of the run. Raises BadInput if its directory holds a run with other options."""
     path = runs_dir / run.name
     if not (path / CONFIG).is_file():
         return State(RUNNING if locked(path) else MISSING)
@@ -103,7 +106,7 @@ def state(run: Run, runs_dir: Path) -> State:
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     """A number is the table's only if the run was asked for with the table's options and no others. Options
-    that the command has learnt since the run was made are let pass."""
+    that were added to the command after the run was made are ignored."""
     reading.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}

@@ -1,7 +1,7 @@
-"""Runs what a table lacks: starts what is missing, continues what was cut off, a process to a core.
+"""Runs what a table lacks: starts what is missing, continues what was cut off, one process per core.
 
-Each run is the command that `list` shows, in a process of its own, with its words in <runs-dir>/<name>.log.
-Being stopped (Ctrl-C, SIGTERM) is handed on once, so that each run ends with a checkpoint, to be continued.
+Each run is the command that `list` shows, in a process of its own, whose output goes to <runs-dir>/<name>.log.
+A stop (Ctrl-C, SIGTERM) is passed on once, so that each run ends with a checkpoint and can be continued.
 """
 
 import os
@@ -69,7 +69,7 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
 
 
 def cores_for(jobs: int) -> list[int | None]:
-    """A core for each of several jobs; a single one is left where the system puts it."""
+    """One core for each of several jobs; a single job is not pinned."""
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: use 1 or more.")
     if jobs == 1 or not hasattr(os, "sched_setaffinity"):
@@ -111,7 +111,7 @@ def pinned(core: int | None) -> Iterator[None]:
 
 
 def stop(going: Sequence[Going], number: int) -> int:
-    """Hands the signal on and waits for the checkpoints."""
+    """Passes the signal on and waits for the checkpoints."""
     for one in going:
         one.process.send_signal(number)
     for one in going:

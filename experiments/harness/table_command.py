@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import estimate, markdown, result_files, runner
+from experiments.harness import estimate, result_files, runner
 from experiments.harness.run_table import CUT_OFF, RESULTS, ROOT, Run, Table, command, shown, state
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, meant
@@ -50,7 +50,7 @@ def parser(table: Table) -> argparse.ArgumentParser:
         if table.shortened:
             made.add_argument(
                 "--epochs", type=int, metavar="N",
-                help="the same runs in N epochs, with run directories, results and a page of their own that say so",
+                help="the same table with runs of N epochs; run directories, results and page have names of their own",
             )  # fmt: skip
         if runs:
             made.add_argument(
@@ -60,12 +60,12 @@ def parser(table: Table) -> argparse.ArgumentParser:
         if data:
             made.add_argument(
                 "--data-dir", metavar="DIR",
-                help="where the data are, as the training command takes it: for CIFAR a TensorFlow Datasets directory "
+                help="where the data are, as for the training command: for CIFAR a TensorFlow Datasets directory "
                 "(default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
             )  # fmt: skip
             made.add_argument(
                 "--only", nargs="+", metavar="NAME",
-                help="these runs only, by name or by a pattern in quotes: 'resnet20-*-seed0'",
+                help="only these runs, by name or by a pattern in quotes: 'resnet20-*-seed0'",
             )  # fmt: skip
         if results:
             made.add_argument(
@@ -74,13 +74,13 @@ def parser(table: Table) -> argparse.ArgumentParser:
             )  # fmt: skip
         return made
 
-    rendering = f"make {table.name}.md and its picture, and their part of README.md, from the .jsonl alone"
+    rendering = f"make results/{table.name}.md and its picture from the .jsonl alone"
     if table.measure:
-        text = f"measure what results/{table.name}.jsonl has no line of, and add it"
+        text = f"measure the runs that results/{table.name}.jsonl has no line of, and add their lines"
         verb("run", measure_runs, text, results=True)
         verb("render", render, rendering, results=True)
         return root
-    text = "each run's state and its exact command line, for the repository's root"
+    text = "each run's state and its exact command line, to be run in the repository's root"
     verb("list", list_runs, text, runs=True, data=True)
     run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
     running(run)
@@ -98,15 +98,15 @@ def running(run: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     run.add_argument(
         "--dry-run", action="store_true",
-        help="start none of them: list them with the time they would take, from a few steps measured now",
+        help="train nothing: list the runs with the time that each would take, from a few steps measured now",
     )  # fmt: skip
     run.add_argument(
         "--seconds-per-step", type=float, metavar="X",
-        help="with --dry-run: what a step takes, instead of measuring it",
+        help="with --dry-run: use X seconds per step instead of measuring it",
     )  # fmt: skip
     run.add_argument(
         "--measure-again", action="store_true",
-        help="with --dry-run: measure anew what an earlier --dry-run on this machine has measured and kept",
+        help="with --dry-run: measure again, even what an earlier --dry-run on this machine has measured",
     )  # fmt: skip
 
 
@@ -117,10 +117,10 @@ def shortened(table: Table, epochs: int) -> Table:
 
 
 def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
-    """The runs asked for. Raises BadInput for a name or pattern that is none's."""
+    """The runs asked for. Raises BadInput for a name or pattern that matches no run."""
     names = [run.name for run in table.runs]
     if not names:
-        raise BadInput(f"{table.name} has no runs of its own: render it; its page says where its numbers come from.")
+        raise BadInput(f"{table.name} has no runs of its own: use `render`; its page says where its numbers come from.")
     for pattern in options.only or ():
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             asked = f"{meant(pattern, names)} `list` shows all names."
@@ -155,7 +155,7 @@ def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
 
 
 def place(path: Path) -> str:
-    """Inside the repository a path is told from its root, where the commands run."""
+    """A path inside the repository relative to its root, where the commands run; other paths stay absolute."""
     path = path.resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
@@ -210,11 +210,8 @@ def render(table: Table, options: argparse.Namespace) -> None:
     lines = result_files.read(table, options.results)
     options.results.mkdir(parents=True, exist_ok=True)
     page, made = options.results / f"{table.name}.md", []
-    page.write_text(f"# {table.title}\n\n{table.document(lines, '')}\n", encoding="utf-8")
+    page.write_text(result_files.page(table, lines), encoding="utf-8")
     if table.picture:
         made = [options.results / f"{table.name}.png"]
         table.picture(lines, made[0])
     print(f"{' and '.join(map(str, [page, *made]))}: {len(lines)} of {len(table.runs)} runs")
-    readme = options.results.resolve().parent / "README.md"
-    if markdown.put_between(readme, table.name, table.document(lines, f"{options.results.name}/")):
-        print(f"{readme}: the part of {table.name}")

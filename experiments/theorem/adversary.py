@@ -1,7 +1,7 @@
 """A search for quadratics that break Theorem 1 as printed where nothing simpler does: constant rate, full pipeline.
 
-Hill climbing from random starts over everything that a quadratic has: the Hessian (indefinite ones too, the theorem
-asks for no convexity), the start, the noise, beta and the learning rate. It looks at the steps t >= 2(K-1), and for
+Hill climbing from random starts over everything that defines a quadratic: the Hessian (also indefinite, as the theorem
+assumes no convexity), the start, the noise, beta and the learning rate. It looks at the steps t >= 2(K-1), and for
 each at the run that stops after it, whose M is the smallest.
 """
 
@@ -38,7 +38,7 @@ def needed(K: int, z: dict[str, Array], convex: bool) -> Array:
 
 
 def unit(z: Array) -> Array:
-    """Into (0.001, 1)."""
+    """Maps any number into (0.001, 1)."""
     return 0.001 + 0.999 / (1 + np.exp(-z))
 
 

@@ -1,7 +1,7 @@
 """The problems of Theorem 1 as Flax stages, trained by `fdg_jax.Pipeline`, many runs side by side.
 
-The axis that is the batch elsewhere holds independent runs here: each has parameters, samples and a learning rate of
-its own, and as the loss is a sum over the axis, none sees another. One pipeline so gives a sample of any size.
+The axis that elsewhere is the batch holds independent runs here: each has its own parameters, samples and learning
+rate. The loss is a sum over the axis, so no run influences another, and one pipeline gives a sample of any size.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What theorem1.py's runs measure: the library's training beside exact expectations and the bounds."""
+"""What theorem1.py's runs measure: the library's training, compared with exact expectations and the bounds."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def on_grid(K: int, beta: float, L_gamma: Sequence[float], steps: int, samples: 
 
 def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], changes: Array) -> dict[str, Any]:
     """changes [T, samples]: of the loss, as trained. needed: the largest Z_2/(L M) that a step of the full pipeline
-    has use for. above: steps whose exact expected change exceeds a bound. deviation: the largest distance of a step's
+    needs. above: steps whose exact expected change exceeds a bound. deviation: the largest distance of a step's
     mean from its exact expectation, in standard errors. Then the step whose change comes closest to the printed bound
     while the pipeline is full, in units of gamma M."""
     filled, gamma = 2 * (len(problem.matrices) - 1), rates[0]
@@ -56,7 +56,7 @@ def at_rate(problem: quadratic.Problem, beta: float, rates: Sequence[float], cha
 
 
 def step_by_step(beta: float, rates: Sequence[float]) -> dict[str, Any]:
-    """Every step of a run without noise on two modules that have nothing to do with each other."""
+    """Every step of a run without noise on two independent modules."""
     problem, T = quadratic.uncoupled(), len(rates)
     theta, staleness = decoupled.trained(problem, beta, [np.array([rate]) for rate in rates], np.zeros((T, 1), int))
     exact = problem.expected(beta, rates)

@@ -32,9 +32,12 @@ class Expected(NamedTuple):
 
 
 def follow(H: Array, K: int, shrink: Array, rates: Array, start: Array, noise: Array) -> Array:
-    """The update, literally. H [..., n, n], n parameters in K modules of equal size; shrink [..., n]: beta^(K-k) of
-    each parameter; rates [T, ...]; start [..., n, columns]; noise [T, ..., n, columns], what is added to H theta.
-    Returns theta [T+1, ..., n, columns]."""
+    """The update exactly as written above.
+
+    H [..., n, n], n parameters in K modules of equal size; shrink [..., n]: beta^(K-k) of each parameter;
+    rates [T, ...]; start [..., n, columns]; noise [T, ..., n, columns], what is added to H theta.
+    Returns theta [T+1, ..., n, columns].
+    """
     m, theta, gradients = H.shape[-1] // K, [start], []
     for t, rate in enumerate(rates):
         gradients.append(H @ theta[-1] + noise[t])
@@ -138,7 +141,7 @@ def coupled(K: int, m: int = 2, p: int = 4, N: int = 16, seed: int = 0) -> Probl
 
 
 def uncoupled() -> Problem:
-    """Two modules that have nothing to do with each other, without noise: f = 1/2 (theta_1^2 + theta_2^2) from
+    """Two independent modules, without noise: f = 1/2 (theta_1^2 + theta_2^2) from
     theta = (1, 0). L = 1, and the second line of Assumption 1 holds too."""
     zeros = np.zeros((1, 2))
     return Problem(np.eye(2)[:, :, None], zeros, zeros, np.array([[1.0], [0.0]]))

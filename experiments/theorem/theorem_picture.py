@@ -1,4 +1,4 @@
-"""Theorem 1 as a picture: a panel a K and beta over the learning rate, and below the two runs that break it."""
+"""Theorem 1 as a picture: one panel per K and beta over the learning rate; below, two of the runs that break it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,21 +1,21 @@
-"""What K cores do not give: a pipeline's time for a batch against a K-th of BP's, by cause, in microseconds.
+"""Where the missing speed-up goes: a pipeline's time for a batch minus BP's time / K, by cause, in microseconds.
 
-    .venv/bin/python -m benchmarks.lost --model resnet20 --batch-size 128 --K 2
+    .venv/bin/python -m benchmarks.speedup_loss --model resnet20 --batch-size 128 --K 2
 
-K stages on K cores would train a batch in a K-th of the time that BP takes on one core. What they take longer is told
-apart by measuring, turn by turn, BP, the pipeline, and what each of the pipeline's operations (and the host's thread,
-for their dispatch) takes when it is waited for: with all stages on one core, and on K cores. Each cause is what is
-between two of these, so that they add up:
+An ideal pipeline of K stages on K cores trains a batch in 1/K of the time that BP takes on one core. A real one takes
+longer. To say why, every turn measures BP, the pipeline, and each operation of the pipeline by itself (with the host's
+dispatch), once with all stages on one core and once on K cores. A cause is the difference of two such times, so the
+causes add up to the whole difference:
 
-    cut             all operations on one core and device, less BP: the network in stages
-    cores together  all operations on K cores, F and B while the other stages compute all the time, less those on one:
+    cut             all operations on one core and one device, minus BP: the cost of cutting the network into stages
+    cores together  all operations on K cores, F and B while the other stages compute, minus those on one core:
                     cores share caches, memory and clock; XLA may split an operation over them; copies between devices
-    uneven stages   the slowest stage's operations, less the mean of all
-    the rest        the pipeline as it trains, less the slowest stage's operations: gaps between them (more), a host
-                    hidden behind the devices and neighbours that have nothing to do for a while (less)
+    uneven stages   the slowest stage's operations, minus the mean over the stages
+    the rest        the pipeline as it trains, minus the slowest stage's operations. Gaps between operations make it
+                    positive; a host hidden behind the devices, and cores that other stages leave idle, negative
 
-For K=2 two BPs that know nothing of each other, a core each, are measured beside them: what "cores together" costs
-whoever uses both.
+For K=2 two independent BP processes, one per core, are measured in the same turns: they show how much of "cores
+together" is the machine's own limit.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CAUSES = ("cut", "cores together", "uneven stages", "the rest")
 
 
 def by_stage(operations: Mapping[str, float], K: int) -> list[float]:
-    """Seconds of all operations of a batch, by stage; what is sent counts for who receives it."""
+    """Seconds of all operations of a batch, by stage. A message counts for the stage that receives it."""
     sums = [0.0] * K
     for name, seconds in operations.items():
         sums[int(name.rpartition("/")[2]) - 1] += seconds
@@ -44,8 +44,14 @@ def by_stage(operations: Mapping[str, float], K: int) -> list[float]:
 
 
 def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], took: float, K: int) -> dict[str, float]:
-    """By cause, seconds a batch; their sum is took - bp / K. bp, took: of a batch. one_core, pipeline: what
-    benchmarks.harness.operation_times tells of all stages on one core, and on K."""
+    """Seconds per batch by cause. They add up to took - bp / K.
+
+    Arguments:
+      bp, took: seconds per batch of BP on one core, and of the pipeline on K cores.
+      one_core, pipeline: the times that benchmarks.harness.operation_times returns with all stages on one core, and
+        with one core per stage.
+      K: the number of stages.
+    """
 
     def stages(device: Mapping[str, float], host: Mapping[str, float]) -> list[float]:
         return [sum(both) for both in zip(by_stage(device, K), by_stage(host, K), strict=True)]
@@ -74,14 +80,14 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
         workers = [started(stack, side, cores, given.seconds) for side in sides]
         same_network(workers)
         turns = [turn(workers, given, number) for number in range(given.windows)]
-    about = {"benchmark": "lost", **workers[2].about, "windows": given.windows, "seconds": given.seconds}
+    about = {"benchmark": "speedup_loss", **workers[2].about, "windows": given.windows, "seconds": given.seconds}
     windows = [worker.column("others_percent") for worker in workers if worker.windows]
     others = max(map(statistics.median, [*windows, [turn["others_percent"] for turn in turns]]))
     return [{**about, "turns": turns, "others_percent": round(others, 1), **report.machine()}]
 
 
 def check_pipelined(name: str) -> str:
-    """The method's whole name. BadInput where stages do not take turns on whole batches, a device each."""
+    """The method's full name. Raises BadInput unless its stages pipeline whole batches, one device per stage."""
 
     def pipelined(method: interface.Method) -> bool:
         return method.name != "bp" and not method.places and method.schedule(2).micro_batches == 1
@@ -89,29 +95,29 @@ def check_pipelined(name: str) -> str:
     method = methods.find(name)
     if not pipelined(method):
         others = ", ".join(other for other in methods.names() if pipelined(methods.find(other)))
-        raise BadInput(f"--method {method.name} is no pipeline of whole batches, a stage a core. Use {others}.")
+        raise BadInput(f"--method {method.name} is no pipeline of whole batches with one core per stage. Use {others}.")
     return method.name
 
 
 def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:
-    """Seconds a batch: of BP, of the pipeline, of lone BPs, and of each cause."""
+    """Seconds per batch of BP, of the pipeline, of two independent BP processes (`lone`), and of each cause."""
     bp, one_core, pipeline, *lone = workers
-    took, told = dict[Worker, float](), dict[Worker, dict[str, Any]]()
+    took, timed = dict[Worker, float](), dict[Worker, dict[str, Any]]()
 
     def window(worker: Worker) -> None:
         worker.window()
         took[worker] = worker.side.batch_size / worker.windows[-1]["images_per_second"]
 
     def operations(worker: Worker) -> None:
-        told[worker] = worker.time_operations(max(3, math.ceil(worker.batches / 2)))
+        timed[worker] = worker.time_operations(max(3, math.ceil(worker.batches / 2)))
 
     steps = [(window, bp), (operations, one_core), (operations, pipeline), (window, pipeline)]
     steps += [(window, worker) for worker in lone]
     for step, worker in steps if number % 2 == 0 else reversed(steps):
         step(worker)
-    causes = terms(took[bp], told[one_core], told[pipeline], took[pipeline], given.K)
+    causes = terms(took[bp], timed[one_core], timed[pipeline], took[pipeline], given.K)
     found = {"bp": took[bp], "pipeline": took[pipeline], **causes}
-    found["others_percent"] = max(each["others_percent"] for each in told.values())  # while operations were timed
+    found["others_percent"] = max(each["others_percent"] for each in timed.values())  # while operations were timed
     if lone:
         found["lone"] = took[lone[0]]  # a batch in that time: every core has one in twice as much
     over, words = took[bp] / took[pipeline], [f"{cause} {1e6 * value:,.0f} µs" for cause, value in causes.items()]
@@ -132,7 +138,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     body += [line(cause, [turn[cause] for turn in turns]) for cause in CAUSES]
     body.append(line(f"`{one['method']}`, K={K}", [turn["pipeline"] for turn in turns]))
     if "lone" in turns[0]:
-        body.append(line("for comparison: lone BPs, a core each", [turn["lone"] for turn in turns]))
+        body.append(line("for comparison: independent BP processes, one per core", [turn["lone"] for turn in turns]))
     ratios = [turn["bp"] / turn["pipeline"] for turn in turns]
     about = (
         f"{given.method} over BP: {report.spread(ratios, 3)}. Means of {len(turns)} turns with windows of about "
@@ -144,15 +150,15 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = report.parser("lost", __doc__)
+    made = report.parser("speedup_loss", __doc__)
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--method", default="fdg", help="a pipelined method (default fdg)")
-    add("--K", type=report.positive, default=2, help="stages, each a core (default 2)")
+    add("--method", default="fdg", help="a method that pipelines whole batches (default fdg)")
+    add("--K", type=report.positive, default=2, help="number of stages, one core each (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--batch-size", type=report.positive, default=128, help="(default 128)")
-    add("--windows", type=report.positive, default=20, help="turns (default 20)")
-    add("--seconds", type=float, default=2.0, help="of a window, about (default 2)")
+    add("--windows", type=report.positive, default=20, help="number of turns (default 20)")
+    add("--seconds", type=float, default=2.0, help="approximate length of a window (default 2)")
     return made
 
 
