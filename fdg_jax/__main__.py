@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fdg_jax.errors import meant
+from fdg_jax.errors import did_you_mean
 
 COMMANDS = {
     "Train a network": {
@@ -34,12 +34,12 @@ EXAMPLES = (
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def there(command: str) -> bool:
+def can_run_here(command: str) -> bool:
     """Whether the command can be run from here: those outside this package need the repository."""
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
-def python() -> str:
+def interpreter() -> str:
     """The interpreter that runs this, as short as it can be written here."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
@@ -50,12 +50,12 @@ def overview() -> str:
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
         "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
-        f"for another. Each of these is a command: {python()} -m NAME",
+        f"for another. Each of these is a command: {interpreter()} -m NAME",
     ]
     for title, group in COMMANDS.items():
-        rows = [f"  {command:{width}}  {does}" for command, does in group.items() if there(command)]
+        rows = [f"  {command:{width}}  {does}" for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
-    return "\n".join([*lines, "", "For example", *(f"  {python()} {words}" for words in EXAMPLES)])
+    return "\n".join([*lines, "", "For example", *(f"  {interpreter()} {words}" for words in EXAMPLES)])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] not in ("-h", "--help"):
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]
-        asked = f" Write python -m {known[name]}." if name in known else meant(name, known)
+        asked = f" Write python -m {known[name]}." if name in known else did_you_mean(name, known)
         fact = f"{name!r} is not taken here: every command is a module of its own."
         print(f"error: {fact}{asked} python -m fdg_jax lists them.", file=sys.stderr)
         return 2

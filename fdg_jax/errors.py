@@ -17,7 +17,7 @@ class ScheduleError(AssertionError):
     """A schedule asks for something that does not exist yet, twice, or with other staleness than derived."""
 
 
-def meant(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """ " Did you mean resnet20 or resnet8?", the known names nearest to one that is not; "" where none is near."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(near)}?" if near else ""

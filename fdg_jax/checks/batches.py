@@ -24,7 +24,7 @@ NAMES = ("inputs", "labels")
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
-def own(tree: Tree) -> Tree:
+def copy_arrays(tree: Tree) -> Tree:
     """Copies NumPy arrays: a CPU device would use the caller's memory for as long as a batch is under way, and he may
     refill it at once."""
     return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, tree)
@@ -41,7 +41,7 @@ def numeric(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
-def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
+def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
     """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in.
 
     shapes_do: whether shapes alone will do, without numbers to compute with.
@@ -69,12 +69,12 @@ def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
 
 def check_example(batch: Any) -> Pair:
     """What batches are compared with."""
-    return arrays(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
+    return batch_shapes(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
 def check_batch(example: Pair, batch: Any) -> None:
     """Refuses a batch that is not like the example the pipeline was initialised with (other lengths are fine)."""
-    check_alike(example, arrays(batch, "a batch", "step((inputs, labels))"))
+    check_alike(example, batch_shapes(batch, "a batch", "step((inputs, labels))"))
 
 
 def check_alike(example: Pair, given: Pair) -> None:
@@ -114,15 +114,15 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
         )
 
 
-def checked(batches: Any, example: Pair) -> Iterator[Pair]:
+def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
     """The batches of an evaluation, each looked at before it is used. Sizes may be others than in training, and the
     inputs may have another dtype, as a transform may come first; labels must be of the same sort of number."""
     use = "evaluate([(inputs, labels), ...]), a list also for a single batch"
     if not isinstance(batches, Iterable):
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
     for batch in batches:
-        check_labels(example[1], arrays(batch, "each batch of evaluate", use)[1])
-        yield own(tuple(batch))
+        check_labels(example[1], batch_shapes(batch, "each batch of evaluate", use)[1])
+        yield copy_arrays(tuple(batch))
 
 
 def check_labels(like: Tree, found: Tree) -> None:

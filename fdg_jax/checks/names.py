@@ -46,7 +46,7 @@ def find_method(name: Any) -> interface.Method:
     return found
 
 
-def of_models() -> list[str]:
+def model_names() -> list[str]:
     """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
 
     Read from the text of the files in `fdg_jax/models`: importing them would import JAX, and --help need not wait for

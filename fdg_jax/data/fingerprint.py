@@ -18,7 +18,7 @@ import numpy as np
 
 from fdg_jax.data import Stream
 from fdg_jax.data.dataset import Dataset
-from fdg_jax.data.stream import Encoded, sampled
+from fdg_jax.data.stream import Encoded, sample_indices
 
 FORMAT = 1  # to be raised when the same data get another fingerprint
 SPLITS = {"train": "training", "test": "test"}
@@ -46,7 +46,7 @@ def of(dataset: Dataset | Stream) -> Fingerprint:
 def of_files(images: Encoded) -> Fingerprint:
     """Of the images of one split that lie in files."""
     labels, sizes = images.listing()
-    contents, found = zip(*(images.read(i)[:2] for i in sampled(len(images))), strict=True)
+    contents, found = zip(*(images.read(i)[:2] for i in sample_indices(len(images))), strict=True)
     return {
         "images": len(images),
         "labels": digest([*labels, np.asarray(found, np.int64)]),

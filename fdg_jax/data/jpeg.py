@@ -23,7 +23,7 @@ class Damaged(BadInput):
     """An image that cannot be decoded; the message names the file."""
 
 
-def opened(content: bytes, where: str):
+def decode_image(content: bytes, where: str):
     """The decoded image (PIL.Image, RGB: grey is repeated, CMYK converted, of 16 bits the upper 8 are kept).
 
     where: what names it in an error.
@@ -41,7 +41,7 @@ def opened(content: bytes, where: str):
         raise Damaged(f"{where} can't be decoded ({len(content):,} bytes; {fact}). Replace the file.") from None
 
 
-def draws(seed: int, epoch: int, i: int) -> np.ndarray:
+def random_numbers(seed: int, epoch: int, i: int) -> np.ndarray:
     """The random numbers of image i in an epoch: [4 TRIES + 1] float64 in [0, 1).
 
     From Philox, which can be begun anywhere at once (beginning a RandomState costs half a millisecond), and its raw

@@ -110,7 +110,7 @@ def check_metadata(directory: Path, expected: Expected) -> None:
     path = directory / "dataset_info.json"
     splits = {split.get("name"): split for split in info.get("splits", [])}
     for name, images in (("train", expected.train), ("test", expected.test)):
-        found = sum(whole(length) for length in splits.get(name, {}).get("shardLengths", []))
+        found = sum(parse_number(length) for length in splits.get(name, {}).get("shardLengths", []))
         if found != images:
             raise BadInput(f"{path}: {expected.name} has {images} {name} images, but this lists {found}. {WAY_OUT}")
     path = directory / "features.json"
@@ -118,8 +118,8 @@ def check_metadata(directory: Path, expected: Expected) -> None:
     for name, key, subkey in (("image", "image", "shape"), ("label", "classLabel", "numClasses")):
         if subkey not in features.get(name, {}).get(key, {}):
             raise BadInput(f"{path}: the feature {name!r} ({key} with {subkey}) is missing. {WAY_OUT}")
-    classes = whole(features["label"]["classLabel"]["numClasses"])
-    shape = tuple(whole(d) for d in features["image"]["image"]["shape"].get("dimensions", []))
+    classes = parse_number(features["label"]["classLabel"]["numClasses"])
+    shape = tuple(parse_number(d) for d in features["image"]["image"]["shape"].get("dimensions", []))
     if classes != expected.classes or shape != expected.shape:
         raise BadInput(
             f"{path}: {expected.name} has images {expected.shape} of {expected.classes} classes, "
@@ -127,7 +127,7 @@ def check_metadata(directory: Path, expected: Expected) -> None:
         )
 
 
-def whole(text: str) -> int:
+def parse_number(text: str) -> int:
     """Protobuf's JSON writes 64-bit numbers as strings."""
     if not re.fullmatch(r"[0-9]{1,18}", str(text)):
         raise TypeError(f"{str(text)[:40]!r} is not a number")

@@ -65,16 +65,16 @@ class Stream(NamedTuple):
         """With the first n training images only; all of them for None."""
         return self._replace(train_images=self.train_images[:n])
 
-    def look(self) -> Stream:
+    def check_sample(self) -> Stream:
         """Decodes a few images of either split, so that what is wrong with all of them is known at once."""
         for images in (self.train_images, self.test_images):
-            for i in sampled(len(images)):
+            for i in sample_indices(len(images)):
                 content, _, where = images.read(i)
-                jpeg.opened(content, where)
+                jpeg.decode_image(content, where)
         return self
 
 
-def sampled(images: int) -> list[int]:
+def sample_indices(images: int) -> list[int]:
     """The numbers of a few of so many images, evenly spread."""
     return np.linspace(0, images - 1, min(SAMPLE, images), dtype=int).tolist()
 
@@ -101,8 +101,8 @@ class TrainBatches:
 
     def example(self, epoch: int, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
-        image = jpeg.opened(content, where)
-        return jpeg.train_crop(image, self.side, jpeg.draws(self.seed, epoch, i)), label
+        image = jpeg.decode_image(content, where)
+        return jpeg.train_crop(image, self.side, jpeg.random_numbers(self.seed, epoch, i)), label
 
 
 class TestBatches:
@@ -122,7 +122,7 @@ class TestBatches:
 
     def example(self, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
-        return jpeg.test_crop(jpeg.opened(content, where), self.side), label
+        return jpeg.test_crop(jpeg.decode_image(content, where), self.side), label
 
 
 def _gathered(examples: list[tuple[np.ndarray, int]]) -> Batch:
@@ -201,10 +201,10 @@ def wanted_workers(batches: TrainBatches | TestBatches) -> int:
             raise BadInput(f"{WORKERS}={asked}: it is the number of processes that decode images. Use 0 or more.")
         return int(asked)
     workers = min(cores() - 1, MOST_WORKERS, len(batches))
-    return min(workers, room(batches.batch_size * batches.side**2 * 3, workers))
+    return min(workers, workers_that_fit(batches.batch_size * batches.side**2 * 3, workers))
 
 
-def room(batch_bytes: int, workers: int) -> int:
+def workers_that_fit(batch_bytes: int, workers: int) -> int:
     """How many workers the shared memory has room for, through which batches come; says so where it is too few."""
     try:
         free = shutil.disk_usage("/dev/shm").free

@@ -88,7 +88,7 @@ class BatchNorm(nn.Module):
         return y
 
 
-def summed_in(x: jax.Array) -> jnp.dtype:
+def sum_dtype(x: jax.Array) -> jnp.dtype:
     """The dtype in which numbers of x are summed: float32, or float64 where x is (to compare with)."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
@@ -115,7 +115,7 @@ def _but_channels(x) -> tuple[int, ...]:
 
 
 def _batch_norm_forward(x, scale, bias):
-    accurate, axes = x.astype(summed_in(x)), _but_channels(x)
+    accurate, axes = x.astype(sum_dtype(x)), _but_channels(x)
     mean = jnp.mean(accurate, axes)
     var = jnp.maximum(jnp.mean(jnp.square(accurate), axes) - jnp.square(mean), 0.0)
     inverse_std = lax.rsqrt(var + EPSILON)
@@ -124,7 +124,7 @@ def _batch_norm_forward(x, scale, bias):
 
 def _batch_norm_backward(residuals, cotangents):
     x, mean, inverse_std, scale = residuals
-    dy = cotangents[0].astype(summed_in(x))
+    dy = cotangents[0].astype(sum_dtype(x))
     n, axes = x.size // x.shape[-1], _but_channels(x)
     dbias = jnp.sum(dy, axes)
     dscale = jnp.sum(dy * (x - mean), axes) * inverse_std
@@ -182,7 +182,7 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         del train
-        pooled = jnp.mean(x, axis=(1, 2), dtype=summed_in(x)).astype(x.dtype)
+        pooled = jnp.mean(x, axis=(1, 2), dtype=sum_dtype(x)).astype(x.dtype)
         return nn.Dense(self.classes, kernel_init=torch_linear, dtype=x.dtype, name="dense")(pooled)
 
 

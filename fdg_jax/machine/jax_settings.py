@@ -82,7 +82,7 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [name for name in DEFAULTS if name in was and name in now and was[name] != now[name]]
 
 
-def told_changes(before: Mapping[str, Any]) -> list[str]:
+def describe_changes(before: Mapping[str, Any]) -> list[str]:
     """For a run that goes on as another one: a sentence where settings differ."""
     was, now = before.get("jax_settings") or {}, current()
     return [f"it began with {name} {was[name]}, now {now[name]}: not the same numbers" for name in differing(was, now)]

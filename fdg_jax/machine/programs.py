@@ -41,7 +41,7 @@ def jit(function: Callable, platform: str, reductions: bool = True, **options: A
 
 def compiler_options(platform: str, reductions: bool = True) -> dict[str, str] | None:
     """What `jit` compiles with; None where that is what JAX does anyway."""
-    if platform != "cpu" or FLAG in os.environ.get("XLA_FLAGS", "") or not known():
+    if platform != "cpu" or FLAG in os.environ.get("XLA_FLAGS", "") or not flag_is_known():
         return None
     allowed = (PRODUCTS, REDUCTIONS) if reductions or not reductions_can_be_wrong() else (PRODUCTS,)
     return {FLAG: ",".join(allowed)}
@@ -62,7 +62,7 @@ def reductions_can_be_wrong() -> bool:
 
 
 @cache
-def known() -> bool:
+def flag_is_known() -> bool:
     """Whether XLA knows the flag and its values. It is experimental, so that may change."""
     try:
         jax.jit(lambda x: x, compiler_options={FLAG: f"{PRODUCTS},{REDUCTIONS}"}).lower(0.0).compile()

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 
 import flax.linen as nn
 
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 
 
 class Family(Protocol):
@@ -47,7 +47,7 @@ def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
         if arguments is not None:
             return family, arguments
     known = [*names(), *(pattern for family in _families() for pattern in getattr(family, "PATTERNS", ()))]
-    raise BadInput(f"model {name!r} is not known.{meant(name, names())} There are {', '.join(known)}.")
+    raise BadInput(f"model {name!r} is not known.{did_you_mean(name, names())} There are {', '.join(known)}.")
 
 
 def names() -> list[str]:

@@ -113,7 +113,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
     except Exception as error:
         raise manifest.Unreadable(path, error) from error
     try:
-        return named(tree, content["arrays"]), content["about"]
+        return arrays_by_name(tree, content["arrays"]), content["about"]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fact = f"the checkpoint at {path} is damaged: {manifest.NAME} does not describe its arrays"
         raise manifest.Damaged(f"{fact} ({first_line(error)}).") from error
@@ -121,7 +121,7 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         raise manifest.Unreadable(path, error) from error
 
 
-def named(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
+def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
     """The arrays by their names. listed: (name, dtype, shape) of each; an empty one is not in the tree."""
     flat = {}
     for i, (name, dtype, shape) in enumerate(listed):

@@ -34,13 +34,13 @@ def flush_folder(path: Path) -> None:
 
 def flush_tree(folder: Path) -> None:
     """All files and folders below a folder, and itself; what is inside comes first."""
-    for place, _, names in os.walk(folder, topdown=False, onerror=raised):
+    for place, _, names in os.walk(folder, topdown=False, onerror=reraise):
         for name in names:
             flush_file(Path(place, name))
         flush_folder(Path(place))
 
 
-def raised(error: OSError) -> None:
+def reraise(error: OSError) -> None:
     """os.walk passes over a folder that it cannot list, unless it is told otherwise."""
     raise error
 

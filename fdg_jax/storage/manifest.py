@@ -41,23 +41,23 @@ class Unreadable(errors.Unreadable):
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Seals a folder as it is now."""
-    names = sorted(name for name, mode in inside(folder).items() if name != NAME and stat.S_ISREG(mode))
-    files = {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
+    names = sorted(name for name, mode in list_entries(folder).items() if name != NAME and stat.S_ISREG(mode))
+    files = {name: [(folder / name).stat().st_size, file_sha256(folder / name)] for name in names}
     body = {"format": FORMAT, "files": files, **content}
-    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}), encoding="utf-8")
+    (folder / NAME).write_text(json.dumps({"sha256": content_sha256(body), "content": body}), encoding="utf-8")
 
 
 def check(folder: Path) -> dict[str, Any]:
     """The content, if the folder is as it was sealed. Damaged, naming what is not; OtherFormat. OSError and MemoryError
     where it cannot be told."""
-    fact, there = f"the checkpoint at {folder} is damaged", inside(folder)
+    fact, there = f"the checkpoint at {folder} is damaged", list_entries(folder)
     body = sealed_content(folder, there, fact)
     for name, (size, sha256) in body["files"].items():
         if name not in there:
             raise Damaged(f"{fact}: {name} is missing.")
-        refuse_odd(name, there[name], fact)
+        check_regular_file(name, there[name], fact)
         found = (folder / name).stat().st_size
-        if found != size or digest(folder / name) != sha256:
+        if found != size or file_sha256(folder / name) != sha256:
             raise Damaged(f"{fact}: {name} ({found} of {size} bytes) does not match its hash.")
     for name in sorted(there.keys() - body["files"].keys() - {NAME}):
         raise Damaged(f"{fact}: {name} is there, and {NAME} does not list it.")
@@ -65,15 +65,15 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[str, Any]:
-    """What the manifest says, if it is one and matches its own hash. there: `inside(folder)`."""
+    """What the manifest says, if it is one and matches its own hash. there: `list_entries(folder)`."""
     if NAME not in there:
         raise Damaged(f"{fact}: {NAME} cannot be read ({os.strerror(errno.ENOENT)}).")
-    refuse_odd(NAME, there[NAME], fact)
+    check_regular_file(NAME, there[NAME], fact)
     text = (folder / NAME).read_bytes()
     try:
         sealed = json.loads(text)
         found, body = sealed["sha256"], sealed["content"]
-        expected = signed(body)
+        expected = content_sha256(body)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise Damaged(f"{fact}: {NAME} is no manifest.") from None
     if found != expected:
@@ -89,13 +89,13 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     return body
 
 
-def refuse_odd(name: str, mode: int, fact: str) -> None:
+def check_regular_file(name: str, mode: int, fact: str) -> None:
     """Raises Damaged for a link, a pipe and the like: none was ever sealed, and a pipe keeps its reader waiting."""
     if not stat.S_ISREG(mode):
         raise Damaged(f"{fact}: {name} is no ordinary file.")
 
 
-def inside(folder: Path) -> dict[str, int]:
+def list_entries(folder: Path) -> dict[str, int]:
     """{name in the folder, with /: mode} of everything below it that is no folder, and of folders that are empty. Links
     are not followed. Raises OSError where a folder cannot be listed, which Path.rglob passes over."""
     found, left = {}, [""]
@@ -113,10 +113,10 @@ def inside(folder: Path) -> dict[str, int]:
     return found
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def signed(body: Any) -> str:
+def content_sha256(body: Any) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

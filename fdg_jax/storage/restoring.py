@@ -11,7 +11,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.storage.plain import check_usable
 
 # Weights, statistics and the optimizer's state; not data on their way, nor gradients, which a guard may still refuse.
-REMEMBERED = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
+TRAINING_STATE = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
 
 
 class Reading(Mapping[str, Any]):
@@ -73,7 +73,7 @@ def check_finite(state: Mapping[str, Any]) -> None:
     A single number of an optimizer may be infinite: the best loss so far, before there is any.
     """
     for name, value in state.items():
-        if not REMEMBERED.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
+        if not TRAINING_STATE.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
             continue
         array = np.asarray(value)
         single = array.ndim == 0 and "opt_state" in name

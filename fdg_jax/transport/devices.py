@@ -14,7 +14,7 @@ def emulate_cpu(K: int) -> None:
     """Asks for at least K CPU devices. Works only before JAX computes anything; later it can but warn."""
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise BadInput(f"emulate_cpu({K!r}): a number of devices is 1 or more. Use one for each stage.")
-    if asked_for(K) or jax.default_backend() != "cpu":
+    if request_cpu_devices(K) or jax.default_backend() != "cpu":
         return
     there = jax.local_device_count()
     if there < K:
@@ -23,7 +23,7 @@ def emulate_cpu(K: int) -> None:
         warnings.warn(f"{fact} CPU device{'s' if there > 1 else ''}. {way_out}", stacklevel=2)
 
 
-def asked_for(K: int, exactly: bool = False) -> bool:
+def request_cpu_devices(K: int, exactly: bool = False) -> bool:
     """Asks JAX for K CPU devices; False where it has started already and cannot be asked any more.
 
     exactly: also where the environment (JAX_NUM_CPU_DEVICES) asks for more.
@@ -44,7 +44,7 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
     """
     if K < 1:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use K=1 (plain BP) or more.")
-    asked_for(K)  # where it is too late for that, the number of devices tells
+    request_cpu_devices(K)  # where it is too late for that, the number of devices tells
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there

@@ -115,7 +115,7 @@ def decode(train: files.Files, test: files.Files) -> Arrays:
 
 def decoded(split: files.Files, i: int) -> np.ndarray:
     content, _, path = split.read(i)
-    image = np.asarray(jpeg.opened(content, path))
+    image = np.asarray(jpeg.decode_image(content, path))
     if image.shape != TINY.shape:
         raise jpeg.Damaged(f"{path} is {image.shape} and not {TINY.shape} like all of Tiny-ImageNet. Replace the file.")
     return image

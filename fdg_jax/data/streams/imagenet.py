@@ -47,7 +47,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
             f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
             f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
         )
-    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).look()
+    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).check_sample()
     if note:
         say(note)
     return stream
