@@ -1,7 +1,7 @@
-"""`python -m fdg_jax` lists the commands that there are, one line each, and how to begin.
+"""The command `python -m fdg_jax`: lists all commands, one line each, and a few examples.
 
-The list imports nothing of what it lists, so that it comes at once. Benchmarks and tables are listed where they are:
-they belong to the repository and not to the installed package.
+It imports none of the commands, so that it answers at once. Benchmarks and tables are listed only inside the
+repository: they are not part of the installed package.
 """
 
 import sys
@@ -35,18 +35,18 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def can_run_here(command: str) -> bool:
-    """Whether the command can be run from here: those outside this package need the repository."""
+    """Whether a command exists here: those outside this package exist in the repository only."""
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
 def interpreter() -> str:
-    """The interpreter that runs this, as short as it can be written here."""
+    """The path of the running interpreter, relative if it is below the current directory."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def overview() -> str:
-    """All commands, in groups."""
+    """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
         "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
@@ -59,7 +59,7 @@ def overview() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0; 2 if a command was named, as it is a module of its own."""
+    """Prints the list and returns exit code 0. If a command's name is given, it says what to write instead: code 2."""
     if arguments and arguments[0] not in ("-h", "--help"):
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]
