@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from fdg_jax.errors import meant
+from fdg_jax.errors import did_you_mean
 
 HERE = Path(__file__).parent
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
         return 0
     if arguments[0] not in names():
-        asked = meant(arguments[0], names()) or " python -m benchmarks lists them."
+        asked = did_you_mean(arguments[0], names()) or " python -m benchmarks lists them."
         print(f"error: there is no benchmark {arguments[0]!r}.{asked}", file=sys.stderr)
         return 2
     return import_module(f"benchmarks.{arguments[0]}").main(list(arguments[1:])) or 0

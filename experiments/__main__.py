@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import experiments
 from experiments.harness import result_files, run_table, table_command
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 
 
 def overview() -> str:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     name, known = arguments[0], experiments.names()
     if name not in known:
-        asked = f"{meant(name, known)} There are {', '.join(known)}."
+        asked = f"{did_you_mean(name, known)} There are {', '.join(known)}."
         print(f"error: there is no table {name!r}.{asked}", file=sys.stderr)
         return 2
     return table_command.main(experiments.find(name), arguments[1:])

@@ -1,14 +1,14 @@
-"""`python -m fdg_jax` lists the commands that there are, one line each, and how to begin.
+"""The command `python -m fdg_jax`: lists all commands, one line each, and a few examples.
 
-The list imports nothing of what it lists, so that it comes at once. Benchmarks and tables are listed where they are:
-they belong to the repository and not to the installed package.
+It imports none of the commands, so that it answers at once. Benchmarks and tables are listed only inside the
+repository: they are not part of the installed package.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fdg_jax.errors import meant
+from fdg_jax.errors import did_you_mean
 
 COMMANDS = {
     "Train a network": {
@@ -34,36 +34,36 @@ EXAMPLES = (
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def there(command: str) -> bool:
-    """Whether the command can be run from here: those outside this package need the repository."""
+def can_run_here(command: str) -> bool:
+    """Whether a command exists here: those outside this package exist in the repository only."""
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
-def python() -> str:
-    """The interpreter that runs this, as short as it can be written here."""
+def interpreter() -> str:
+    """The path of the running interpreter, relative if it is below the current directory."""
     path, here = Path(sys.executable), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def overview() -> str:
-    """All commands, in groups."""
+    """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
         "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
-        f"for another. Each of these is a command: {python()} -m NAME",
+        f"for another. Each of these is a command: {interpreter()} -m NAME",
     ]
     for title, group in COMMANDS.items():
-        rows = [f"  {command:{width}}  {does}" for command, does in group.items() if there(command)]
+        rows = [f"  {command:{width}}  {does}" for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
-    return "\n".join([*lines, "", "For example", *(f"  {python()} {words}" for words in EXAMPLES)])
+    return "\n".join([*lines, "", "For example", *(f"  {interpreter()} {words}" for words in EXAMPLES)])
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0; 2 if a command was named, as it is a module of its own."""
+    """Prints the list and returns exit code 0. If a command's name is given, it says what to write instead: code 2."""
     if arguments and arguments[0] not in ("-h", "--help"):
         known = {command.rpartition(".")[2]: command for group in COMMANDS.values() for command in group}
         name = arguments[0]
-        asked = f" Write python -m {known[name]}." if name in known else meant(name, known)
+        asked = f" Write python -m {known[name]}." if name in known else did_you_mean(name, known)
         fact = f"{name!r} is not taken here: every command is a module of its own."
         print(f"error: {fact}{asked} python -m fdg_jax lists them.", file=sys.stderr)
         return 2

@@ -30,7 +30,7 @@ from fdg_jax.checks.arguments import (
     check_rate,
     check_read_behind,
 )
-from fdg_jax.checks.batches import check_batch, check_example, check_indices, checked, own
+from fdg_jax.checks.batches import check_batch, check_example, check_indices, checked_batches, copy_arrays
 from fdg_jax.corrections.interface import Late
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
@@ -219,7 +219,7 @@ class Pipeline:
         engine = self.engine
         check_batch(self._example, batch)
         with self._turn:
-            engine.step(*own(tuple(batch)))
+            engine.step(*copy_arrays(tuple(batch)))
         return self._newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
@@ -268,7 +268,7 @@ class Pipeline:
     def unsound(self, batch: tuple[Tree, Tree], step: int = 0) -> Unsound | None:
         """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the
         weights of now; None where every stage is sound. step: as `preprocess` gets it. Slow, and changes nothing."""
-        inputs, labels = own(tuple(batch))
+        inputs, labels = copy_arrays(tuple(batch))
         return self.engine.unsound(inputs, labels, step)
 
     def drain(self) -> None:
@@ -298,7 +298,7 @@ class Pipeline:
         """
         engine = self.engine
         self._turn.check_whole()
-        return engine.evaluate(checked(batches, self._example), transform)
+        return engine.evaluate(checked_batches(batches, self._example), transform)
 
     @property
     def params(self) -> list[dict[str, Tree]]:

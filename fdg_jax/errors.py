@@ -1,40 +1,47 @@
-"""One exception for everything a person got wrong, so that a command can tell it from a defect; words for it."""
+"""The exception for everything that a user can get wrong, which tells it from a bug; help with error messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class BadInput(ValueError):
-    """States the fact, the numbers and the way out. Commands print it as one message and exit with code 2."""
+    """A user's mistake. The message has the fact, the numbers and the way out; commands print it and exit with 2."""
 
 
 class Unreadable(BadInput):
-    """What is there cannot be read at the moment, so nothing is known of it: neither that it is whole nor that it is
-    not."""
+    """A file cannot be read at the moment, so whether it is intact is not known."""
 
 
 class ScheduleError(AssertionError):
-    """A schedule asks for something that does not exist yet, twice, or with other staleness than derived."""
+    """A schedule uses something that does not exist yet, does something twice, or has not the staleness it declares."""
 
 
-def meant(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """ " Did you mean resnet20 or resnet8?", the known names nearest to one that is not; "" where none is near."""
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """Suggests the nearest known names for one that is not known.
+
+    Arguments:
+        name: what was written.
+        known: the names that exist.
+        cutoff: how similar a name must be, from 0 to 1.
+
+    Returns: " Did you mean resnet20 or resnet8?", to follow another sentence; "" if no name is near.
+    """
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of someone else's says, in one line fit for a sentence of ours."""
+    """The first line of an exception's message, or else its type: to be quoted in a message of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def sentence(error: BaseException) -> str:
-    """The same with a full stop, so that another sentence can follow."""
+    """`first_line` with one full stop, so that another sentence can follow."""
     return first_line(error).rstrip(".") + "."
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line: what the system says, or else the kind of error and its own words."""
+    """Why something failed, in one line: the operating system's words, or else the error's type and message."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]

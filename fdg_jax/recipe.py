@@ -1,4 +1,4 @@
-"""The paper's recipe as optax chains: SGD with momentum and coupled weight decay, and its learning rate."""
+"""The paper's recipe as optax chains: SGD with momentum and coupled weight decay, and its learning-rate schedule."""
 
 import optax
 
@@ -6,10 +6,17 @@ import optax
 def paper_sgd(
     learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, weight_decay: float = 5e-4
 ) -> optax.GradientTransformation:
-    """g <- g + weight_decay p;  v <- momentum v + g;  p <- p - learning_rate v  (Section V, as PyTorch's SGD).
+    """The paper's optimizer (Section V), which is PyTorch's SGD.
 
-    Every parameter decays, BatchNorm's included, as in the authors' code. A schedule counts the stage's own
-    updates, so the learning rate belongs to the batch whose gradient is applied (Eq. 11).
+    g <- g + weight_decay p;  v <- momentum v + g;  p <- p - learning_rate v
+
+    Arguments:
+        learning_rate: a number, or an optax schedule. A schedule counts the stage's own updates, so the learning rate
+            belongs to the batch whose gradient is applied (Eq. 11).
+        momentum: 0 for none.
+        weight_decay: 0 for none. It applies to every parameter, batch norm's included, as in the authors' code.
+
+    Returns: an optax optimizer.
     """
     return optax.chain(
         optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
@@ -24,10 +31,16 @@ WARMUP = 3 / 300
 
 
 def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: bool) -> optax.Schedule:
-    """The learning rate of a stage's b-th update: divided by 10 at 150, 225 and 275 of 300 epochs.
+    """The paper's learning rate: divided by 10 after 50%, 75% and 91.67% of the epochs (150, 225 and 275 of 300).
 
-    Other lengths keep the proportions (50%, 75%, 91.67%), so `epochs` = 300 is the paper's. `warmup` starts with
-    0.01 for 3 of 300 epochs (the paper: ResNet-110, ResNet-1202 and K = 3, 4), or with `base` where that is less.
+    Arguments:
+        base: the learning rate at first.
+        epochs: the length of the run; 300 in the paper.
+        steps_per_epoch: updates in an epoch.
+        warmup: whether to begin with 0.01 (or `base` if that is less) for the first 1% of the epochs. The paper does so
+            for ResNet-110, ResNet-1202 and K = 3, 4.
+
+    Returns: a function: number of the update, from 0 -> learning rate.
     """
     total = epochs * steps_per_epoch
     drops = [round(fraction * total) for fraction in DROPS]

@@ -1,8 +1,8 @@
-"""Where a network is cut into K stages. A cut must change nothing but the place where work is done.
+"""Splits a network into K stages. A split changes nothing but the place where work is done.
 
-A network is a list of blocks 0..n-1, a split is the tuple of the first block numbers of stages 2..K: (3, 7)
-makes blocks 0-2, 3-6 and 7-(n-1) stages 1, 2 and 3. A stage names its blocks by their number in the whole
-network (block000, block001, ...): parameters, their names and their initial values are the same for every K.
+A network is a list of blocks 0..n-1. A split is the tuple of the first block numbers of stages 2..K: with (3, 7), stage
+1 has blocks 0-2, stage 2 has blocks 3-6 and stage 3 has blocks 7-(n-1). A stage names its blocks by their number in the
+whole network (block000, block001, ...). So parameters, their names and their initial values are the same for every K.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,11 @@ def block_name(number: int) -> str:
 
 
 class Stage(nn.Module):
-    """Consecutive blocks of a network, the first of them being block number `first` of the whole.
+    """Consecutive blocks of a network as one module.
 
-    __call__(x, train): x as the first block takes it, the result as the last block gives it.
+    blocks: linen modules `__call__(x, train)`.
+    first: the number of the first block in the whole network.
+    __call__(x, train): the first block's input -> the last block's output.
     """
 
     blocks: tuple[nn.Module, ...]
@@ -42,7 +44,17 @@ class Stage(nn.Module):
 
 
 def stages(blocks: Sequence[nn.Module], cuts: Split) -> list[nn.Module]:
-    """The K stages of a split: linen modules `__call__(x, train)` with their blocks under global names."""
+    """Makes the K stages of a split.
+
+    Arguments:
+        blocks: the network.
+        cuts: the split.
+
+    Returns: a linen module `__call__(x, train)` for each stage k = 1..K.
+
+    Raises:
+        BadInput: the split does not fit the blocks.
+    """
     check(cuts, len(cuts) + 1, len(blocks))
     return [Stage(tuple(blocks[a:b]), a) for a, b in pairwise((0, *cuts, len(blocks)))]
 
@@ -50,20 +62,31 @@ def stages(blocks: Sequence[nn.Module], cuts: Split) -> list[nn.Module]:
 def init_whole(
     blocks: Sequence[nn.Module], key: jax.Array, example_x: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, Any]:
-    """Initial variables {"params": {"block000": ...}, "batch_stats": ...} of the whole network.
+    """The initial variables of the whole network. No forward pass is run.
 
-    key: a JAX PRNG key. Flax folds a parameter's full name into it and the names do not depend on the cuts,
-    so `stage.init(key, ...)` with the same key gives a stage the very same values. example_x: a batch of
-    inputs or its shape; only the shape is used, no forward pass is run.
+    Flax derives a parameter's value from the key and the parameter's full name, which does not depend on the split. So
+    `stage.init(key, ...)` with the same key gives the same values.
+
+    Arguments:
+        blocks: the network.
+        key: a JAX random key.
+        example_x: a batch of inputs, or its shape.
+
+    Returns: {"params": {"block000": ...}, "batch_stats": ...}.
     """
     shape = jax.ShapeDtypeStruct(example_x.shape, example_x.dtype)
     return dict(Stage(tuple(blocks)).lazy_init(key, shape, True))
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
-    """The whole network's variables as a list over k = 1..K of {"params": ..., "batch_stats": ...}.
+    """Splits the whole network's variables. Nothing is copied.
 
-    A collection in which a stage has nothing is left out, as `stage.init` does. Nothing is copied.
+    Arguments:
+        variables: what `init_whole` returns.
+        cuts: the split.
+
+    Returns: for each stage k = 1..K, {"params": ..., "batch_stats": ...}. A collection in which a stage has nothing is
+    left out, as in `stage.init`.
     """
     parts: list[dict[str, Any]] = [{} for _ in range(len(cuts) + 1)]
     for collection, by_block in variables.items():
@@ -74,7 +97,7 @@ def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> 
 
 
 def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
-    """The split itself if it makes K stages of n_blocks blocks and none of them is empty; else BadInput."""
+    """Returns the split as a tuple. Raises BadInput unless it gives K stages of n_blocks blocks, none of them empty."""
     fact = f"split {','.join(map(str, cuts)) or 'of no numbers'} for K={K} stages of {n_blocks} blocks:"
     ways = f"Give {K - 1} increasing block numbers in 1..{n_blocks - 1}, or use --split even or balanced."
     if len(cuts) != K - 1:
@@ -91,10 +114,22 @@ def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
 
 
 def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | None = None) -> Split:
-    """The split that `--split text` asks for: paper, even, balanced, measured, or block numbers as in "3,7".
+    """The split that `--split TEXT` means.
 
-    name: the model. costs: a number per block (only their ratios count) for `balanced`, by default `block_costs`, and
-    for `measured`: seconds. Raises BadInput naming K, the number of blocks and the way out.
+    Arguments:
+        text: paper, even, balanced, measured, or block numbers as in "3,7".
+        name: the model.
+        K: number of stages.
+        n_blocks: number of the model's blocks.
+        costs: a number for each block, of which only the ratios count. `measured` needs seconds; for `balanced` the
+            default is `block_costs`.
+
+    Raises:
+        BadInput: there is no such split.
+
+    Example:
+        >>> parse("even", "resnet20", K=2, n_blocks=11)
+        (5,)
     """
     if K < 1:
         raise BadInput(f"K={K}: {name} ({n_blocks} blocks) makes at least 1 stage. Use --K 1..{n_blocks}.")
@@ -124,6 +159,7 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
 
 
 def _paper(name: str, K: int, n_blocks: int) -> Split:
+    """The authors' split. Raises BadInput if they give none."""
     cuts = models.paper_split(name, K)
     if cuts is None:
         given = [str(k) for k in range(2, n_blocks + 1) if models.paper_split(name, k) is not None]
@@ -136,18 +172,24 @@ def _paper(name: str, K: int, n_blocks: int) -> Split:
 
 
 def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1, 32, 32, 3)) -> list[float]:
-    """FLOPs of each block's forward pass in training, by XLA's analysis of the program lowered for this kind of device
-    (on a CPU narrow convolutions are computed with more of them, `fdg_jax.layers.convolution`).
+    """Estimates the FLOPs of each block's forward pass in training. Nothing is compiled or run.
 
-    Nothing is compiled or run. example_shape: [batch, height, width, channel]. The backward pass takes about
-    twice as many in every block, so the ratios hold for training if FLOPs tell time; where they do not,
-    give `parse` measured seconds.
+    The numbers come from XLA's analysis of the program for this kind of device: on a CPU, narrow convolutions take more
+    FLOPs (`fdg_jax.layers.convolution`). In every block the backward pass takes about twice as many. So the ratios hold
+    for training, as far as time is proportional to FLOPs. Where it is not, give `parse` measured seconds.
+
+    Arguments:
+        name: the model.
+        classes: number of classes.
+        example_shape: [batch, height, width, channel].
+
+    Returns: FLOPs, one number for each block.
     """
     known: dict[Any, tuple[float, Any]] = {}
     costs = []
     x = jax.ShapeDtypeStruct(tuple(example_shape), jnp.float32)
     for block in models.blocks(name, classes):
-        if (block, x.shape) not in known:  # blocks that are alike are analysed once
+        if (block, x.shape) not in known:  # equal blocks are analysed once
             known[block, x.shape] = _flops(block, x)
         flops, x = known[block, x.shape]
         costs.append(flops)
@@ -155,6 +197,7 @@ def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1,
 
 
 def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
+    """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x."""
     variables = jax.eval_shape(lambda key, x: block.init(key, x, True), jax.random.key(0), x)
     forward = jax.jit(lambda variables, x: block.apply(variables, x, True, mutable=["batch_stats"])[0])
     analysis: Any = forward.lower(variables, x).cost_analysis() or {}
@@ -162,9 +205,17 @@ def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
 
 
 def balanced(costs: Sequence[float], K: int) -> Split:
-    """The split into K non-empty stages whose slowest is as fast as can be; of those, the most even one.
+    """The split into K non-empty stages whose slowest stage is as fast as possible.
 
-    costs: a positive number per block, at least K of them. Most even: of the least sum of squares.
+    Of several such splits it is the most even one: the sum of the stages' squared costs is smallest.
+
+    Arguments:
+        costs: a positive number for each block, at least K of them.
+        K: number of stages.
+
+    Example:
+        >>> balanced([1, 1, 2, 4], 2)
+        (3,)
     """
     ends = np.concatenate([[0.0], np.cumsum(np.asarray(costs, np.float64))])
     cost = ends[None, :] - ends[:, None]  # [a, b]: blocks a..b-1 as one stage
@@ -176,7 +227,7 @@ def balanced(costs: Sequence[float], K: int) -> Split:
 
 
 def _cheapest_path(cost: np.ndarray, K: int, combine: np.ufunc) -> tuple[float, Split]:
-    """K stages from block 0 to the end, cost[a, b] each, totalled by `combine`: (least total, its cuts)."""
+    """The cheapest split into K stages: (its total cost, its cuts). A stage of blocks a..b-1 costs cost[a, b]."""
     best, choices = cost[0], []
     for _ in range(K - 1):
         totals = combine(best[:, None], cost)  # [a, b]: the earlier stages end at a, this one at b

@@ -116,4 +116,4 @@ def imagenet_prepared(data_dir: Path, train: int = 12, val: int = 6, shards: int
 def decoded(images, i: int) -> np.ndarray:
     """Image i of a stream, whole."""
     content, _, where = images.read(i)
-    return np.asarray(jpeg.opened(content, where))
+    return np.asarray(jpeg.decode_image(content, where))

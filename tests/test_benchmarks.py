@@ -26,7 +26,7 @@ from benchmarks import split as benchmark_split
 from benchmarks.harness import bench_worker, report, side_specs
 from benchmarks.peers import sides as peers
 from fdg_jax import api, schedule
-from fdg_jax.data.jpeg import opened
+from fdg_jax.data.jpeg import decode_image
 from fdg_jax.data.streams import imagenet
 from fdg_jax.engine import host_engine
 from fdg_jax.errors import BadInput
@@ -513,7 +513,7 @@ def test_the_loaders_images_are_photographs_of_imagenets_size(tmp_path):
     found = loader.stream(tmp_path)
     assert (len(found.train_images), len(found.test_images), found.classes) == (20, 10, 10)
     image, _, where = found.train_images.read(0)
-    assert opened(image, where).size == (500, 375)
+    assert decode_image(image, where).size == (500, 375)
     assert 20_000 < size < 150_000  # ImageNet's mean is about 110 kB
 
 

@@ -149,7 +149,7 @@ def test_a_manifest_that_is_none_is_damage(written, content, tmp_path):
 def test_a_manifest_with_the_right_hash_and_nothing_in_it_is_damage(written, body, tmp_path):
     copy = tmp_path / "c"
     shutil.copytree(written[0], copy)
-    (copy / "manifest.json").write_text(json.dumps({"sha256": manifest.signed(body), "content": body}))
+    (copy / "manifest.json").write_text(json.dumps({"sha256": manifest.content_sha256(body), "content": body}))
     with pytest.raises(manifest.Damaged, match="is no manifest"):
         checkpoint.load(copy)
 

@@ -44,7 +44,7 @@ def test_every_module_that_can_be_run_is_in_the_list_and_no_other():
             found.add(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__"))
     listed = {name for group in overview.COMMANDS.values() for name in group}
     assert {name for name in listed if name.startswith("fdg_jax")} == found - {"fdg_jax", "fdg_jax.experiments"}
-    assert all(overview.there(name) for name in listed)
+    assert all(overview.can_run_here(name) for name in listed)
 
 
 def test_outside_the_repository_its_commands_are_not_listed(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_the_report_command_explains_itself(capsys):
 
 def test_the_models_read_from_the_text_of_the_files_are_all_models():
     patterns = [each for family in models._families() for each in getattr(family, "PATTERNS", ())]
-    assert names.of_models() == [*models.names(), *patterns]
+    assert names.model_names() == [*models.names(), *patterns]
     assert all(hasattr(family, "arguments") == hasattr(family, "PATTERNS") for family in models._families())
 
 
@@ -92,7 +92,7 @@ def test_the_models_read_from_the_text_of_the_files_are_all_models():
 def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(program):
     shown = {name: command_line.listed(program.help.get(name, FIELDS[name].metadata["help"]), program)
              for name in ("method", "model", "dataset")}  # fmt: skip
-    for name, known in (("method", methods.names()), ("model", names.of_models())):
+    for name, known in (("method", methods.names()), ("model", names.model_names())):
         assert ", ".join(known) in shown[name]
     assert all(each in shown["dataset"] for each in program.datasets or data.names())
     assert "{" not in "".join(shown.values())

@@ -1,5 +1,6 @@
 """The schedule is integers, so its tests are exact."""
 
+import doctest
 import subprocess
 import sys
 
@@ -10,11 +11,25 @@ from hypothesis import strategies as st
 from fdg_jax import methods
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.schedule import Op, __main__, bp, summary
+from fdg_jax.schedule import Op, __main__, bp, core, simulator, summary, walk
 from fdg_jax.schedule.drawing import columns, render
 from fdg_jax.schedule.running import validate
 
 ORDERS = ("backward-first", "forward-first")
+
+
+@pytest.mark.parametrize("module", [core, walk, simulator], ids=lambda module: module.__name__)
+def test_the_examples_in_docstrings_say_what_comes_out(module):
+    found = doctest.testmod(module, extraglobs={"bp": bp})
+    assert (found.attempted, found.failed) == (1, 0)
+
+
+def test_a_walk_says_who_sent_what_each_operation_reads():
+    schedule = fdg(2, accumulate=2)
+    steps = {step.op: step for _, steps in walk.walk(schedule, walk.filling(schedule, 5)) for step in steps}
+    assert steps[Op("F", 2, 3)].inputs == [Op("F", 1, 3)] and steps[Op("F", 2, 3)].previous == Op("B", 2, 2)
+    assert steps[Op("F", 1, 1)].previous is None and set(steps[Op("F", 1, 1)].senders.values()) == {None}
+    assert [str(op) for op, step in steps.items() if op.k == 2 and step.updates] == ["B2", "B4"]
 
 
 def test_fdg_with_three_stages_is_the_papers_figure():

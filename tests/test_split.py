@@ -1,5 +1,6 @@
 """A cut changes nothing but the place where work is done; a wrong one is refused with the way out."""
 
+import doctest
 import itertools
 
 import jax
@@ -211,3 +212,8 @@ def test_a_model_without_any_paper_split_says_so():
 def test_stages_refuses_a_cut_that_leaves_one_empty():
     with pytest.raises(BadInput, match="stage k=2 is empty"):
         split.stages(models.blocks("resnet8", 10), (2, 2))
+
+
+def test_the_examples_in_docstrings_say_what_comes_out():
+    found = doctest.testmod(split)
+    assert (found.attempted, found.failed) == (2, 0)

@@ -140,7 +140,7 @@ def test_a_damaged_record_is_named(tmp_path):
 def test_a_random_part_lies_inside_and_has_the_area_and_shape_it_may_have():
     for size in ((500, 375), (60, 61), (1, 1), (9, 400), (400, 9)):
         for i in range(300):
-            left, top, width, height = jpeg.part(*size, jpeg.draws(0, 0, i)[1:].reshape(-1, 4))
+            left, top, width, height = jpeg.part(*size, jpeg.random_numbers(0, 0, i)[1:].reshape(-1, 4))
             assert 0 <= left <= size[0] - width and 0 <= top <= size[1] - height
             assert width > 0 and height > 0
             if size == (500, 375):  # sides are rounded to whole pixels, the shorter one is 100 or more
@@ -149,15 +149,15 @@ def test_a_random_part_lies_inside_and_has_the_area_and_shape_it_may_have():
 
 
 def test_the_random_numbers_of_an_image_are_its_own_and_the_same_on_every_numpy():
-    draws = np.stack([jpeg.draws(seed, epoch, i) for seed in (0, 1) for epoch in (0, 1) for i in range(250)])
+    draws = np.stack([jpeg.random_numbers(seed, epoch, i) for seed in (0, 1) for epoch in (0, 1) for i in range(250)])
     assert draws.shape == (1000, 41) and len(np.unique(draws)) == draws.size
     # 41,000 uniform numbers: their mean is 1/2 with a standard deviation of 0.0014.
     assert abs(draws.mean() - 0.5) < 0.006
-    assert jpeg.draws(1, 2, 3)[:2].tolist() == [0.13732203113233543, 0.22522750207501308]
+    assert jpeg.random_numbers(1, 2, 3)[:2].tolist() == [0.13732203113233543, 0.22522750207501308]
 
 
 def test_a_mirrored_crop_is_the_crop_mirrored_and_a_whole_one_the_image_resized():
-    image = jpeg.opened(photo(3, (224, 224)), "it")
+    image = jpeg.decode_image(photo(3, (224, 224)), "it")
     numbers = np.array([0.5, *(10 * [1.0, 0.5, 0.0, 0.0])])  # all of the area, square
     plain = jpeg.train_crop(image, 224, numbers)
     np.testing.assert_array_equal(plain, np.asarray(image))
@@ -175,7 +175,7 @@ def test_a_test_image_is_the_centre_of_the_image():
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_printers_colours_become_three_channels(mode):
-    image = np.asarray(jpeg.opened(photo(1, mode=mode), "it")).astype(int)
+    image = np.asarray(jpeg.decode_image(photo(1, mode=mode), "it")).astype(int)
     assert image.shape == (64, 64, 3)
     if mode == "L":
         assert (image[..., 0] == image[..., 2]).all()
@@ -184,7 +184,7 @@ def test_grey_and_printers_colours_become_three_channels(mode):
 def test_a_png_under_a_jpegs_name_is_read():
     file = io.BytesIO()
     Image.fromarray(pixels(photo(1))).save(file, "PNG")
-    np.testing.assert_array_equal(np.asarray(jpeg.opened(file.getvalue(), "it")), pixels(photo(1)))
+    np.testing.assert_array_equal(np.asarray(jpeg.decode_image(file.getvalue(), "it")), pixels(photo(1)))
 
 
 def png(samples: np.ndarray) -> bytes:
@@ -203,7 +203,7 @@ def png(samples: np.ndarray) -> bytes:
 @pytest.mark.parametrize("shape", [(4, 64), (4, 64, 3)])
 def test_a_png_of_16_bits_has_the_upper_8_of_them(shape):
     samples = np.arange(np.prod(shape)).reshape(shape).astype(np.uint16) * 85
-    found = np.asarray(jpeg.opened(png(samples), "it"))
+    found = np.asarray(jpeg.decode_image(png(samples), "it"))
     expected = (samples >> 8).astype(np.uint8)
     np.testing.assert_array_equal(found, expected if len(shape) == 3 else np.repeat(expected[..., None], 3, axis=2))
 
@@ -255,7 +255,7 @@ def test_test_batches_are_all_test_images_in_order(small):
     images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     for i in range(6):
         image, label, _ = small.test_images.read(i)
-        np.testing.assert_array_equal(images[i], jpeg.test_crop(jpeg.opened(image, "it"), 32))
+        np.testing.assert_array_equal(images[i], jpeg.test_crop(jpeg.decode_image(image, "it"), 32))
         assert labels[i] == label
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from experiments.harness import estimate, result_files, runner
 from experiments.harness.run_table import CUT_OFF, RESULTS, ROOT, Run, Table, command, shown, state
 from fdg_jax.data import directories
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.training.signals import Stopped
 
@@ -123,7 +123,7 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
         raise BadInput(f"{table.name} has no runs of its own: use `render`; its page says where its numbers come from.")
     for pattern in options.only or ():
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            asked = f"{meant(pattern, names)} `list` shows all names."
+            asked = f"{did_you_mean(pattern, names)} `list` shows all names."
             raise BadInput(f"--only {pattern}: no run of {table.name} is called that.{asked}")
     wanted = options.only or ["*"]
     return [run for run in table.runs if any(fnmatch.fnmatchcase(run.name, pattern) for pattern in wanted)]

@@ -1,1 +1,1 @@
-"""What a caller may get wrong, refused in one sentence before anything is computed."""
+"""Checks of what a caller passes in: a mistake is refused in one sentence before anything is computed."""

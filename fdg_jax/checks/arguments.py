@@ -1,7 +1,6 @@
-"""What can be wrong with the arguments of `fdg_jax.Pipeline` and `init`, told before anything is traced.
+"""Checks the arguments of `fdg_jax.Pipeline` and `init` before anything is traced.
 
-What only tracing finds, shapes that do not fit, is in fdg_jax.stage.shapes; what can be wrong with a batch in
-fdg_jax.checks.batches.
+Shapes that do not fit are found by tracing (fdg_jax.stage.shapes). Batches are checked in fdg_jax.checks.batches.
 """
 
 import inspect
@@ -28,7 +27,7 @@ DTYPES = ("float32", "bfloat16")
 
 
 def kind(value: Any) -> str:
-    """What a value is, in words fit for a sentence."""
+    """Describes a value for an error message: "the class Dense", "float32[8, 3]", "a list of 2"."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if inspect.isroutine(value):
@@ -44,7 +43,18 @@ def kind(value: Any) -> str:
 
 
 def check_problem(stages: Any, loss: Any, optimizer: Any) -> list[nn.Module]:
-    """The stages, where all three are what the pipeline can work with."""
+    """Checks what a pipeline is made of.
+
+    Arguments:
+        stages: a list of Flax linen modules, one for each stage.
+        loss: loss(outputs, labels) -> scalar.
+        optimizer: an optax optimizer.
+
+    Returns: the stages.
+
+    Raises:
+        BadInput: one of the three is something else.
+    """
     if not isinstance(stages, list | tuple):
         raise BadInput(f"stages is {kind(stages)}, not a list. Write stages=[module, ...], one linen module a stage.")
     if not stages:
@@ -63,7 +73,7 @@ def check_problem(stages: Any, loss: Any, optimizer: Any) -> list[nn.Module]:
 
 
 def check_beta(beta: Any) -> None:
-    """Raises BadInput where beta is no number in (0, 1]."""
+    """Raises BadInput if beta is not a number in (0, 1]."""
     if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
         raise BadInput(f"beta={beta!r} is {type(beta).__name__}, not a number. Use 1 for no shrinking, or 0.5, say.")
     if not 0.0 < float(beta) <= 1.0:
@@ -107,19 +117,29 @@ def check_rate(learning_rate: Any) -> Any:
 
 
 def check_read_behind(read_behind: Any) -> None:
-    """Raises BadInput where it is no whole number of 1 or more."""
+    """Raises BadInput if it is not an integer of 1 or more."""
     if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:
         raise BadInput(f"read_behind={read_behind!r}: losses are read 1 or more dispatches late. Use 16, say.")
 
 
 def check_dtype(dtype: Any) -> None:
-    """Raises BadInput for what is not the name of a number format that a stage can compute in."""
+    """Raises BadInput if dtype is not the name of a dtype that a stage can compute in."""
     if dtype not in DTYPES:
         raise BadInput(f"dtype={dtype!r} is not known. Use {' or '.join(map(repr, DTYPES))}.")
 
 
 def check_options(weights: str, engine: str, engines: Collection[str], method: interface.Method) -> None:
-    """Raises BadInput for values outside their range and for combinations that no engine can run."""
+    """Checks that the options are known and can be combined.
+
+    Arguments:
+        weights: at which weights gradients are taken, "stashed" or "current".
+        engine: the engine's name.
+        engines: the names of all engines.
+        method: the method.
+
+    Raises:
+        BadInput: a name is not known, or no engine can run the combination.
+    """
     if weights not in WEIGHTS:
         raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
     if engine not in engines:
@@ -141,7 +161,17 @@ def check_options(weights: str, engine: str, engines: Collection[str], method: i
 
 
 def check_devices(devices: Any, K: int) -> list[Any]:
-    """A device per stage. Warns where stages share one; raises BadInput for what is no list of K devices."""
+    """The devices of the stages.
+
+    Arguments:
+        devices: a list of K JAX devices, or None for the default ones.
+        K: number of stages.
+
+    Returns: a device for each stage k = 1..K. If stages must share devices, a warning is given.
+
+    Raises:
+        BadInput: it is not a list of K devices.
+    """
     if devices is None:
         found, remark = stage_devices(K)
         if remark:
@@ -159,7 +189,7 @@ def check_devices(devices: Any, K: int) -> list[Any]:
 
 
 def check_key(key: Any) -> None:
-    """Raises BadInput for what is no JAX random key, of the new kind or the old."""
+    """Raises BadInput if key is not a JAX random key, new style (`jax.random.key`) or old (`jax.random.PRNGKey`)."""
     array = isinstance(key, jax.Array | np.ndarray)
     new = array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
     if not new and not (array and key.dtype == np.uint32 and key.ndim == 1):

@@ -1,8 +1,8 @@
-"""What a batch must be: arrays like those of the example that the pipeline was initialised with.
+"""Checks batches: their arrays must be like those of the example that the pipeline was initialised with.
 
-Looked at on every entry, but only at shapes and dtypes, so that nothing is waited for. JAX computes in 32 bits unless
-told otherwise and casts 64-bit NumPy arrays silently, on the host, again with every batch. That is allowed only to
-those who did it at init as well: dtypes must be those of the example, or what JAX makes of them.
+Every batch is checked as it enters, but only its shapes and dtypes, so that nothing has to be waited for. By default
+JAX computes in 32 bits: it casts 64-bit NumPy arrays without a word, on the host, for every batch. This is allowed only
+if the example was 64-bit as well. So a batch's dtypes must be those of the example, or what JAX casts them to.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,27 +24,38 @@ NAMES = ("inputs", "labels")
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
-def own(tree: Tree) -> Tree:
-    """Copies NumPy arrays: a CPU device would use the caller's memory for as long as a batch is under way, and he may
-    refill it at once."""
+def copy_arrays(tree: Tree) -> Tree:
+    """A tree with its NumPy arrays copied.
+
+    A CPU device uses the caller's memory while a batch is in flight, and the caller may overwrite it meanwhile.
+    """
     return jax.tree.map(lambda a: a.copy() if isinstance(a, np.ndarray) else a, tree)
 
 
 def canonical(dtype: Any) -> np.dtype:
-    """What JAX makes of a dtype: float32 of float64, unless jax_enable_x64 is set."""
+    """The dtype that JAX casts a dtype to: float32 for float64, unless jax_enable_x64 is set."""
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
 @cache
 def numeric(dtype: Any) -> bool:
-    """Whether it is a dtype of numbers or truth values, not of text or of a ragged list's objects."""
+    """Whether a dtype is numeric or bool: not text, and not the objects of a ragged list."""
     return jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
 
 
-def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
-    """(inputs, labels) of a batch as trees of jax.ShapeDtypeStruct, with the dtypes they were given in.
+def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
+    """The shapes and dtypes of a batch.
 
-    shapes_do: whether shapes alone will do, without numbers to compute with.
+    Arguments:
+        batch: (inputs, labels), each a tree of arrays [batch, ...].
+        fact: how the error message begins, such as "a batch".
+        use: the correct call, for the error message.
+        shapes_do: whether jax.ShapeDtypeStructs are accepted instead of arrays.
+
+    Returns: (inputs, labels) as trees of jax.ShapeDtypeStruct.
+
+    Raises:
+        BadInput: it is not such a pair, an array cannot be used, or lengths differ or are 0.
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
@@ -68,17 +79,17 @@ def arrays(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pair:
 
 
 def check_example(batch: Any) -> Pair:
-    """What batches are compared with."""
-    return arrays(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
+    """The shapes and dtypes of the example batch, with which batches are compared. Raises BadInput."""
+    return batch_shapes(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
 def check_batch(example: Pair, batch: Any) -> None:
-    """Refuses a batch that is not like the example the pipeline was initialised with (other lengths are fine)."""
-    check_alike(example, arrays(batch, "a batch", "step((inputs, labels))"))
+    """Raises BadInput if a batch is not like the example, apart from its length."""
+    check_alike(example, batch_shapes(batch, "a batch", "step((inputs, labels))"))
 
 
 def check_alike(example: Pair, given: Pair) -> None:
-    """Raises BadInput where structure, dtypes or shapes behind the first axis are not those of the example."""
+    """Raises BadInput if tree structure, dtypes or shapes (without the first axis) differ from the example's."""
     for name, like, found in zip(NAMES, example, given, strict=True):
         if jax.tree.structure(found) != jax.tree.structure(like):
             raise BadInput(f"the {name} are {text(found)}, at init they were {text(like)}: other arrays.")
@@ -93,7 +104,16 @@ def check_alike(example: Pair, given: Pair) -> None:
 
 
 def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None:
-    """Refuses what `Pipeline.train` cannot cut batches from."""
+    """Checks the arguments of `Pipeline.train`.
+
+    Arguments:
+        example: what `check_example` returned.
+        images, labels: arrays [N, ...].
+        indices: integers [W, batch] in 0..N-1, a row for each batch.
+
+    Raises:
+        BadInput: they are something else, or unlike the example.
+    """
     if not isinstance(indices, jax.Array | np.ndarray) or indices.ndim != 2 or indices.dtype.kind not in "iu":
         fact = f"indices is {kind(indices)}, not an integer array [W, batch]: one row a batch"
         raise BadInput(f"{fact}. Use indices[None] for one batch, or reshape them.")
@@ -114,19 +134,29 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
         )
 
 
-def checked(batches: Any, example: Pair) -> Iterator[Pair]:
-    """The batches of an evaluation, each looked at before it is used. Sizes may be others than in training, and the
-    inputs may have another dtype, as a transform may come first; labels must be of the same sort of number."""
+def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
+    """The batches of an evaluation, each checked when it is used and copied.
+
+    Batch sizes may differ from training, and so may the inputs' dtype, as a transform may follow. Labels must be of the
+    same sort of number as in training.
+
+    Arguments:
+        batches: an iterable of (inputs, labels).
+        example: what `check_example` returned.
+
+    Raises:
+        BadInput: the batches are something else.
+    """
     use = "evaluate([(inputs, labels), ...]), a list also for a single batch"
     if not isinstance(batches, Iterable):
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
     for batch in batches:
-        check_labels(example[1], arrays(batch, "each batch of evaluate", use)[1])
-        yield own(tuple(batch))
+        check_labels(example[1], batch_shapes(batch, "each batch of evaluate", use)[1])
+        yield copy_arrays(tuple(batch))
 
 
 def check_labels(like: Tree, found: Tree) -> None:
-    """Raises BadInput where labels are other arrays than at init, or floating-point numbers in place of integers."""
+    """Raises BadInput if labels differ from those at init in structure or sort of number."""
     same = jax.tree.structure(found) == jax.tree.structure(like)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
     if not same or any(sort_of_number(a.dtype) != sort_of_number(b.dtype) for a, b in pairs):
@@ -134,6 +164,6 @@ def check_labels(like: Tree, found: Tree) -> None:
 
 
 def sort_of_number(dtype: Any) -> str:
-    """Integers of all kinds are one sort, floating-point numbers (bfloat16 too) another."""
+    """The sort of number of a dtype: "integers", "floating" (with bfloat16), "complex" or "others"."""
     sorts = {"integers": np.integer, "floating": np.floating, "complex": np.complexfloating}
     return next((name for name, of in sorts.items() if jnp.issubdtype(dtype, of)), "others")

@@ -1,8 +1,8 @@
-"""What a person asks for by name: a method, whose file he may have written himself, a model, a data set.
+"""Finds what a user asks for by name: a method (whose file may be the user's own), a model, a data set.
 
-Both front doors, the command and `fdg_jax.Pipeline`, look names up through this, so that a name spelled otherwise or
-an unfinished file is one sentence in either. JAX comes in only with the file of a method that needs it, so that a
-command answers at once.
+Both the command and `fdg_jax.Pipeline` look names up here, so that a misspelled name or an unfinished file gives the
+same one-sentence error in both. JAX is imported only by those methods' files that need it, so that commands answer at
+once.
 """
 
 import ast
@@ -17,18 +17,24 @@ from fdg_jax.methods import interface
 
 
 def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
-    """Raises BadInput where a known name differs in case and punctuation only: ResNet-20 is resnet20."""
+    """Raises BadInput if a name is not known but differs from a known one in case and punctuation only.
+
+    Arguments:
+        what: what the name is of, such as "model".
+        name: what was written, such as ResNet-20.
+        known: the names that exist, such as resnet20.
+    """
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9]", "", text.lower())
 
-    meant = [each for each in known if plain(each) == plain(name)]
-    if name not in known and meant:
-        raise BadInput(f"{what} {name!r} is not known. Did you mean {' or '.join(meant)}?")
+    alike = [each for each in known if plain(each) == plain(name)]
+    if name not in known and alike:
+        raise BadInput(f"{what} {name!r} is not known. Did you mean {' or '.join(alike)}?")
 
 
 def find_method(name: Any) -> interface.Method:
-    """The method of that name. BadInput where there is none, or where its file does not say what it is."""
+    """The method of that name. Raises BadInput if there is none, or if its file does not define METHOD."""
     known = methods.names()
     if not isinstance(name, str):
         raise BadInput(f"method={name!r} is no name. Use one of {', '.join(known)}, in quotes.")
@@ -46,11 +52,11 @@ def find_method(name: Any) -> interface.Method:
     return found
 
 
-def of_models() -> list[str]:
+def model_names() -> list[str]:
     """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
 
-    Read from the text of the files in `fdg_jax/models`: importing them would import JAX, and --help need not wait for
-    that. A file whose NAMES are computed rather than written out is left out.
+    The names are read from the text of the files in `fdg_jax/models`: importing the files would import JAX, for which
+    --help should not wait. Names that a file computes are left out.
     """
     names: list[ast.expr | None] = []
     patterns: list[ast.expr | None] = []

@@ -1,10 +1,9 @@
-"""Images a pipeline can be trained on, whole and in memory, as uint8 arrays, or decoded on the way.
+"""Data sets of images: decoded in memory as uint8 arrays, or decoded while training.
 
-A data set is one file in `sets/`: the file's name is the value of `--dataset` on the command line, and the
-file has one function, `load(data_dir) -> Dataset`. One that memory does not hold is a file in `streams/` with
-`load(data_dir) -> Stream` (see `stream`). Everything beside those folders is help for such files
-(reading and writing TFDS directories, the cache of decoded arrays, downloads) or works on what they return
-(`augment`). Nothing here touches a device, and nothing slow is imported before a data set needs it.
+A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
+`--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
+`load(data_dir) -> Stream`. The other files help these (reading and writing TFDS directories, the cache of decoded
+arrays, downloads) or work on what they return (`augment`). Nothing slow is imported before a data set needs it.
 """
 
 from __future__ import annotations
@@ -20,24 +19,33 @@ from fdg_jax.errors import BadInput
 
 
 def names() -> list[str]:
-    """The data sets that are held in memory, found by looking into `sets/`."""
+    """The names of the data sets in memory: the files in `sets/`."""
     return sorted(module.name for module in pkgutil.iter_modules(sets.__path__))
 
 
 def stream_names() -> list[str]:
-    """Those that are decoded while they are used, found by looking into `streams/`."""
+    """The names of the data sets that are decoded while training: the files in `streams/`."""
     return sorted(module.name for module in pkgutil.iter_modules(streams.__path__))
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset | Stream:
-    """Returns the data set `name`, of either kind.
+    """Loads a data set of either kind.
 
-    `data_dir` is a TFDS data directory (the one that holds `cifar10/3.0.2`). Without it, TFDS's own is used
-    (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`), and what isn't prepared there is downloaded into it. A
-    `data_dir` given here is only read: a mistyped path should be an error, not a download.
+    Arguments:
+        name: the data set.
+        data_dir: a TFDS data directory (the one that holds `cifar10/3.0.2`). It is only read, as a mistyped path should
+            be an error and not a download. None: TFDS's own (`TFDS_DATA_DIR`, else `~/tensorflow_datasets`); a data set
+            that is missing there is downloaded into it.
 
-    Raises BadInput, before anything slow, for an unknown name, a directory that can't be read or doesn't
-    hold the data set, and files that are damaged or incomplete.
+    Returns: the data set.
+
+    Raises:
+        BadInput: the name is not known, the directory cannot be read or lacks the data set, or files are damaged or
+            incomplete. It is raised before anything slow.
+
+    Example:
+        >>> load("digits").shape
+        (32, 32, 3)
     """
     for folder, known in ((sets, names()), (streams, stream_names())):
         if name in known:

@@ -1,9 +1,8 @@
-"""What a training image goes through on the device: random crop, random mirroring, normalisation.
+"""Augmentation of training images on the device: random crop, random mirroring, normalisation.
 
-The paper's recipe for CIFAR, as one function that jit, vmap and lax.scan may trace. All randomness comes
-from (seed, step): image i of a batch is cropped and mirrored according to the i-th random words of that
-key, whatever engine asks, however often and in whatever order. So a run can be repeated, resumed in its
-middle, or computed by another engine, and every batch is the same to the last bit.
+This is the paper's recipe for CIFAR, as one function that jit, vmap and lax.scan can trace. All randomness comes from
+(seed, step): the i-th random words of this key decide how image i of a batch is cropped and mirrored. So every batch is
+the same to the last bit if a run is repeated, resumed, or computed by another engine.
 """
 
 from __future__ import annotations
@@ -22,16 +21,24 @@ from fdg_jax.errors import BadInput
 def train_transform(
     meta: Dataset | Stream, seed: int
 ) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
-    """Returns f(images, step): images [B, H, W, C] uint8, step an int32 scalar -> [B, H, W, C] float32.
+    """Makes the transform of training images.
 
-    Each image gets `meta.pad` zero (black) pixels on each side, loses a uniformly chosen part of them again,
-    is mirrored with probability 1/2 if `meta.flip`, and is normalised as in `test_transform`. The paper says
-    "random crop and flip" as in ResNet's CIFAR recipe: zero padding of 4, before normalisation.
-    Raises BadInput for a seed outside 0 .. 2**32-1, which JAX would cut to 32 bits or refuse.
+    Each image is padded by `meta.pad` black pixels on each side, cropped to its size at a random place, mirrored with
+    probability 1/2 if `meta.flip`, and normalised as in `test_transform`. The paper says "random crop and flip" as in
+    ResNet's CIFAR recipe: zero padding of 4, before normalisation.
+
+    Arguments:
+        meta: the data set.
+        seed: 0 .. 2**32-1.
+
+    Returns: f(images [B, H, W, C] uint8, step int32 scalar) -> [B, H, W, C] float32.
+
+    Raises:
+        BadInput: the seed is outside that range.
     """
     check_seed(seed)
     normalise = test_transform(meta)
-    if not (meta.pad or meta.flip):  # a stream's images: cropped and mirrored while they were decoded
+    if not (meta.pad or meta.flip):  # a stream crops and mirrors its images while it decodes them
         return lambda images, step: normalise(images)
 
     def transform(images, step):
@@ -42,10 +49,10 @@ def train_transform(
             mirrored = jnp.zeros_like(mirrored)
         margin = (meta.pad, meta.pad)
         padded = jnp.pad(images, ((0, 0), margin, margin, (0, 0)))
-        # A gather of whole pixels on uint8: on a CPU core the cheapest of the ways tried (then, in this order, a
-        # dynamic_slice per image, one-hot products, lax.map, a select per offset). One of an image under vmap, not
-        # one with the image's number among the indices: of a batch that is spread over devices (data parallel) each
-        # then crops its own part, and nothing is sent.
+        # A gather of whole uint8 pixels is the fastest form on a CPU core. Then come, in this order, a dynamic_slice
+        # per image, one-hot products, lax.map, and a select per offset. The gather is of one image under vmap, without
+        # the image's number among the indices: so, if a batch is spread over devices (data parallel), each device crops
+        # its own part and nothing is sent.
         rows = down[:, None] + jnp.arange(height)  # [B, H]
         columns = jnp.arange(width)
         columns = jnp.where(mirrored[:, None], width - 1 - columns, columns) + right[:, None]  # [B, W]
@@ -56,10 +63,16 @@ def train_transform(
 
 
 def test_transform(meta: Dataset | Stream) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """Returns f(images): [..., C] uint8 -> [..., C] float32, (image/255 - mean) / std per channel."""
-    # Computed as (image - 255 mean) * (1 / 255 std): a difference then a product, which no compiler may
-    # contract into a fused multiply-add. `image * scale + bias` could be, here and not there, and would
-    # then end in other last bits inside a scan than alone.
+    """Makes the transform of test images: (image/255 - mean) / std for each channel.
+
+    Arguments:
+        meta: the data set.
+
+    Returns: f(images [..., C] uint8) -> [..., C] float32.
+    """
+    # Computed as (image - 255 mean) * (1 / 255 std): a difference and then a product, which no compiler contracts into
+    # a fused multiply-add. `image * scale + bias` might be contracted in one program and not in another. Then the last
+    # bits inside a scan would differ from those alone.
     mean = np.asarray(meta.mean, np.float64) * 255
     std = np.asarray(meta.std, np.float64) * 255
     mean, scale = mean.astype(np.float32), (1 / std).astype(np.float32)
@@ -74,25 +87,36 @@ test_transform.__test__ = False  # its name is not meant for pytest
 
 
 def draw(seed: int, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The random choices of a batch: rows [B] and columns [B] cut off, 0..2 pad, and mirrored [B] bool."""
-    # The generator is named so that a user's `jax_default_prng_impl` doesn't change a run.
+    """The random choices for a batch: (rows [B] and columns [B] to cut off, 0..2 pad; mirrored [B] bool)."""
+    # The generator is named, so that a user's `jax_default_prng_impl` does not change a run.
     key = jax.random.fold_in(jax.random.key(np.uint32(seed), impl="threefry2x32"), step)
     words = jax.random.bits(key, (batch, 3), jnp.uint32)
-    # The remainder favours some offsets by less than 2**-29: far below what any number of images shows.
+    # The remainder favours some offsets by less than 2**-29, which is too little to notice.
     offsets = (words[:, :2] % (2 * pad + 1)).astype(jnp.int32)
     return offsets[:, 0], offsets[:, 1], (words[:, 2] >> 31).astype(bool)
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation [n] int32 of the training images, given by (seed, epoch) alone.
+    """The order of the training images in an epoch, a function of (seed, epoch).
 
-    From NumPy's RandomState, whose stream is frozen for good, so that a run resumed under a newer NumPy
-    sees the same batches. Raises BadInput for a seed outside 0 .. 2**32-1.
+    It comes from NumPy's RandomState, whose stream will never change. So a run that is resumed with a newer NumPy sees
+    the same batches.
+
+    Arguments:
+        n: number of images.
+        seed: 0 .. 2**32-1.
+        epoch: 0, 1, ...
+
+    Returns: a permutation [n] int32.
+
+    Raises:
+        BadInput: the seed is outside that range.
     """
     check_seed(seed)
     return np.random.RandomState([seed, epoch]).permutation(n).astype(np.int32)
 
 
 def check_seed(seed: int) -> None:
+    """Raises BadInput for a seed outside 0 .. 2**32-1, which JAX would truncate to 32 bits or refuse."""
     if not 0 <= seed < 2**32:
         raise BadInput(f"the seed is {seed}, but must be between 0 and {2**32 - 1}.")

@@ -1,9 +1,8 @@
-"""Keeps decoded arrays on disk, so that only the first start pays for decoding.
+"""Caches decoded arrays on disk, so that only the first start has to decode.
 
-One file per prepared directory, in the user's cache directory (data directories are often read-only and
-shared). It may disappear or be damaged at any time: it is used only if it was made from exactly these
-source files and its content still has the checksum it was written with, and otherwise made anew. Nothing
-that goes wrong here ends a run; it only costs time, and says so.
+There is one file for each prepared directory, in the user's cache directory (data directories are often read-only and
+shared). It is used only if it was made from exactly these source files and its checksum is right. Otherwise it is made
+anew. No error here ends a run: it prints a sentence, and the images are decoded again.
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from fdg_jax.data.prepared import Arrays, Expected
 from fdg_jax.machine.stderr import say
 from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
-FORMAT = 1  # to be raised when what is stored, or how images are decoded, changes
+FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
 
 
 def cache_dir() -> Path:
+    """The cache directory: $XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "fdg_jax"
 
@@ -32,9 +32,15 @@ def cache_dir() -> Path:
 def cached(
     directory: Path, expected: Expected, make: Callable[[], Arrays], files: Iterable[Path] | None = None
 ) -> Arrays:
-    """Returns the arrays made from the files in `directory`: from the cache, or by `make()`.
+    """The arrays of a data set, from the cache or newly made.
 
-    files: all that the arrays depend on, where these lie deeper.
+    Arguments:
+        directory: where the data set's files are.
+        expected: what the data set must be.
+        make: decodes the files; called if the cache does not have the arrays.
+        files: the files that the arrays depend on, by default those in `directory`.
+
+    Returns: the arrays.
     """
     directory = directory.resolve()
     source = fingerprint(directory, expected, files)
@@ -48,16 +54,17 @@ def cached(
 
 
 def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | None = None) -> str:
-    """Changes whenever a file of the directory (or of `paths`) is added, removed, renamed, written to or replaced."""
+    """A hash that changes if a file of the directory (or of `paths`) is added, removed, renamed or written."""
     files = []
     for path in list_directory(directory) if paths is None else paths:
-        with contextlib.suppress(OSError):  # a dangling link: `make` will say what is wrong with it
+        with contextlib.suppress(OSError):  # a dangling link, which `make` will report
             stat = path.stat()
             files.append((path.name, stat.st_size, stat.st_mtime_ns))
     return hashlib.sha256(repr((FORMAT, os.fspath(directory), expected, files)).encode()).hexdigest()
 
 
 def checksum(arrays: Arrays) -> str:
+    """A hash of dtype, shape and bytes of the arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
@@ -66,7 +73,7 @@ def checksum(arrays: Arrays) -> str:
 
 
 def load(path: Path, source: str) -> Arrays | None:
-    """The arrays in a cache file, or None where there is none, it is of other source files, or is damaged."""
+    """The arrays in a cache file; None if there is none, if it is damaged, or if its source files were others."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if str(file["source"]) != source:
@@ -84,7 +91,7 @@ def load(path: Path, source: str) -> Arrays | None:
 
 
 def save(path: Path, source: str, arrays: Arrays) -> None:
-    """Writes the cache file under another name and renames it, so that no reader ever sees a part of one."""
+    """Writes a cache file. It is renamed when it is complete, so that readers never see a part of it."""
     temporary = temporary_beside(path)
     try:
         make_private(path.parent)
@@ -97,5 +104,5 @@ def save(path: Path, source: str, arrays: Arrays) -> None:
             f"will decode them again. XDG_CACHE_HOME chooses another place."
         )
     finally:
-        with contextlib.suppress(OSError):  # it may be there, and may be impossible to remove, for one reason
+        with contextlib.suppress(OSError):  # if it could not be written, it may be impossible to remove, too
             temporary.unlink(missing_ok=True)

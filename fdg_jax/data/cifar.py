@@ -1,4 +1,4 @@
-"""What CIFAR-10 and CIFAR-100 have in common: where they are looked for, and how they get into memory."""
+"""What CIFAR-10 and CIFAR-100 have in common: finding, downloading and loading them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fdg_jax.storage import temporary_files
 
 
 class Cifar(NamedTuple):
-    """One of the two data sets. Mean and deviation are those of its training images."""
+    """One of the two data sets. mean and std: of its training images' channels, scaled to 0..1."""
 
     expected: prepared.Expected
     mean: tuple[float, float, float]
@@ -26,10 +26,17 @@ class Cifar(NamedTuple):
 
 
 def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
-    """Returns the data set from the TFDS directory `data_dir`, or from TFDS's own if that is None.
+    """Loads one of the two data sets.
 
-    In the second case it is downloaded and prepared where it isn't yet. Raises Unavailable where that is
-    impossible, and BadInput for everything else that a person can put right.
+    Arguments:
+        cifar: which one.
+        data_dir: a TFDS data directory. None: TFDS's own, where the data set is downloaded and prepared if necessary.
+
+    Returns: the data set.
+
+    Raises:
+        Unavailable: it cannot be downloaded or prepared.
+        BadInput: the directory lacks it, or files are damaged.
     """
     name = cifar.expected.name
     directory = find(name, data_dir)
@@ -41,7 +48,7 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The prepared directory, or None if it has to be downloaded; BadInput if `data_dir` lacks it."""
+    """The prepared directory; None if it must be downloaded. Raises BadInput if a given `data_dir` lacks it."""
     default = directories.default_data_dir()
     if data_dir is None:
         return directories.find(name, default)
@@ -61,7 +68,7 @@ def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
 def obtain(cifar: Cifar, data_dir: Path) -> Path:
     """Downloads the archive, prepares it in `data_dir` and returns the prepared directory.
 
-    An archive that already lies in `<data_dir>/downloads/` is used: the way for machines without a network.
+    An archive in `<data_dir>/downloads/` is used if there is one, for machines without a network.
     """
     name = cifar.expected.name
     archive = data_dir / "downloads" / cifar.download.url.rpartition("/")[2]
@@ -69,7 +76,7 @@ def obtain(cifar: Cifar, data_dir: Path) -> Path:
         if archive.exists():
             check(archive, cifar.download)
             return prepare(archive, cifar.layout, cifar.expected, data_dir)
-        # Under a name of its own, so that a second process started now doesn't take it for a given one.
+        # Under a temporary name, so that another process does not take it for a user's archive.
         fetched = temporary_files.temporary_beside(archive)
         fetch(cifar.download, fetched)
         try:

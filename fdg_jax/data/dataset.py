@@ -1,4 +1,4 @@
-"""A data set that is held in memory: what the files in `sets/` return."""
+"""A data set in memory: what the files in `sets/` return."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Dataset(NamedTuple):
-    """A data set, decoded. N training and M test images of height H, width W and C channels."""
+    """A decoded data set with N training and M test images of height H, width W and C channels."""
 
     name: str
     train_images: np.ndarray  # [N, H, W, C] uint8
@@ -20,8 +20,8 @@ class Dataset(NamedTuple):
     std: tuple[float, ...]  # [C]
     pad: int  # zero pixels added on each side before the random crop
     flip: bool  # whether a mirrored image still shows the same class
-    note: str = ""  # what a person must know about this run's data; "" when there is nothing
-    fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), where somebody wants it
+    note: str = ""  # what the user must know about this run's data; "" for nothing
+    fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), once computed
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -29,5 +29,5 @@ class Dataset(NamedTuple):
         return self.train_images.shape[1:]
 
     def first(self, n: int | None) -> Dataset:
-        """With the first n training images only; all of them for None."""
+        """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])

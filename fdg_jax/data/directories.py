@@ -1,6 +1,6 @@
-"""Where prepared data sets lie: TFDS's layout `<data directory>/<name>/<version>/`, looked at carefully.
+"""Finds prepared data sets in TFDS's layout, `<data directory>/<name>/<version>/`.
 
-Every way in which a directory can be wrong (missing, a file, unreadable) is told apart here and named.
+Errors tell apart whether a directory is missing, is a file, or cannot be read.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from fdg_jax.errors import BadInput
 
 
 def default_data_dir() -> Path:
-    """Where TFDS itself keeps data sets."""
+    """The directory in which TFDS itself keeps data sets."""
     return Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def find(name: str, data_dir: Path) -> Path | None:
-    """The newest prepared version of `name` in `data_dir`, or None if there is none."""
+    """The directory of the newest prepared version of `name` in `data_dir`; None if there is none. Raises BadInput."""
     versions = [path for path in list_directory(data_dir / name, missing_ok=True)
                 if re.fullmatch(r"\d+\.\d+\.\d+", path.name) and list_directory(path)]  # fmt: skip
     return max(versions, key=lambda path: [int(part) for part in path.name.split(".")], default=None)
 
 
 def list_directory(path: Path, missing_ok: bool = False) -> list[Path]:
-    """The sorted entries of a directory; [] if it isn't there and may be missing."""
+    """The sorted entries of a directory; [] if it is missing and `missing_ok`. Raises BadInput."""
     try:
         return sorted(path.iterdir())
     except FileNotFoundError:

@@ -1,9 +1,8 @@
-"""Fetches one file with a known checksum, and gives up in time.
+"""Downloads one file with a known checksum, and gives up in time.
 
-Being offline has many faces: no name service, an address that swallows packets, a proxy that accepts and
-never answers. Name look-ups can't be timed out and each address of a host gets its own timeout, so the
-question is asked in a thread and the whole of it gets one budget. Once a server has answered, the budget
-ends and only standing still, or creeping, counts as failure.
+Being offline shows in many ways: no name service, an address that drops packets, a proxy that accepts and never
+answers. A name look-up has no timeout, and each address of a host has its own. So the request is made in a thread, with
+one time limit for all of it. Once a server has answered, only a transfer that stops or is too slow counts as a failure.
 """
 
 from __future__ import annotations
@@ -24,32 +23,37 @@ from fdg_jax.storage import temporary_files
 
 
 class Unavailable(BadInput):
-    """What was asked for can't be had here; `--dataset auto` then takes something else."""
+    """The data set cannot be had here. `--dataset auto` then takes another one."""
 
 
 class Download(NamedTuple):
-    """A file to fetch. `bytes` and `sha256` are checked before anybody sees the file."""
+    """A file to download. `bytes` and `sha256` are checked before the file appears."""
 
     url: str
     bytes: int
     sha256: str
-    answer_seconds: float = 3.0  # budget for the first answer, all attempts together
-    stall_seconds: float = 20.0  # nothing, or less than slowest_bytes_per_second, for this long is a failure
+    answer_seconds: float = 3.0  # time limit for the first answer, all attempts together
+    stall_seconds: float = 20.0  # this long below slowest_bytes_per_second is a failure
     slowest_bytes_per_second: float = 50_000.0
     attempts: int = 3
 
 
 def fetch(download: Download, path: Path) -> None:
-    """Downloads to `path`, which appears only when it is whole and its checksum is right.
+    """Downloads a file. It appears only when it is complete and its checksum is right.
 
-    Raises Unavailable, with the reason, after at most `attempts` attempts; if no server ever answers, within
-    `answer_seconds`. A file that has another size or checksum than expected isn't asked for again.
+    Arguments:
+        download: what to fetch.
+        path: where it goes.
+
+    Raises:
+        Unavailable: all attempts failed, or no server answered within `answer_seconds`, or the file is not the expected
+            one (then there is no further attempt). The message has the reason.
     """
     deadline = time.monotonic() + download.answer_seconds
     for attempt in range(1, download.attempts + 1):
         try:
             response = ask(download, deadline - time.monotonic())
-            # It answered: we are online, and each further attempt may wait for an answer again.
+            # It answered, so we are online, and each further attempt may wait for an answer again.
             with response:
                 receive(response, download, path)
             return
@@ -61,7 +65,7 @@ def fetch(download: Download, path: Path) -> None:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
             if isinstance(error, Interrupted):
                 deadline = time.monotonic() + download.answer_seconds
-        pause = 0.1 * 2**attempt  # seconds: short, for it also delays finding out that we are offline
+        pause = 0.1 * 2**attempt  # seconds; short, as it also delays noticing that we are offline
         if attempt == download.attempts or time.monotonic() + pause >= deadline:
             break
         say(f"{download.url}: {reason}; trying again ({attempt + 1} of {download.attempts})")
@@ -70,11 +74,11 @@ def fetch(download: Download, path: Path) -> None:
 
 
 class Interrupted(OSError):
-    """A transfer that began and did not end: worth another attempt."""
+    """A transfer began and did not end: another attempt is worthwhile."""
 
 
 def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
-    """Opens the URL and returns its response within `seconds`, or raises what happened instead."""
+    """Opens the URL and returns its response within `seconds`; raises TimeoutError, or the error of the request."""
     answers: queue.Queue = queue.Queue()
 
     def open_url():
@@ -83,7 +87,7 @@ def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
         except Exception as error:  # handed to the caller, whatever it is
             answers.put(error)
 
-    # A daemon thread, so that a name look-up that hangs doesn't hold up the end of the process.
+    # A daemon thread, so that a hanging name look-up does not keep the process from ending.
     threading.Thread(target=open_url, daemon=True).start()
     try:
         answer = answers.get(timeout=max(0.0, seconds))
@@ -95,16 +99,16 @@ def ask(download: Download, seconds: float) -> http.client.HTTPResponse:
 
 
 def receive(response: http.client.HTTPResponse, download: Download, path: Path) -> None:
-    """Writes the body to a file beside `path`, checks it and renames it to `path`."""
+    """Writes the body to a temporary file, checks it and renames it to `path`. Raises Unavailable, Interrupted."""
     declared = response.headers.get("Content-Length")
     if declared is not None and declared != str(download.bytes):
-        # A network's login page, for instance.
+        # Such as a network's login page.
         raise Unavailable(f"{download.url} has {declared} bytes and not the {download.bytes:,} expected.")
     temporary = temporary_files.temporary_beside(path)
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(temporary, "wb")  # noqa: SIM115 - its own errors, apart from the transfer's
+            file = open(temporary, "wb")  # noqa: SIM115 - its errors are told apart from the transfer's
         except OSError as error:
             raise unwritable(path.parent, error) from error
         with file:
@@ -120,7 +124,7 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
 
 
 def copy(response: http.client.HTTPResponse, file, download: Download, path: Path) -> str:
-    """Copies the body while it keeps coming and returns its sha256; raises Interrupted if it ends early."""
+    """Copies the body to a file and returns its sha256. Raises Interrupted if it ends early or is too slow."""
     digest = hashlib.sha256()
     progress = Progress(download.bytes, "bytes", f"downloading {download.url}")
     received, window_start, window_received = 0, time.monotonic(), 0
@@ -147,7 +151,7 @@ def copy(response: http.client.HTTPResponse, file, download: Download, path: Pat
 
 
 def check(path: Path, download: Download) -> None:
-    """Raises BadInput if the file that somebody put at `path` isn't the one that would be downloaded."""
+    """Raises BadInput if the file at `path`, which a user put there, is not the one that would be downloaded."""
     size = path.stat().st_size
     if size != download.bytes:
         raise BadInput(f"{path} has {size:,} bytes and not the {download.bytes:,} expected. Remove or replace it.")
@@ -158,6 +162,7 @@ def check(path: Path, download: Download) -> None:
 
 
 def unwritable(directory: Path, error: OSError) -> Unavailable:
+    """The error for a directory that cannot be written to."""
     return Unavailable(
         f"{directory} can't be written to ({error.strerror}). Set TFDS_DATA_DIR to a directory with room."
     )

@@ -1,4 +1,4 @@
-"""Images as files in folders, a folder a class: where they are, what class they show, and what is missing.
+"""Images as files, usually in a folder for each class: finds them, their classes, and what is missing.
 
 The order is a fixed shuffle of the sorted names, so that the first N images (`--train-size`) are of all classes.
 """
@@ -17,7 +17,7 @@ from fdg_jax.data.jpeg import Damaged
 from fdg_jax.errors import BadInput
 
 SUFFIXES = (".jpeg", ".jpg")
-THREADS, CHUNK = 16, 1000  # threads that ask for the sizes of files, files that one asks for at a time
+THREADS, CHUNK = 16, 1000  # threads that read file sizes, files that each takes at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Files:
     """Labelled image files below a folder."""
 
     folder: str
-    names: np.ndarray  # [N] bytes: paths below the folder. An array, as a list of a million strings is slow to copy
+    names: np.ndarray  # [N] bytes: paths below the folder; a list of a million strings would be slow to copy
     labels: np.ndarray  # [N] int32
 
     def __len__(self) -> int:
@@ -35,10 +35,11 @@ class Files:
         return Files(self.folder, self.names[rows], self.labels[rows])
 
     def path(self, i: int) -> str:
+        """The path of image i."""
         return os.path.join(self.folder, os.fsdecode(bytes(self.names[i])))
 
     def read(self, i: int) -> tuple[bytes, int, str]:
-        """(content, label, path). Raises Damaged where the file cannot be read."""
+        """(content, label, path) of image i. Raises Damaged if the file cannot be read."""
         path = self.path(i)
         try:
             with open(path, "rb") as file:
@@ -47,12 +48,12 @@ class Files:
             raise Damaged(f"{path} can't be read: {error.strerror or error}.") from None
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """([names below the folder, labels], sizes in bytes). Raises Damaged where a file is gone."""
+        """([names below the folder, labels], sizes in bytes). Raises Damaged if a file is gone."""
         return [self.names, self.labels], sizes(map(self.path, range(len(self))))
 
 
 def sizes(paths: Iterable[str]) -> np.ndarray:
-    """[N] int64: the sizes of files in bytes. In threads, as each answer of a network's file system takes a while."""
+    """The sizes of files in bytes, [N] int64. In threads, as network file systems answer slowly. Raises Damaged."""
     every = list(paths)
     chunks = [every[start : start + CHUNK] for start in range(0, len(every), CHUNK)]
     with ThreadPoolExecutor(THREADS) as pool:
@@ -61,6 +62,7 @@ def sizes(paths: Iterable[str]) -> np.ndarray:
 
 
 def size(path: str) -> int:
+    """The size of a file in bytes. Raises Damaged if it is gone."""
     try:
         return os.stat(path).st_size
     except OSError as error:
@@ -68,14 +70,20 @@ def size(path: str) -> int:
 
 
 def shuffled(folder: Path, names: Sequence[str], labels: Sequence[int]) -> Files:
-    """In a fixed random order, the same on every machine and NumPy."""
+    """Images in a fixed random order, the same on every machine and with every NumPy.
+
+    Arguments:
+        folder: where they are.
+        names: their paths below the folder.
+        labels: their classes, 0, 1, ...
+    """
     order = np.random.RandomState(0).permutation(len(names))
     encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
     return Files(os.fspath(folder), encoded[order], np.asarray(labels, np.int32)[order])
 
 
 def entries(folder: Path, what: str) -> list[os.DirEntry]:
-    """The sorted entries of a folder that must be there. what: what it is, for the error."""
+    """The sorted entries of a folder. what: what it should hold, for the error. Raises BadInput."""
     try:
         return sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -83,19 +91,27 @@ def entries(folder: Path, what: str) -> list[os.DirEntry]:
 
 
 def classes(folder: Path) -> list[str]:
-    """The names of the class folders in a split's folder, sorted: class 0, 1, ..."""
+    """The names of the classes 0, 1, ...: the sorted folders in a split's folder. Raises BadInput."""
     found = entries(folder, "a folder of images a class")
     return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
 
 
 def images(folder: Path) -> list[str]:
-    """The sorted names of the image files in a folder."""
+    """The sorted names of the image files in a folder. Raises BadInput."""
     found = entries(folder, "images (*.JPEG)")
     return [entry.name for entry in found if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")]
 
 
 def by_folder(split: Path, wanted: Sequence[str]) -> Files:
-    """`<split>/<class>/*.JPEG`. Raises BadInput for a class without a folder or without an image, naming it."""
+    """Finds the images `<split>/<class>/*.JPEG`.
+
+    Arguments:
+        split: the folder.
+        wanted: the names of class 0, 1, ...
+
+    Raises:
+        BadInput: a class has no folder or no image; the message names it.
+    """
     names, labels = [], []
     for label, name in enumerate(wanted):
         found = images(split / name)
@@ -107,9 +123,16 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
 
 
 def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequence[str]) -> Files:
-    """`<folder>/*.JPEG`, their classes by file name as `source` lists them. wanted: the names of class 0, 1, ...
+    """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file.
 
-    Raises BadInput for an image without a class, a class that there is not, and an image that is listed and not there.
+    Arguments:
+        folder: where they are.
+        source: the file with the list, for errors.
+        class_of: {file name: name of its class}.
+        wanted: the names of class 0, 1, ...
+
+    Raises:
+        BadInput: an image is not listed, a listed class is not known, or a listed image is missing.
     """
     number = {name: label for label, name in enumerate(wanted)}
     names = images(folder)
@@ -125,7 +148,7 @@ def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequen
 
 
 def lines(path: Path, holds: str) -> list[str]:
-    """The lines of a text file that are not empty. holds: what it says, for the error."""
+    """The non-empty lines of a text file. holds: what the file tells, for the error. Raises BadInput."""
     try:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:

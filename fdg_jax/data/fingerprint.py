@@ -1,11 +1,10 @@
-"""Says which data set a run is trained on, so that a run that goes on can be refused other images.
+"""A fingerprint of the data set that a run is trained on, so that the run cannot be resumed with other images.
 
-A fingerprint is small and made of plain numbers and texts, so that it can stand in a JSON file. It depends on the
-content and the order of the images alone: not on the directory, and not on when a file was written. A copy of a data
-set at another place has the same one.
+A fingerprint is a small JSON value. It depends only on the content and the order of the images, not on the directory or
+the time of a file. A copy of a data set elsewhere has the same fingerprint.
 
-Arrays in memory are hashed whole. Of images that stay in their files that would take hours, so there the names, labels
-and sizes of the files count, and the bytes of a sample of the images.
+Arrays in memory are hashed completely. For images that stay in their files this would take hours. There the names,
+labels and sizes of all files are hashed, and the bytes of a sample of the images.
 """
 
 from __future__ import annotations
@@ -18,19 +17,23 @@ import numpy as np
 
 from fdg_jax.data import Stream
 from fdg_jax.data.dataset import Dataset
-from fdg_jax.data.stream import Encoded, sampled
+from fdg_jax.data.stream import Encoded, sample_indices
 
-FORMAT = 1  # to be raised when the same data get another fingerprint
+FORMAT = 1  # increase it if the same data get another fingerprint
 SPLITS = {"train": "training", "test": "test"}
 
 Fingerprint = dict[str, Any]
 
 
 def of(dataset: Dataset | Stream) -> Fingerprint:
-    """{"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}.
+    """The fingerprint of a data set.
 
-    images: how many; labels: a hash of the labels in their order (of files also of the names); content: one of the
-    pixels (of files: of the sizes, and of the bytes of a sample).
+    Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: their
+    number. labels: a hash of the labels in order (for files, also of the names). content: a hash of the pixels (for
+    files, of the sizes and of a sample's bytes).
+
+    Raises:
+        Damaged: an image file cannot be read.
     """
     parts = {}
     for split in SPLITS:
@@ -44,9 +47,9 @@ def of(dataset: Dataset | Stream) -> Fingerprint:
 
 
 def of_files(images: Encoded) -> Fingerprint:
-    """Of the images of one split that lie in files."""
+    """The fingerprint of one split whose images are in files."""
     labels, sizes = images.listing()
-    contents, found = zip(*(images.read(i)[:2] for i in sampled(len(images))), strict=True)
+    contents, found = zip(*(images.read(i)[:2] for i in sample_indices(len(images))), strict=True)
     return {
         "images": len(images),
         "labels": digest([*labels, np.asarray(found, np.int64)]),
@@ -55,26 +58,26 @@ def of_files(images: Encoded) -> Fingerprint:
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:
-    """sha256 over dtype, shape and bytes of every array."""
-    made = hashlib.sha256()
+    """The sha256 over dtype, shape and bytes of arrays."""
+    found = hashlib.sha256()
     for array in arrays:
-        made.update(f"{array.dtype.str}{array.shape}".encode())
-        made.update(np.ascontiguousarray(array).data)
-    return made.hexdigest()
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def without_content(of: Fingerprint) -> Fingerprint:
-    """The same without what is in the images: for a run that stops at a damaged one, which somebody will repair."""
+    """A fingerprint without the images' content: for a run that stops at a damaged image, which may be repaired."""
     return {**of, **{split: {**of[split], "content": None} for split in SPLITS}}
 
 
 def comparable(was: Any) -> TypeGuard[Fingerprint]:
-    """Whether what a file keeps as a fingerprint is one of this format."""
+    """Whether a value from a file is a fingerprint of this format."""
     return isinstance(was, dict) and was.get("format") == FORMAT and all(isinstance(was.get(s), dict) for s in SPLITS)
 
 
 def difference(was: Fingerprint, now: Fingerprint) -> str:
-    """What differs, in words that follow "the data are not the same: "; "" where nothing does."""
+    """Describes how two fingerprints differ, to follow "the data are not the same: "; "" if they do not."""
     said = [
         f"{name} {now.get(key)}, was {was.get(key)}"
         for key, name in (("classes", "classes"), ("shape", "image shape"))

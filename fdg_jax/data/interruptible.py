@@ -1,7 +1,7 @@
-"""Long waits that leave nothing half done, such as a download, and that a signal may therefore end at once.
+"""Long waits that a signal may end at once, as they leave nothing half done, such as downloads.
 
-Loading data knows nothing of signals. A command that does says here, by a context manager, how such a wait is ended:
-by an exception, raised in the middle of it.
+The data room knows nothing of signals. A command that handles signals gives a context manager here, in which such waits
+are made and which ends them by an exception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _section: ContextVar[Section] = ContextVar("section", default=contextlib.nullcon
 
 @contextlib.contextmanager
 def by(section: Section) -> Iterator[None]:
-    """Within it, every long wait is made in `section()`."""
+    """A context in which every long wait is made inside `section()`, which returns a context manager."""
     token = _section.set(section)
     try:
         yield
@@ -25,5 +25,5 @@ def by(section: Section) -> Iterator[None]:
 
 
 def long_wait() -> contextlib.AbstractContextManager[None]:
-    """For who waits long: as a context around the wait."""
+    """The context in which to wait."""
     return _section.get()()

@@ -1,9 +1,9 @@
-"""One photograph: from the bytes of a file to an array, whole, cropped at random for training, or centred for a test.
+"""Decodes one photograph, and crops it: at random for training, at the centre for testing.
 
-The recipe is the usual one for ImageNet (a random part of the image, resized; a random mirroring; for a test the
-centre). The paper says "random cropping, random horizontal flip" and refers to ResNet and DenseNet, which differ: this
-is DenseNet's, with the ranges of scale and shape that PyTorch made common. Resizing is Pillow's bilinear, which
-averages over all pixels when it shrinks. Colours and brightness stay as they are.
+The recipe is the usual one for ImageNet: a random part of the image, resized, and mirrored at random; for testing the
+centre. The paper says "random cropping, random horizontal flip" and cites ResNet and DenseNet, which differ. This is
+DenseNet's recipe, with PyTorch's usual ranges of scale and aspect ratio. Resizing is Pillow's bilinear, which averages
+over all pixels when it shrinks. Colours and brightness are not changed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,20 @@ TEST_CUT = 224 / 256  # of a test image's shorter side
 
 
 class Damaged(BadInput):
-    """An image that cannot be decoded; the message names the file."""
+    """An image cannot be read or decoded; the message names the file."""
 
 
-def opened(content: bytes, where: str):
-    """The decoded image (PIL.Image, RGB: grey is repeated, CMYK converted, of 16 bits the upper 8 are kept).
+def decode_image(content: bytes, where: str):
+    """Decodes an image to RGB: grey is repeated, CMYK converted, and of 16 bits the upper 8 are kept.
 
-    where: what names it in an error.
+    Arguments:
+        content: the bytes of the file.
+        where: what names the image in an error.
+
+    Returns: a PIL.Image.
+
+    Raises:
+        Damaged: it cannot be decoded.
     """
     from PIL import Image
 
@@ -34,18 +41,18 @@ def opened(content: bytes, where: str):
         # One of ImageNet's files is a PNG under a JPEG's name.
         image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
         if image.mode.startswith("I"):  # grey with 16 bits: `convert` would make everything above 255 white
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow reads colours of 16 bits
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow does with 16-bit colours
         return image.convert("RGB")
-    except Exception as error:  # whatever Pillow makes of damaged bytes
+    except Exception as error:  # Pillow raises many kinds for damaged bytes
         fact = str(error).partition("<_io")[0].strip() or type(error).__name__  # without the address of our buffer
         raise Damaged(f"{where} can't be decoded ({len(content):,} bytes; {fact}). Replace the file.") from None
 
 
-def draws(seed: int, epoch: int, i: int) -> np.ndarray:
-    """The random numbers of image i in an epoch: [4 TRIES + 1] float64 in [0, 1).
+def random_numbers(seed: int, epoch: int, i: int) -> np.ndarray:
+    """The random numbers for image i in an epoch: [4 TRIES + 1] float64 in [0, 1).
 
-    From Philox, which can be begun anywhere at once (beginning a RandomState costs half a millisecond), and its raw
-    words, whose stream is frozen.
+    They come from the raw words of Philox, whose stream will not change. It starts fast: starting a RandomState takes
+    half a millisecond.
     """
     key, counter = np.array([seed, epoch], np.uint64), np.array([0, i, 0, 0], np.uint64)
     words = np.random.Philox(key=key, counter=counter).random_raw(4 * TRIES + 1)
@@ -53,10 +60,17 @@ def draws(seed: int, epoch: int, i: int) -> np.ndarray:
 
 
 def train_crop(image, side: int, random: np.ndarray) -> np.ndarray:
-    """A random part of the image, resized and mirrored with probability 1/2: [side, side, 3] uint8.
+    """A random part of an image, resized and mirrored with probability 1/2.
 
-    random: what `draws` gives. The part has 8 to 100% of the area and is 3:4 to 4:3 in shape, the logarithm uniform.
-    Where ten tries find none that fits, it is the largest central one of such a shape.
+    The part has 8 to 100% of the area and an aspect ratio of 3:4 to 4:3, with uniform logarithm. If none of ten tries
+    fits into the image, it is the largest central part with such an aspect ratio.
+
+    Arguments:
+        image: a PIL.Image.
+        side: in pixels, of the result.
+        random: what `random_numbers` returns.
+
+    Returns: [side, side, 3] uint8.
     """
     from PIL import Image
 
@@ -66,7 +80,7 @@ def train_crop(image, side: int, random: np.ndarray) -> np.ndarray:
 
 
 def part(width: int, height: int, random: np.ndarray) -> tuple[int, int, int, int]:
-    """(left, top, width, height) of a random part of an image."""
+    """(left, top, width, height) of a random part of an image. random: [TRIES, 4]."""
     (small, large), (narrow, wide) = SCALES, (math.log(SHAPES[0]), math.log(SHAPES[1]))
     for scale, shape, x, y in random.tolist():
         area = width * height * (small + scale * (large - small))
@@ -80,9 +94,9 @@ def part(width: int, height: int, random: np.ndarray) -> tuple[int, int, int, in
 
 
 def test_crop(image, side: int) -> np.ndarray:
-    """The central square of 224/256 of the shorter side, resized: [side, side, 3] uint8.
+    """The central square with 224/256 of the shorter side, resized: [side, side, 3] uint8.
 
-    That is "resize to 256, cut 224 out of the centre" in one step; what it cuts may lie a fraction of a pixel beside.
+    This is "resize to 256, crop the central 224" in one step; the crop may be off by a fraction of a pixel.
     """
     from PIL import Image
 

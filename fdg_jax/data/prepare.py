@@ -1,8 +1,8 @@
 """Turns CIFAR's official binary archive into a directory that TFDS reads, without TensorFlow.
 
-TFDS itself needs TensorFlow for this; reading what is written here needs only `tfds.data_source`, so other
-programs of the same user find the data set prepared. Images are stored as PNG, which is lossless. The order
-is the archive's (TFDS shuffles it, to no use for us: every epoch is shuffled anyway).
+TFDS itself needs TensorFlow for this. `tfds.data_source` can read the result, so other programs of the same user find
+the data set prepared. Images are stored as PNG, which is lossless. The order is the archive's: TFDS would shuffle it,
+but every epoch is shuffled anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import Progress
 from fdg_jax.storage.temporary_files import temporary_beside
 
-VERSION = "3.0.2"  # TFDS's own of cifar10 and cifar100: `tfds.data_source(name)` takes this for its own
+VERSION = "3.0.2"  # TFDS's version of cifar10 and cifar100, so that `tfds.data_source(name)` finds this
 
 
 class Layout(NamedTuple):
@@ -34,9 +34,19 @@ class Layout(NamedTuple):
 
 
 def prepare(archive: Path, layout: Layout, expected: Expected, data_dir: Path) -> Path:
-    """Writes `<data_dir>/<name>/3.0.2/` and returns it. It appears whole, by a rename, or not at all.
+    """Writes `<data_dir>/<name>/3.0.2/`. It appears complete, by a rename, or not at all.
 
-    Raises BadInput where the archive isn't what the layout says, and OSError where it can't be written.
+    Arguments:
+        archive: the official archive.
+        layout: what is in it.
+        expected: what the data set must be.
+        data_dir: the TFDS data directory.
+
+    Returns: the directory written.
+
+    Raises:
+        BadInput: the archive is not what the layout says.
+        OSError: the directory cannot be written.
     """
     final = data_dir / expected.name / VERSION
     temporary = temporary_beside(final)
@@ -56,14 +66,14 @@ def prepare(archive: Path, layout: Layout, expected: Expected, data_dir: Path) -
         except OSError:
             if not (final / "dataset_info.json").exists():
                 raise
-            # Another process was first; what it wrote is as good as ours.
+            # Another process was faster and wrote the same.
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
 def members(archive: Path, layout: Layout) -> dict[str, bytes]:
-    """The needed files of the archive, by their names without folders, in memory: nothing is extracted."""
+    """{name without folders: content} of the archive's needed files, read into memory. Raises BadInput."""
     wanted = {*layout.train, *layout.test, *(file for _, file in layout.labels)}
     found = {}
     try:
@@ -80,7 +90,7 @@ def members(archive: Path, layout: Layout) -> dict[str, bytes]:
 
 
 def records(raw: bytes, names: dict, count: int, shape: tuple[int, int, int], archive: Path):
-    """Bytes of a split -> labels {feature: [N] uint8} and images [N, H, W, C] uint8."""
+    """Bytes of a split -> (labels {feature: [N] uint8}, images [N, H, W, C] uint8). Raises BadInput."""
     height, width, channels = shape
     size = len(names) + height * width * channels
     if len(raw) != count * size:

@@ -1,10 +1,9 @@
 """Reads a data set that TFDS has prepared, without TensorFlow and without a network.
 
-The public way, `tfds.data_source(name)`, first asks a Google bucket about the data set and, offline, retries
-for minutes; a builder made from the directory reads the same files and asks nobody. Everything is checked
-before it is used, cheapest first: the directory, its two JSON files, the number of records of each shard,
-and at last each record, whose checksum `array_record` verifies. Whatever is wrong ends in
-a BadInput that names the file.
+`tfds.data_source(name)` would first ask a Google bucket about the data set and, offline, retry for minutes. A builder
+made from the directory reads the same files without a network. Everything is checked before it is used, cheapest first:
+the directory, its two JSON files, the number of records of each shard, and each record, whose checksum `array_record`
+verifies. Any fault gives a BadInput that names the file.
 """
 
 from __future__ import annotations
@@ -34,6 +33,8 @@ class Expected(NamedTuple):
 
 
 class Arrays(NamedTuple):
+    """The arrays of a decoded data set."""
+
     train_images: np.ndarray  # [N, H, W, C] uint8
     train_labels: np.ndarray  # [N] int32
     test_images: np.ndarray  # [M, H, W, C] uint8
@@ -41,11 +42,18 @@ class Arrays(NamedTuple):
 
 
 def read(directory: Path, expected: Expected) -> Arrays:
-    """Decodes a prepared directory (`.../cifar10/3.0.2`). Takes seconds for CIFAR: `cache` what it returns.
+    """Decodes a prepared directory. This takes seconds for CIFAR, so `cache` the result.
 
-    One thread: with images this small, handing the interpreter lock over costs more than a second thread gains.
+    It uses one thread: for such small images, passing on the interpreter lock costs more than a second thread gains.
 
-    Raises BadInput, naming the file, where the directory isn't what `expected` says or a record is damaged.
+    Arguments:
+        directory: such as `.../cifar10/3.0.2`.
+        expected: what the data set must be.
+
+    Returns: the decoded arrays.
+
+    Raises:
+        BadInput: the directory is not as expected, or a record is damaged; the message names the file.
     """
     try:
         check_metadata(directory, expected)
@@ -55,7 +63,7 @@ def read(directory: Path, expected: Expected) -> Arrays:
     splits = builder.info.splits
     import tensorflow_datasets as tfds
 
-    # Decoding stays with us: it is twice as fast as TFDS's, and a bad image can be named.
+    # Our own decoding is twice as fast as TFDS's, and can name a damaged image.
     progress = Progress(expected.train + expected.test, "images", f"decoding {expected.name} (once)")
     return Arrays(*(
         array
@@ -68,7 +76,7 @@ def read(directory: Path, expected: Expected) -> Arrays:
 
 
 def open_builder(directory: Path, needed: tuple[str, ...]) -> Any:
-    """TFDS's builder of a prepared directory, whose needed splits are there with all records. Raises BadInput."""
+    """TFDS's builder of a prepared directory, after a check that the needed splits are complete. Raises BadInput."""
     try:
         import tensorflow_datasets as tfds
         from array_record.python.array_record_module import ArrayRecordReader
@@ -90,11 +98,11 @@ def open_builder(directory: Path, needed: tuple[str, ...]) -> Any:
 
 
 def read_info(directory: Path) -> dict:
-    """dataset_info.json. Raises Unavailable where the files it speaks of need TensorFlow."""
+    """The content of dataset_info.json. Raises BadInput; Unavailable if the data set's files need TensorFlow."""
     path = directory / "dataset_info.json"
     info = read_json(path)
     if info.get("fileFormat") != "array_record":
-        # Not a damage, so `--dataset auto` may go on without it.
+        # This is no damage, so `--dataset auto` may go on without it.
         raise Unavailable(
             f"{path}: the files are {info.get('fileFormat', 'tfrecord')}, which can't be read without "
             f"TensorFlow. Give a data directory with array_record files, or an unused one as TFDS_DATA_DIR "
@@ -104,13 +112,13 @@ def read_info(directory: Path) -> dict:
 
 
 def check_metadata(directory: Path, expected: Expected) -> None:
-    """Compares the two JSON files with what is expected, before anything is imported or opened."""
+    """Compares the two JSON files with what is expected, before slow imports. Raises BadInput."""
     info = read_info(directory)
     features = read_json(directory / "features.json")
     path = directory / "dataset_info.json"
     splits = {split.get("name"): split for split in info.get("splits", [])}
     for name, images in (("train", expected.train), ("test", expected.test)):
-        found = sum(whole(length) for length in splits.get(name, {}).get("shardLengths", []))
+        found = sum(parse_number(length) for length in splits.get(name, {}).get("shardLengths", []))
         if found != images:
             raise BadInput(f"{path}: {expected.name} has {images} {name} images, but this lists {found}. {WAY_OUT}")
     path = directory / "features.json"
@@ -118,8 +126,8 @@ def check_metadata(directory: Path, expected: Expected) -> None:
     for name, key, subkey in (("image", "image", "shape"), ("label", "classLabel", "numClasses")):
         if subkey not in features.get(name, {}).get(key, {}):
             raise BadInput(f"{path}: the feature {name!r} ({key} with {subkey}) is missing. {WAY_OUT}")
-    classes = whole(features["label"]["classLabel"]["numClasses"])
-    shape = tuple(whole(d) for d in features["image"]["image"]["shape"].get("dimensions", []))
+    classes = parse_number(features["label"]["classLabel"]["numClasses"])
+    shape = tuple(parse_number(d) for d in features["image"]["image"]["shape"].get("dimensions", []))
     if classes != expected.classes or shape != expected.shape:
         raise BadInput(
             f"{path}: {expected.name} has images {expected.shape} of {expected.classes} classes, "
@@ -127,8 +135,8 @@ def check_metadata(directory: Path, expected: Expected) -> None:
         )
 
 
-def whole(text: str) -> int:
-    """Protobuf's JSON writes 64-bit numbers as strings."""
+def parse_number(text: str) -> int:
+    """Parses a number, which Protobuf's JSON writes as a string if it has 64 bits. Raises TypeError."""
     if not re.fullmatch(r"[0-9]{1,18}", str(text)):
         raise TypeError(f"{str(text)[:40]!r} is not a number")
     return int(text)
@@ -138,7 +146,7 @@ WAY_OUT = "Prepare it anew, or use another --data-dir or --dataset."
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file. BadInput where it cannot be read or holds something else."""
+    """The object in a JSON file. Raises BadInput if it cannot be read or is something else."""
     try:
         content = strict_json.read(path)
     except FileNotFoundError:
@@ -153,7 +161,7 @@ def read_json(path: Path) -> dict:
 
 
 def check_shards(split, reader_class) -> None:
-    """Opens each shard and counts its records, which lie in an index at its end: a truncated one has none."""
+    """Checks each shard's number of records. The index is at a shard's end, so a truncated one has none. BadInput."""
     for path, images in zip(split.filepaths, split.shard_lengths, strict=True):
         path = os.fspath(path)
         try:
@@ -178,7 +186,7 @@ def check_shards(split, reader_class) -> None:
 
 
 def read_split(source, split, expected: Expected, progress: Progress) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes one split, shard by shard so that a damaged file can be named."""
+    """Decodes one split: (images, labels). It goes shard by shard, so that it can name a damaged file in a BadInput."""
     images = np.empty((split.num_examples, *expected.shape), np.uint8)
     labels = np.empty(split.num_examples, np.int32)
     first = 0

@@ -1,7 +1,7 @@
-"""Images of a TFDS directory that stay in its files until they are needed, read one at a time in any order.
+"""Encoded images of a TFDS directory, read one at a time and in any order, without TensorFlow.
 
-TFDS's own data source would do that, but a worker process would have to make its builder anew and a damaged record
-could not be named; `prepared` has checked the same directory before. Encoded images and labels, no TensorFlow.
+TFDS's own data source would do this, but every worker process would have to make a builder, and a damaged record could
+not be named. `prepared` has checked the directory before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from fdg_jax.data import files
 from fdg_jax.data.jpeg import Damaged
 
-OPEN = 256  # files a process holds open; ImageNet has 1024 of them, as many as a process may usually open in all
+OPEN = 256  # files that a process keeps open; ImageNet has 1024, which is often the limit for a process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Shards:
     """Labelled images in `array_record` files."""
 
     paths: tuple[str, ...]
-    ends: np.ndarray  # [files] how many records there are up to the end of each file
+    ends: np.ndarray  # [files] number of records up to the end of each file
     rows: np.ndarray  # [N] the number of each image, counted over all files
     classes: int
 
@@ -35,7 +35,7 @@ class Shards:
         return dataclasses.replace(self, rows=self.rows[rows])
 
     def read(self, i: int) -> tuple[bytes, int, str]:
-        """(content, label, file and number of the record). Raises Damaged where there is no such image."""
+        """(content, label, file and number of the record) of image i. Raises Damaged if it cannot be read."""
         row = int(self.rows[i])
         shard = int(np.searchsorted(self.ends, row, side="right"))
         number = row - (int(self.ends[shard - 1]) if shard else 0)
@@ -49,12 +49,12 @@ class Shards:
         return content, label, where
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """([how many images each file has, the order of all], sizes of the files in bytes)."""
+        """([number of records up to the end of each file, order of all], sizes of the files in bytes)."""
         return [np.asarray(self.ends, np.int64), np.asarray(self.rows, np.int64)], files.sizes(self.paths)
 
 
 def of(split: Any, classes: int) -> Shards:
-    """split: TFDS's description of it. In a fixed random order, as TFDS may have been told not to shuffle."""
+    """The images of a split in a fixed random order, as TFDS may not have shuffled them. split: TFDS's SplitInfo."""
     ends = np.cumsum(split.shard_lengths)
     rows = np.random.RandomState(0).permutation(int(ends[-1]))
     return Shards(tuple(map(os.fspath, split.filepaths)), ends, rows, classes)
@@ -62,6 +62,7 @@ def of(split: Any, classes: int) -> Shards:
 
 @lru_cache(maxsize=OPEN)
 def reader(path: str):
+    """An open reader of a shard."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     return ArrayRecordReader(path, options="readahead_buffer_size:0", file_reader_buffer_size=32768)

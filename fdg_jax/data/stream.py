@@ -1,9 +1,9 @@
-"""A data set that memory does not hold: its images are read, decoded and augmented while others are trained on.
+"""A data set that does not fit into memory: images are read, decoded and augmented while the training runs.
 
-What differs from a `Dataset` is only that the images are still encoded. Batch g of a run is a function of
-(seed, g) and of nothing else: g says which epoch it is in and which images of that epoch's order it has, and the
-crop of each follows from (seed, epoch, image). So a run is resumed by beginning to count elsewhere, and the number of
-processes that share the work (grain's, each making whole batches) changes nothing but the speed.
+It differs from a `Dataset` only in that its images are still encoded. Batch g of a run is a function of (seed, g): g
+gives the epoch and the images of that epoch's order, and (seed, epoch, image) gives each crop. So a run resumes by
+starting at another g, and the number of processes that share the work (grain's, each making whole batches) changes
+only the speed.
 """
 
 from __future__ import annotations
@@ -21,33 +21,35 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import say
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
-MOST_WORKERS = 16  # without a wish: enough for thousands of images/s
-AHEAD = 2  # batches that a worker has ready, beside the one it makes
-SAMPLE = 64  # images of each split that are decoded before anything is begun
-ENDLESS = 2**40  # batches; whoever takes them knows when to stop
+MOST_WORKERS = 16  # the default's limit: enough for thousands of images/s
+AHEAD = 2  # batches that a worker has ready, besides the one it makes
+SAMPLE = 64  # images of each split that are decoded as a check before a run
+ENDLESS = 2**40  # batches; the caller knows when to stop
 
 Batch = tuple[np.ndarray, np.ndarray]  # images [B, H, W, C] uint8, labels [B] int32
 
 
 class Encoded(Protocol):
-    """Labelled images as they lie on a disk. Picklable, as workers get a copy of it."""
+    """Labelled images, encoded on a disk. It can be pickled, as every worker gets a copy."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: slice, /) -> Encoded: ...
 
     def read(self, i: int, /) -> tuple[bytes, int, str]:
-        """(the encoded image, its label, where it lies in words for an error). Damaged where it can't be read."""
+        """(encoded image i, its label, where it is, for errors). Raises Damaged if it cannot be read."""
         ...
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """(what is known of names, labels and order without reading an image, the sizes of the files in bytes). It is
-        the same for a copy at another place. Damaged where a file is gone."""
+        """(arrays of names, labels or order, as far as no image must be read; file sizes in bytes).
+
+        It is the same for a copy elsewhere. Raises Damaged if a file is gone.
+        """
         ...
 
 
 class Stream(NamedTuple):
-    """A data set, still encoded; the names are those of `Dataset`, so that most code need not know which it has."""
+    """An encoded data set. Its fields are named as in `Dataset`, so that most code works with both."""
 
     name: str
     train_images: Encoded
@@ -56,31 +58,31 @@ class Stream(NamedTuple):
     shape: tuple[int, int, int]  # (H, W, C) of a decoded image
     mean: tuple[float, ...]  # [C] of the training images scaled to 0..1
     std: tuple[float, ...]  # [C]
-    note: str = ""  # what a person must know about this run's data
-    pad: int = 0  # nothing is left for the device to crop or mirror: that was done while decoding
+    note: str = ""  # what the user must know about this run's data
+    pad: int = 0  # cropping and mirroring are done while decoding, not on the device
     flip: bool = False
-    fingerprint: dict[str, Any] | None = None  # of the whole data set, where somebody wants it
+    fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
 
     def first(self, n: int | None) -> Stream:
-        """With the first n training images only; all of them for None."""
+        """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n])
 
-    def look(self) -> Stream:
-        """Decodes a few images of either split, so that what is wrong with all of them is known at once."""
+    def check_sample(self) -> Stream:
+        """Decodes a few images of each split, so that a fault of all images is found at once. Raises Damaged."""
         for images in (self.train_images, self.test_images):
-            for i in sampled(len(images)):
+            for i in sample_indices(len(images)):
                 content, _, where = images.read(i)
-                jpeg.opened(content, where)
+                jpeg.decode_image(content, where)
         return self
 
 
-def sampled(images: int) -> list[int]:
-    """The numbers of a few of so many images, evenly spread."""
+def sample_indices(images: int) -> list[int]:
+    """The numbers of a few evenly spread images. images: how many there are."""
     return np.linspace(0, images - 1, min(SAMPLE, images), dtype=int).tolist()
 
 
 class TrainBatches:
-    """All batches of a run by their number g = 0, 1, ...; an epoch's last one is smaller where it must be."""
+    """All batches of a run, by their number g = 0, 1, ... The last one of an epoch may be smaller."""
 
     def __init__(self, stream: Stream, batch_size: int, seed: int):
         self.images, self.side, self.batch_size, self.seed = stream.train_images, stream.shape[0], batch_size, seed
@@ -92,21 +94,21 @@ class TrainBatches:
 
     def __getitem__(self, g) -> Batch:
         epoch, batch = divmod(int(g), self.per_epoch)
-        number, order = self.order  # read and written as one, as threads may share it
+        number, order = self.order  # read and written in one operation, as threads share it
         if number != epoch:
-            # RandomState's stream is frozen for good, as the order of a resumed run must be.
+            # RandomState's stream will never change, and neither will the order of a resumed run.
             order = np.random.RandomState([self.seed, epoch]).permutation(len(self.images)).astype(np.int32)
             self.order = epoch, order
         return _gathered([self.example(epoch, int(i)) for i in order[batch * self.batch_size :][: self.batch_size]])
 
     def example(self, epoch: int, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
-        image = jpeg.opened(content, where)
-        return jpeg.train_crop(image, self.side, jpeg.draws(self.seed, epoch, i)), label
+        image = jpeg.decode_image(content, where)
+        return jpeg.train_crop(image, self.side, jpeg.random_numbers(self.seed, epoch, i)), label
 
 
 class TestBatches:
-    """The test images in their order, centred."""
+    """The test images in order, cropped at the centre."""
 
     __test__ = False  # its name is not meant for pytest
 
@@ -122,7 +124,7 @@ class TestBatches:
 
     def example(self, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
-        return jpeg.test_crop(jpeg.opened(content, where), self.side), label
+        return jpeg.test_crop(jpeg.decode_image(content, where), self.side), label
 
 
 def _gathered(examples: list[tuple[np.ndarray, int]]) -> Batch:
@@ -131,10 +133,13 @@ def _gathered(examples: list[tuple[np.ndarray, int]]) -> Batch:
 
 
 class Loader:
-    """Batches from number `start` on, made ahead of time. As a context, or `close()` it: that ends the workers.
+    """An iterator over batches, which are made ahead of time. Use it as a context, or `close()` it to end the workers.
 
-    workers: processes; 0 decodes in threads of this one; None: FDG_JAX_LOADER_WORKERS, else a process for every core
-    but one (on a single core none), at most 16 and at most what the shared memory has room for.
+    Arguments:
+        batches: what to iterate over.
+        start: the number of the first batch.
+        workers: number of processes; 0 decodes in threads of this process. None: FDG_JAX_LOADER_WORKERS, else one for
+            each core but one, at most 16 and at most what fits into the shared memory.
     """
 
     def __init__(self, batches: TrainBatches | TestBatches, start: int = 0, workers: int | None = None):
@@ -147,15 +152,15 @@ class Loader:
         threads = 0 if workers else max(1, cores() - 1)
         source: Any = batches
         # grain gives worker w of n the batches w, w + n, ... and takes them from the workers in turn: in order.
-        made = grain.MapDataset.source(source)[start:].to_iter_dataset(grain.ReadOptions(threads, AHEAD * threads))
-        made = made.mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD), worker_init_fn=prepare_worker)
-        self.workers, self.iterator = workers, iter(made)
+        dataset = grain.MapDataset.source(source)[start:].to_iter_dataset(grain.ReadOptions(threads, AHEAD * threads))
+        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD), worker_init_fn=prepare_worker)
+        self.workers, self.iterator = workers, iter(dataset)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        """Raises Damaged where an image of the batch cannot be decoded."""
+        """The next batch. Raises Damaged if an image cannot be decoded."""
         return next(self.iterator)
 
     def __enter__(self) -> Loader:
@@ -165,12 +170,15 @@ class Loader:
         self.close()
 
     def close(self) -> None:
+        """Ends the workers."""
         self.iterator.close()
 
 
 def prepare_worker(number: int, count: int) -> None:
-    """In a new worker: signals, which often go to a whole group of processes, are for the trainer, which ends its
-    workers itself; and without a trainer they end."""
+    """Prepares a new worker: it ignores signals, and ends if the training process has ended.
+
+    Signals often go to a whole process group. The training process handles them, and ends its workers itself.
+    """
     import signal
     import threading
     from multiprocessing import connection, parent_process
@@ -188,27 +196,26 @@ def prepare_worker(number: int, count: int) -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def wanted_workers(batches: TrainBatches | TestBatches) -> int:
-    """How many processes decode: as the environment says, else all cores but one, as far as there is memory to share
-    and there are batches."""
+    """The default number of processes that decode (see `Loader`). Raises BadInput if the environment's is no number."""
     asked = os.environ.get(WORKERS)
     if asked:
         if not asked.isdecimal():
             raise BadInput(f"{WORKERS}={asked}: it is the number of processes that decode images. Use 0 or more.")
         return int(asked)
     workers = min(cores() - 1, MOST_WORKERS, len(batches))
-    return min(workers, room(batches.batch_size * batches.side**2 * 3, workers))
+    return min(workers, workers_that_fit(batches.batch_size * batches.side**2 * 3, workers))
 
 
-def room(batch_bytes: int, workers: int) -> int:
-    """How many workers the shared memory has room for, through which batches come; says so where it is too few."""
+def workers_that_fit(batch_bytes: int, workers: int) -> int:
+    """How many workers' batches fit into the shared memory, at most `workers`. It prints a line if not all fit."""
     try:
         free = shutil.disk_usage("/dev/shm").free
-    except OSError:  # a system that has it elsewhere, and without a bound
+    except OSError:  # a system that has no such directory, and no limit
         return workers
     fit = free // (batch_bytes * (AHEAD + 2))
     if fit < workers:

@@ -1,4 +1,4 @@
-"""The layers that the models and the auxiliary networks share, with the convolutions behind them."""
+"""The layers that the models and the auxiliary networks share, and the convolutions behind them."""
 
 from fdg_jax.layers.basic import (
     EPSILON,

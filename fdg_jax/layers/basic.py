@@ -1,20 +1,20 @@
-"""The layers that the convolutional families share, in one place, so that one cure of a slow layer cures all.
+"""The layers that the convolutional families share, in one place, so that a faster layer helps all of them.
 
 All take [batch, height, width, channel] in float32 or, with kernels of the same dtype, in bfloat16, and return that
-dtype; sums over a batch or a map are float32 (fdg_jax.stage.precision says who casts what). Convolutions
-(fdg_jax.layers.convolution) have no bias, as a batch norm follows, where a model does not ask for one.
-Nothing here computes at import.
+dtype. Sums over a batch or a feature map are float32 (fdg_jax.stage.precision says what is cast where). Convolutions
+(fdg_jax.layers.convolution) have no bias unless a model asks for one, as a batch norm follows. Nothing is computed at
+import.
 
-Deviation from the authors' released code: our convolutions start from He's normal distribution over the fan-out, with
-variance 2 / (k k features). The released code leaves PyTorch's default, a uniform distribution with variance
-1 / (3 k k channels). Where a convolution has as many features as channels, the standard deviation is 2.4 times as
-large here. In its ResNets a line with He's distribution (over the fan-in) is there and commented out. The paper says
-nothing about it.
+Deviation from the authors' released code: our convolutions are initialised with He's normal distribution over the
+fan-out, variance 2 / (k k features). The released code uses PyTorch's default, a uniform distribution with variance
+1 / (3 k k channels). For equally many features and channels, the standard deviation is 2.4 times as large here. The
+released ResNets have He's distribution (over the fan-in) in a line that is commented out. The paper does not mention
+initialisation.
 
-Convolutions, batch norms and rectifiers have a hand-written backward pass (so reverse mode only). They keep their
-weights as residuals that are the very arguments, so that an engine may put other weights into a stashed VJP closure.
-What each cure is worth against what JAX makes of the plain forms, which are in `benchmarks/block_cost.py` with what was
-tried and dropped:
+Convolutions, batch norms and rectifiers have a hand-written backward pass, so they support reverse mode only. The
+weights among their residuals are the arguments themselves, so that an engine can put other weights into a stashed VJP
+closure. How much each of these faster forms gains over JAX's plain forms is measured by `benchmarks/block_cost.py`,
+which also has the plain forms and those that were tried and dropped:
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost
 """
@@ -30,7 +30,7 @@ from jax import lax
 from fdg_jax.layers.convolution import conv, plain_conv
 
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# PyTorch's default for a linear layer's weights, which the authors' code leaves as it is: uniform in +-1/sqrt(fan_in).
+# PyTorch's default for a linear layer's weights, which the authors' code keeps: uniform in +-1/sqrt(fan_in).
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
@@ -40,8 +40,11 @@ EPSILON = 1e-5
 class Conv(nn.Module):
     """A k x k convolution: [b, h, w, c] -> [b, h / stride, w / stride, features].
 
-    groups: channels in and out fall into so many groups that do not see each other; c of them is depthwise.
-    bias: whether a number is added to each feature. It starts at zero.
+    features: number of output channels.
+    size: k.
+    stride: in both directions.
+    groups: into how many independent groups the channels are split; c groups make a depthwise convolution.
+    bias: whether to add a bias, initially zero.
     """
 
     features: int
@@ -59,15 +62,16 @@ class Conv(nn.Module):
         if not self.bias:
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        return (y.astype(jnp.float32) + bias).astype(y.dtype)  # so that the bias's gradient is a float32 sum
+        return (y.astype(jnp.float32) + bias).astype(y.dtype)  # the gradient of the bias is a float32 sum
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over batch, height and width, or over whatever axes come before the channels; epsilon 1e-5.
+    """Batch normalisation over all axes but the last (the channels), with epsilon 1e-5. The shape stays.
 
-    momentum: what the running statistics keep of themselves at every batch (PyTorch's is 1 minus this number). The
-    running variance follows the biased batch variance, as Flax has it; PyTorch follows the unbiased one, which is
-    larger by a part in b h w - 1: 1/8191 at most for batch 128 on 8 x 8 maps.
+    momentum: the weight of the old running statistics at each batch (PyTorch's momentum is 1 minus this).
+
+    The running variance averages the biased batch variance, as in Flax. PyTorch averages the unbiased one, which is
+    larger by 1 / (b h w - 1): at most 1/8191 for batch 128 on 8 x 8 maps.
     """
 
     momentum: float = MOMENTUM
@@ -88,19 +92,24 @@ class BatchNorm(nn.Module):
         return y
 
 
-def summed_in(x: jax.Array) -> jnp.dtype:
-    """The dtype in which numbers of x are summed: float32, or float64 where x is (to compare with)."""
+def sum_dtype(x: jax.Array) -> jnp.dtype:
+    """The dtype for sums over x: float32, or float64 if x is float64 (in tests)."""
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
 @jax.custom_vjp
 def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(y, mean, biased variance) of x [b, h, w, c], or of any rank with the channels last, normalised by its own
-    statistics; the rest is [c].
+    """Normalises x by its own statistics.
 
-    Statistics and gradients are summed in float32 whatever the dtype of x. No gradient flows through the
-    returned statistics, which are for the running ones. The backward pass reads x and dy twice: two sums a
-    channel, then dx = a dy + b x + c. It keeps x and two numbers a channel.
+    Statistics and gradients are summed in float32, whatever the dtype of x. The backward pass reads x and dy twice: for
+    two sums per channel, then for dx = a dy + b x + c. Its residuals are x and two numbers per channel.
+
+    Arguments:
+        x: [b, h, w, c], or any rank with the channels last.
+        scale, bias: [c].
+
+    Returns: (y like x, mean [c], biased variance [c]). No gradient flows through mean and variance, which are for the
+    running statistics.
     """
     return _batch_norm_forward(x, scale, bias)[0]
 
@@ -110,12 +119,12 @@ def _normalise(x, mean, inverse_std, scale, bias):
 
 
 def _but_channels(x) -> tuple[int, ...]:
-    """The axes that a channel's statistics are taken over."""
+    """All axes but the last, which is the channels'."""
     return tuple(range(x.ndim - 1))
 
 
 def _batch_norm_forward(x, scale, bias):
-    accurate, axes = x.astype(summed_in(x)), _but_channels(x)
+    accurate, axes = x.astype(sum_dtype(x)), _but_channels(x)
     mean = jnp.mean(accurate, axes)
     var = jnp.maximum(jnp.mean(jnp.square(accurate), axes) - jnp.square(mean), 0.0)
     inverse_std = lax.rsqrt(var + EPSILON)
@@ -124,14 +133,14 @@ def _batch_norm_forward(x, scale, bias):
 
 def _batch_norm_backward(residuals, cotangents):
     x, mean, inverse_std, scale = residuals
-    dy = cotangents[0].astype(summed_in(x))
+    dy = cotangents[0].astype(sum_dtype(x))
     n, axes = x.size // x.shape[-1], _but_channels(x)
     dbias = jnp.sum(dy, axes)
     dscale = jnp.sum(dy * (x - mean), axes) * inverse_std
     a = inverse_std * scale
     b = -a * inverse_std * dscale / n
     c = -a * dbias / n - b * mean
-    # Not b * (x - mean): what both passes need, XLA on a CPU stores after the first (a step of ResNet-20: 10% longer).
+    # Not b * (x - mean): XLA on a CPU would store x - mean for the second pass (a step of ResNet-20 takes 10% longer).
     dx = a * dy + (b * x + c)
     return dx.astype(x.dtype), dscale.astype(scale.dtype), dbias.astype(scale.dtype)
 
@@ -141,10 +150,10 @@ batch_norm.defvjp(_batch_norm_forward, _batch_norm_backward)
 
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
-    """max(x, 0); its gradient is 0 at 0, as jax.nn.relu's is.
+    """max(x, 0), with gradient 0 at 0 like jax.nn.relu.
 
-    What is kept for the backward pass is the result, which the next layer keeps as well, and then it is kept once.
-    jax.nn.relu keeps what it selected by: a bool and a float32 of zeros for each of its numbers.
+    Its residual is the result. The next layer keeps that as well, so it takes no extra memory. jax.nn.relu keeps a bool
+    and a float32 zero for each number.
     """
     return jnp.maximum(x, 0)
 
@@ -159,7 +168,7 @@ relu.defvjp(_relu_forward, lambda y, dy: (jnp.where(y > 0, dy, jnp.zeros_like(dy
 
 @jax.custom_vjp
 def relu6(x: jax.Array) -> jax.Array:
-    """min(max(x, 0), 6); its gradient is 0 at 0 and at 6, as PyTorch has it (JAX: one half at 6). Kept as `relu`'s."""
+    """min(max(x, 0), 6), with gradient 0 at 0 and at 6 like PyTorch's (JAX's is 1/2 at 6). Its residual: see `relu`."""
     return jnp.clip(x, 0, 6)
 
 
@@ -174,7 +183,7 @@ relu6.defvjp(_relu6_forward, lambda y, dy: (jnp.where((y > 0) & (y < 6), dy, jnp
 class Head(nn.Module):
     """Global average pooling and a linear layer: [b, h, w, c] -> logits [b, classes].
 
-    Deviation: the weights start as PyTorch's do, but the bias at zero, where PyTorch draws it from the same range.
+    Deviation: weights are initialised as in PyTorch, but the bias is zero; PyTorch draws it from the same range.
     """
 
     classes: int
@@ -182,13 +191,20 @@ class Head(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         del train
-        pooled = jnp.mean(x, axis=(1, 2), dtype=summed_in(x)).astype(x.dtype)
+        pooled = jnp.mean(x, axis=(1, 2), dtype=sum_dtype(x)).astype(x.dtype)
         return nn.Dense(self.classes, kernel_init=torch_linear, dtype=x.dtype, name="dense")(pooled)
 
 
 def three_layers(residual: Callable[[int, int], nn.Module], channels: Sequence[int], n: int) -> list[nn.Module]:
-    """The residual blocks of both families: a layer of n for each of the three `channels`, made by
-    residual(channels, stride). The first block of the second and of the third layer halves the map."""
+    """The residual blocks of ResNets for small images and of wide ResNets: three layers of n blocks each.
+
+    The first block of the second and of the third layer has stride 2.
+
+    Arguments:
+        residual: residual(channels, stride) -> block.
+        channels: of the three layers.
+        n: blocks in a layer.
+    """
     return [
         residual(width, 2 if layer > 0 and block == 0 else 1)
         for layer, width in enumerate(channels)

@@ -1,12 +1,13 @@
-"""Convolutions, and what a CPU core computes instead of XLA's own where that is slow.
+"""Convolutions, with faster forms for a CPU core where XLA's own are slow.
 
-[batch, height, width, channel] with kernels [k, k, channel, features], padded by k // 2 on both sides as the reference
-implementations do (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are float32.
+Inputs are [batch, height, width, channel], kernels [k, k, channel, features]. Padding is k // 2 on both sides, as in
+the reference implementations (Flax's "SAME" pads a stride-2 convolution on one side only). Sums over a batch are
+float32.
 
-`conv` has a hand-written backward pass (so reverse mode only). Elsewhere than on a CPU all of it is XLA's convolutions.
-What each of these ways is worth, `benchmarks/block_cost.py` measures. They are made for a device that is one core, and
-for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option `layers=plain` of
-`benchmarks.images_per_second` is without them.
+`conv` has a hand-written backward pass, so it supports reverse mode only. On other devices than CPUs everything is
+XLA's own convolutions. `benchmarks/block_cost.py` measures what each faster form gains. They are made for devices of
+one core, and for programs without YNNPACK's convolutions (fdg_jax.machine.programs). The option `layers=plain` of
+`benchmarks.images_per_second` turns them off.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-PLAIN = False  # True: everything is XLA's own on a CPU as well. Benchmarks set it for devices of several cores.
+PLAIN = False  # True: XLA's own convolutions on a CPU as well. Benchmarks set it for devices of several cores.
 
 
 def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """x [b, h, w, c] with kernel [k, k, c / groups, features], padded by k // 2 on both sides."""
+    """XLA's convolution of x [b, h, w, c] with kernel [k, k, c / groups, features], padded by k // 2 on both sides."""
     pad = (kernel.shape[0] // 2, kernel.shape[0] // 2)
     layout = ("NHWC", "HWIO", "NHWC")
     return lax.conv_general_dilated(
@@ -29,18 +30,26 @@ def plain_conv(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1
 
 
 def plain_input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """As JAX differentiates `plain_conv` of one group; of x only shape and dtype count."""
+    """JAX's gradient of `plain_conv` (one group) for x. Of x only shape and dtype are used."""
     return jax.linear_transpose(lambda x: plain_conv(x, kernel, stride), x)(dy)[0]
 
 
 def plain_weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """As JAX differentiates `plain_conv` of one group; of the kernel only shape and dtype count."""
+    """JAX's gradient of `plain_conv` (one group) for the kernel, of which only shape and dtype are used."""
     return jax.linear_transpose(lambda kernel: plain_conv(x, kernel, stride), kernel)(dy)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """`plain_conv` of one group. On a CPU it and its gradients are computed in the ways below, elsewhere plainly."""
+    """A convolution with one group, `plain_conv`. On a CPU it and its gradients use the faster forms below.
+
+    Arguments:
+        x: [b, h, w, c].
+        kernel: [k, k, c, features].
+        stride: in both directions.
+
+    Returns: [b, h / stride, w / stride, features].
+    """
     return forward_conv(x, kernel, stride)
 
 
@@ -53,7 +62,7 @@ conv.defvjp(lambda x, kernel, stride: (forward_conv(x, kernel, stride), (x, kern
 
 
 def forward_conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """What `conv` gives; on a CPU few features are computed for several pixels at a time."""
+    """The result of `conv`. On a CPU, if there are few features, several pixels are computed at a time."""
     pixels = _pixels_at_once(x.shape, kernel.shape, stride)
     if pixels == 1:
         return plain_conv(x, kernel, stride)
@@ -61,7 +70,7 @@ def forward_conv(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
 
 
 def input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The gradient of `conv`'s x: dy convolved with the kernel turned by 180 degrees; on a CPU as in `forward_conv`."""
+    """The gradient of `conv` for x: dy convolved with the rotated kernel, on a CPU as in `forward_conv`."""
     pixels = _pixels_at_once(dy.shape, (*kernel.shape[:2], kernel.shape[3], kernel.shape[2]), stride)
 
     def plain(dy, kernel):
@@ -74,11 +83,11 @@ def input_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int =
 
 
 def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int:
-    """Of these shapes, how many neighbours in a row are computed at once.
+    """How many neighbouring pixels of a row are computed at a time, for these shapes of x and kernel.
 
-    XLA's CPU convolution does not fill its vectors with 16 features. A kernel of 3 x 4 and stride 2 along the width
-    makes two pixels, 32 features, at once: a third more arithmetic, but full vectors. Of an image's 3 channels one of
-    3 x 6 makes four, with twice the arithmetic of one that was a quarter as fast as others.
+    16 features do not fill the vectors of XLA's CPU convolution. A 3 x 4 kernel with stride 2 along the width computes
+    two pixels, 32 features, at a time: a third more arithmetic, but full vectors. For images of 3 channels a 3 x 6
+    kernel computes four: twice the arithmetic, but the plain convolution was a quarter as fast as others.
     """
     if PLAIN or stride > 1 or kernel[0] != 3 or kernel[3] > 16:
         return 1
@@ -86,6 +95,7 @@ def _pixels_at_once(x: Sequence[int], kernel: Sequence[int], stride: int) -> int
 
 
 def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """The 3 x 3 convolution, computed for several neighbouring pixels at a time."""
     shifted = [jnp.pad(kernel, ((0, 0), (p, pixels - 1 - p), (0, 0), (0, 0))) for p in range(pixels)]
     runs = lax.conv_general_dilated(
         x,
@@ -98,7 +108,10 @@ def _together(pixels: int, x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The gradient of `conv`'s kernel, of which only shape and dtype count; of 1 x 1 on a CPU a product of matrices."""
+    """The gradient of `conv` for the kernel, of which only shape and dtype are used.
+
+    On a CPU that of a 1 x 1 kernel is a matrix product.
+    """
 
     def plain(x, dy):
         return plain_weight_gradient(x, dy, kernel, stride)
@@ -109,9 +122,9 @@ def weight_gradient(x: jax.Array, dy: jax.Array, kernel: jax.Array, stride: int 
 
 
 def _product(stride: int, x: jax.Array, dy: jax.Array) -> jax.Array:
-    """The gradient of a kernel of 1 x 1, [1, 1, c, features]."""
+    """The gradient of a 1 x 1 kernel, [1, 1, c, features], as a matrix product."""
     seen = x[:, ::stride, ::stride].reshape(-1, x.shape[3])
-    # This way round, as XLA's product of matrices on a CPU is faster with the wider one on the right.
+    # In this order, as XLA's matrix product on a CPU is faster with the wider matrix on the right.
     accurate = jnp.promote_types(x.dtype, jnp.float32)
     cotangents = dy.reshape(-1, dy.shape[3])
     product = lax.dot_general(cotangents, seen, (((0,), (0,)), ((), ())), preferred_element_type=accurate)

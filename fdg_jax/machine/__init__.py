@@ -1,1 +1,1 @@
-"""What the code runs on: the processor, the terminal, the settings of JAX, and the parts of JAX that may change."""
+"""What the code runs on: processor, memory pages, terminal, settings of JAX, and the internals of JAX that we use."""

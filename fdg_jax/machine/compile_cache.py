@@ -1,10 +1,10 @@
 """Keeps compiled programs between runs, so that the second start of the same training does not compile again.
 
-It is JAX's own persistent cache, in the user's cache directory. The programs are the same ones, so nothing
-about a run changes (it ends with the same hashes with and without). They are native code: the folder's name
-says for which processor and which jaxlib, and a folder in which somebody else may write is not used.
-FDG_JAX_COMPILE_CACHE=0 leaves it off; a directory named by JAX_COMPILATION_CACHE_DIR is used instead. What was not
-used for UNUSED_DAYS is removed.
+This is JAX's own persistent cache, in the user's cache directory. It does not change a run: the final hashes are the
+same with and without it. The programs are native code. So the folder's name tells the processor and the version of
+jaxlib, and a folder in which others may write is not used. Programs not used for UNUSED_DAYS are removed.
+
+FDG_JAX_COMPILE_CACHE=0 turns it off. If JAX_COMPILATION_CACHE_DIR is set, JAX uses that directory instead.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 
 
 def enable() -> None:
-    """Call it before anything compiles. A cache directory that cannot be made is no reason not to train."""
+    """Turns the cache on. Call it before anything compiles. If its folder cannot be made, nothing is cached."""
     if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     try:
@@ -48,8 +48,7 @@ def enable() -> None:
 
 
 def who_else_may_write(folder: Path) -> str:
-    """Why a folder of programs cannot be trusted: it, or the one above, belongs to somebody else or may be written by
-    everybody. "" where only its owner, who runs this, may write there."""
+    """Why a folder of programs is not safe: others own it or the one above, or may write there. "" if it is safe."""
     if not hasattr(os, "geteuid"):
         return ""
     for each in (folder, folder.parent):
@@ -60,14 +59,16 @@ def who_else_may_write(folder: Path) -> str:
             return f"everybody may write in {each}"
     above = folder.parent.parent
     mode = above.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # else, as in /tmp, nobody can rename what is another's
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # with the sticky bit, as in /tmp, only owners can rename
         return f"everybody may write in {above}"
     return ""
 
 
 def prune(folder: Path) -> None:
-    """Removes programs, of every processor and jaxlib, that nobody has read for long. A file system keeps the
-    time of reading to a day or, on some, not at all: then the time of writing counts, and one compiles again."""
+    """Removes programs, of all processors and versions, that have not been read or written for UNUSED_DAYS.
+
+    Some file systems do not record reading times. There the time of writing counts.
+    """
     oldest = time.time() - UNUSED_DAYS * 24 * 3600
     for file in folder.glob("xla-*/*"):
         try:
@@ -79,12 +80,12 @@ def prune(folder: Path) -> None:
 
 
 def root() -> Path:
-    """$XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax."""
+    """The cache directory: $XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax. RuntimeError if there is no home."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fdg_jax"
 
 
 def processor() -> str:
-    """A short name for this kind of processor: code compiled for another one may not run here."""
+    """A hash that names this kind of processor: code compiled for another kind may not run here."""
     telling = sorted({line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return hashlib.sha256("\n".join([platform.machine(), *telling]).encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
-"""Restarts the command once with huge pages and a glibc that keeps its memory, which makes training on a CPU faster.
+"""Restarts the command once with huge pages and a glibc that keeps freed memory, which speeds up training on a CPU.
 
-XLA's temporaries on a CPU are larger than what glibc keeps: they are mapped, page by page, and given back at every
-step. glibc reads its tunables before the process starts, so they can only be set by starting it again: same process
-number, same terminal, same signals. FDG_JAX_HUGE_PAGES=0 leaves everything as it is.
+XLA's temporary arrays on a CPU are so large that glibc maps them anew, page by page, at every step. glibc reads its
+settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the same
+process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
 """
 
 import contextlib
@@ -14,26 +14,26 @@ from fdg_jax.machine import output
 
 SWITCH, TUNABLES, WANTED = "FDG_JAX_HUGE_PAGES", "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
 HUGE = f"{WANTED}=1"
-# Nothing is mapped by itself, nothing is given back; in one arena, as only the main one grows beyond 64 MB.
+# No array gets a mapping of its own and no memory is returned. One arena, as only the main one grows beyond 64 MB.
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=68719476736:glibc.malloc.arena_max=1"
 
 
 def restart_once() -> None:
-    """Call it before anything heavy is imported. Returns where nothing is to be done or it has been done."""
+    """Restarts the command if that helps and has not been done. Call it before slow imports."""
     environment = wanted_environment(dict(os.environ))
     if environment is not None:
         output.flush()
-        with contextlib.suppress(OSError):  # where it can't be done: go on with small pages
+        with contextlib.suppress(OSError):  # if it fails: go on with small pages
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def on() -> bool:
-    """Whether this process has been started with them."""
+    """Whether this process was started with huge pages."""
     return HUGE in os.environ.get(TUNABLES, "")
 
 
 def wanted_environment(environment: dict[str, str]) -> dict[str, str] | None:
-    """The environment to start again with, or None."""
+    """The environment to restart with; None if no restart is needed or useful."""
     tunables = environment.get(TUNABLES, "")
     done = SWITCH in environment or WANTED in tunables
     if done or not sys.executable or gpu_visible(environment) or not glibc_has_huge_pages():
@@ -43,14 +43,14 @@ def wanted_environment(environment: dict[str, str]) -> dict[str, str] | None:
 
 
 def gpu_visible(environment: dict[str, str]) -> bool:
-    """An NVIDIA GPU that JAX would use: training then happens there, and the host's pages do not matter."""
+    """Whether JAX would use an NVIDIA GPU: then training runs there, and the host's pages do not matter."""
     if environment.get("JAX_PLATFORMS") == "cpu" or environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return False
     return Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists() or Path("/dev/dxg").exists()
 
 
 def glibc_has_huge_pages() -> bool:
-    """glibc 2.35 or newer on a kernel whose transparent huge pages can be asked for."""
+    """Whether this is glibc 2.35 or newer, on a kernel that allows transparent huge pages."""
     try:
         name, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
         major, minor = (int(part) for part in version.split(".")[:2])

@@ -1,9 +1,9 @@
-"""The one place that uses what JAX does not promise: how a VJP closure is laid out, and what is behind `device_put`.
+"""The only module that uses undocumented JAX: the layout of a VJP closure, and what is behind `jax.device_put`.
 
-`jax.vjp` returns a pytree. The arguments it was called with are among its leaves, and a `jit` that returns the
-closure would copy them: every memo would carry its own copy of the weights. `strip` takes the arguments out
-before the closure leaves the forward program, `bind` puts arguments back inside the backward program. Which
-weights are put back is the whole difference between `stashed` and `current`.
+`jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
+would copy them: every memo would have its own copy of the weights. `strip` removes the arguments before the closure
+leaves the forward program. `bind` puts arguments back inside the backward program. Which weights are put back is the
+whole difference between `stashed` and `current`.
 """
 
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ try:
     from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
     batched_device_put: Any = xla_client.batched_device_put
-except (ImportError, AttributeError):  # `Put` and `fetch` do without
+except (ImportError, AttributeError):  # then `Put` and `fetch` use the documented functions
     batched_device_put = None
 
 
 def strippable() -> bool:
-    """Whether this JAX lets the arguments be taken out of a closure (0.10.2 to 0.12 do)."""
+    """Whether the arguments can be removed from a VJP closure in this version of JAX (in 0.10.2 to 0.12 they can)."""
     _, closure = jax.vjp(lambda p, x: p * x, 2.0, 3.0)
     arguments = getattr(closure, "args_res", None)
     return isinstance(arguments, list) and len(arguments) == 2
 
 
 def strip(closure):
-    """Takes the arguments out of a closure of `jax.vjp(f, params, x)`. Call it inside the forward program."""
+    """Removes the arguments from a closure of `jax.vjp(f, params, x)` in place. Call it in the forward program."""
     if hasattr(closure, "args_res"):
         closure.args_res = [None] * len(closure.args_res)
     return closure
 
 
 def bind(closure, params, x):
-    """Puts arguments into a stripped closure. Call it inside the backward program; it works on a copy."""
+    """A copy of a stripped closure with the arguments `params` and `x`. Call it in the backward program."""
     if not hasattr(closure, "args_res"):
         return closure
     leaves, structure = jax.tree.flatten(closure)
@@ -49,14 +49,17 @@ def bind(closure, params, x):
 
 
 def is_ready(array: jax.Array) -> bool:
-    """Whether reading the array would return at once."""
+    """Whether the array has been computed, so that reading it returns at once."""
     ready = getattr(array, "is_ready", None)
     return ready() if ready else True
 
 
 class Put:
-    """`jax.device_put(array, device)` of one array. Where that ends in one copy to the device or in none it is made at
-    once: most of what it costs the host is the way there (`python -m benchmarks.host_cost`)."""
+    """Puts one array on a device, as `jax.device_put(array, device)` does, with less work for the host.
+
+    If one copy or none is needed, it calls JAX's inner function directly: most of the cost is on the way to it
+    (`python -m benchmarks.host_cost`). Otherwise it calls `jax.device_put`.
+    """
 
     def __init__(self, device: Any):
         self.device, self.sharding = device, SingleDeviceSharding(device)
@@ -68,33 +71,33 @@ class Put:
             return jax.device_put(array, self.device)
         if isinstance(array, jax.Array) and array.committed and array.sharding == self.sharding:
             return array
-        with explicit_device_put_scope():  # for who guards against transfers that nobody asked for
+        with explicit_device_put_scope():  # marks the transfer as explicit for `jax.transfer_guard`
             return batched_device_put(shape, self.sharding, [array], [self.device])
 
 
 def _one_piece(array: Any) -> Any:
-    """The shape and dtype of an array that lies in one place and goes to a device as it is, else None."""
-    if type(array) is np.ndarray:  # and no masked one
+    """The shape and dtype of an array that is in one place and needs no conversion; None for any other."""
+    if type(array) is np.ndarray:  # not a masked array
         as_it_is = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
         return _shape_of(array.shape, array.dtype) if as_it_is else None
     if not isinstance(array, jax.Array) or isinstance(array, Tracer) or not isinstance(array.dtype, np.dtype):
-        return None  # a Python number, something that is only traced, a random key
+        return None  # a Python number, a tracer or a random key
     return jax.typeof(array) if type(array.sharding) is SingleDeviceSharding else None
 
 
 @cache
 def _shape_of(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """What JAX takes a NumPy array for; None for float0, the cotangent of an integer, which lies on no device."""
+    """JAX's type of a NumPy array; None for float0, the cotangent of an integer, which is on no device."""
     if dtype == jax.dtypes.float0:
         return None
     return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 
 def fetch(arrays: Sequence[Any]) -> list[Any]:
-    """`jax.device_get(arrays)` without most of what it costs the host."""
+    """Reads arrays as NumPy arrays, as `jax.device_get` does, with less work for the host."""
     if not batched_device_put:
         return jax.device_get(list(arrays))
-    for array in arrays[1:]:  # all are on their way before the first is waited for
+    for array in arrays[1:]:  # start all transfers before waiting for the first
         if isinstance(array, jax.Array):
             array.copy_to_host_async()
     with explicit_device_get_scope():

@@ -1,8 +1,8 @@
-"""Settings of JAX that change what a run computes: recorded with it, told where they are unusual, kept when it goes on.
+"""Settings of JAX that change what a run computes: they are recorded, unusual ones reported, and checked on resuming.
 
-They come from the environment (JAX_ENABLE_X64 sets jax_enable_x64) and nothing else shows that they are set. Which ones
-matter was found by training with each setting of JAX changed and comparing the final hashes. A setting that this
-version of JAX does not have is passed over.
+They come from the environment (JAX_ENABLE_X64 sets jax_enable_x64), and nothing else shows that they are set. They were
+found by training with each setting of JAX changed and comparing the final hashes. Settings that this version of JAX
+does not have are ignored.
 """
 
 import enum
@@ -13,7 +13,7 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 
-# Each with JAX's default. These decide random numbers or the precision of numbers: another value is another training.
+# Each with JAX's default. These change random numbers or precision: another value is another training.
 TRAINING = {
     "jax_threefry_partitionable": True,
     "jax_default_prng_impl": "threefry2x32",
@@ -22,7 +22,7 @@ TRAINING = {
     "jax_default_matmul_precision": None,
     "jax_disable_jit": False,
 }
-# These decide how programs are compiled, and so how sums are rounded.
+# These change how programs are compiled, and so how sums are rounded.
 LAST_BITS = {
     "jax_disable_most_optimizations": False,
     "jax_optimization_level": "UNKNOWN",
@@ -32,26 +32,26 @@ LAST_BITS = {
 }
 DEFAULTS = {**TRAINING, **LAST_BITS}
 ABSENT = object()
-NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # JAX's setting of it is changed by us, so only the environment shows a wish
+NUM_CPU_DEVICES = "JAX_NUM_CPU_DEVICES"  # we change JAX's own setting, so the user's wish is in the environment
 
 
 def current() -> dict[str, Any]:
-    """{name: value} of those that this JAX has, as values that JSON can hold."""
+    """{name: value} of the settings that this version of JAX has, as values that JSON can hold."""
     import jax
 
-    known: Mapping[str, Any] = getattr(jax.config, "values", {})  # some have no attribute of their own
+    known: Mapping[str, Any] = getattr(jax.config, "values", {})  # some settings are no attributes of jax.config
     found = {name: getattr(jax.config, name, known.get(name, ABSENT)) for name in DEFAULTS}
     return {name: plain(value) for name, value in found.items() if value is not ABSENT}
 
 
 def plain(value: Any) -> Any:
-    """A setting as JSON can hold it: an enumeration's name."""
+    """A setting's value as JSON can hold it; of an enumeration, the name."""
     value = value.name if isinstance(value, enum.Enum) else value
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def check_new() -> None:
-    """Warns of settings with which a new run computes something else than it would with JAX's defaults."""
+    """Warns if settings make a new run compute something else than JAX's defaults would."""
     now = current()
     unusual = [f"{name.upper()} ({now[name]} instead of {DEFAULTS[name]})" for name in differing(DEFAULTS, now)]
     if count := os.environ.get(NUM_CPU_DEVICES):
@@ -63,8 +63,14 @@ def check_new() -> None:
 
 
 def check_resumed(before: Mapping[str, Any]) -> None:
-    """before: config.json of a run that goes on. BadInput where it would be trained otherwise than it began, a warning
-    where its last bits may differ. A run of a version that did not record its settings is let pass."""
+    """Compares the settings with those of a run that is resumed. If only last bits may differ, it warns.
+
+    Arguments:
+        before: the run's config.json. If it has no settings (of an older version), nothing is checked.
+
+    Raises:
+        BadInput: the run would be trained in another way.
+    """
     was, now = before.get("jax_settings") or {}, current()
     changed = differing(was, now)
     if other := [name for name in changed if name in TRAINING]:
@@ -78,19 +84,21 @@ def check_resumed(before: Mapping[str, Any]) -> None:
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings known on both sides that are not the same."""
+    """The names of settings that both have with different values."""
     return [name for name in DEFAULTS if name in was and name in now and was[name] != now[name]]
 
 
-def told_changes(before: Mapping[str, Any]) -> list[str]:
-    """For a run that goes on as another one: a sentence where settings differ."""
+def describe_changes(before: Mapping[str, Any]) -> list[str]:
+    """For --resume-into: a sentence for each setting that differs. before: config.json of the old run."""
     was, now = before.get("jax_settings") or {}, current()
     return [f"it began with {name} {was[name]}, now {now[name]}: not the same numbers" for name in differing(was, now)]
 
 
 def way_back(name: str, was: Any) -> str:
+    """How to set a setting back."""
     return f"unset {name.upper()}" if was == DEFAULTS[name] else f"set {name.upper()} to {was!r}"
 
 
 def warn(fact: str) -> None:
+    """Prints a warning on stderr."""
     print(f"warning: {fact}", file=sys.stderr, flush=True)

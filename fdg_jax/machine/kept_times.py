@@ -1,7 +1,7 @@
-"""Measured times that are kept in the user's cache directory, together with all that they depend on.
+"""Keeps measured times in the user's cache directory, together with the conditions that they depend on.
 
-They are used only under exactly these conditions, and measured anew where the file is damaged; nothing that goes wrong
-with the files ends a command.
+They are used only under exactly these conditions. If the file is damaged, they are measured again. An error with these
+files never ends a command.
 """
 
 import contextlib
@@ -17,17 +17,24 @@ from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
 
 def digest(content: Any) -> str:
+    """A hash of a JSON value."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def path_of(what: str, of: dict[str, Any]) -> Path:
+    """The file in which these times are kept."""
     return compile_cache.root() / f"{what.replace(' ', '-')}-{digest(of)[:16]}.json"
 
 
 def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
-    """The n times in seconds that were kept under these conditions; None where there are none or the file is damaged.
+    """Loads times.
 
-    what: in words and in the plural, `block times`; the file is called after it. of: all conditions, as JSON has them.
+    Arguments:
+        what: what was measured, in the plural, such as "block times"; the file is named after it.
+        of: all conditions, as JSON has them.
+        n: how many times there should be.
+
+    Returns: the n times in seconds; None if there are none, or if the file is damaged.
     """
     try:
         path = path_of(what, of)
@@ -44,7 +51,7 @@ def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
 
 
 def save(what: str, of: dict[str, Any], seconds: list[float]) -> None:
-    """Written beside and renamed, so that no reader ever sees a part of it."""
+    """Saves times in seconds; arguments as in `load`. The file is renamed when complete: readers see no part."""
     temporary = None
     try:
         path = path_of(what, of)

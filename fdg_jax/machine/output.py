@@ -1,8 +1,7 @@
-"""Printing that never ends a run: a closed pipe, a hung-up terminal or a full disk behind the output costs only the
-output.
+"""Printing that never ends a run: after a closed pipe, a lost terminal or a full disk, only the output is missing.
 
-Everything that a command says is in the files of the run as well, so a run of days goes on without its terminal. Its
-exit code is that of the training.
+Everything that a command prints is in the files of the run as well. So a run of days goes on without its terminal, and
+its exit code is that of the training.
 """
 
 import contextlib
@@ -16,14 +15,14 @@ STANDARD = (0, 1, 2)  # the numbers of stdin, stdout and stderr
 
 
 class Forgiving:
-    """A text stream to which writing never fails. What cannot be written is dropped, and so is all that follows.
+    """A text stream to which writing never fails. After the first failure, everything is dropped.
 
     Characters that the stream's encoding does not have are written as \\x.., \\u.... or \\U........
     """
 
     def __init__(self, stream: Any):
         self.stream = stream
-        self.lost = stream is None  # as Python has it where the file was closed when the process began
+        self.lost = stream is None  # Python has None if the file was closed when the process started
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -54,18 +53,21 @@ class Forgiving:
 
     @contextlib.contextmanager
     def losing(self) -> Iterator[None]:
-        """Turns a failure to write into the loss of the stream."""
+        """A context in which a failure to write marks the stream as lost."""
         try:
             yield
-        except BlockingIOError:  # somebody reads too slowly from what must not block: only this text is lost
+        except BlockingIOError:  # a slow reader of a non-blocking pipe: only this text is lost
             pass
         except (OSError, ValueError):  # ValueError: the stream has been closed
             self.lost = True
             self.replace_file()
 
     def replace_file(self) -> None:
-        """Puts the null device behind stdout or stderr, so that Python's own flush at the end of the process, code
-        in C and child processes can write there. Files with other numbers belong to somebody else."""
+        """Replaces the file behind stdout or stderr by the null device.
+
+        Then Python's flush at the end of the process, C code and child processes can still write there. Files with
+        other numbers are not ours and are left alone.
+        """
         with contextlib.suppress(OSError, ValueError, AttributeError):
             number = self.stream.fileno()
             if number in STANDARD:
@@ -76,7 +78,7 @@ class Forgiving:
 
 @contextlib.contextmanager
 def forgiving() -> Iterator[None]:
-    """As a context: nothing that is printed within it raises an exception."""
+    """A context in which printing raises no exception."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Forgiving(before[0]), Forgiving(before[1])
     try:
@@ -87,28 +89,27 @@ def forgiving() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Writes what is still in the buffers of stdout and stderr, if it can be written."""
+    """Flushes stdout and stderr, if they can be written."""
     for stream in (sys.stdout, sys.stderr):
         (stream if isinstance(stream, Forgiving) else Forgiving(stream)).flush()
 
 
 def open_closed_files() -> None:
-    """Puts the null device in the place of stdin, stdout and stderr where they are closed.
+    """Opens the null device as stdin, stdout and stderr if they are closed.
 
-    Call it before anything else is opened: the next file, a checkpoint perhaps, would get the free number, and what
-    code in C prints would be written into it.
+    Call it before opening any file. Otherwise that file, perhaps a checkpoint, would get a standard number, and what C
+    code prints would be written into it.
     """
     for number in STANDARD:
         try:
             os.fstat(number)
         except OSError as error:
             if error.errno == errno.EBADF:
-                os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+                os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
                 os.set_inheritable(number, True)
 
 
 def write_to_stderr(text: str) -> None:
-    """For signal handlers, which may interrupt the printing of something else: past all buffers, and without an
-    exception."""
+    """Prints without buffers and without exceptions: for signal handlers, which may interrupt other printing."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode("utf-8", "backslashreplace"))

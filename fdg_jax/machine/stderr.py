@@ -1,4 +1,4 @@
-"""What data loading says while it works: on stderr, so that nothing mixes with a command's output."""
+"""Messages and progress on stderr, so that they do not mix with a command's output."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import time
 
 
 def say(sentence: str) -> None:
+    """Prints a line on stderr."""
     print(sentence, file=sys.stderr, flush=True)
 
 
 class Progress:
-    """A line on stderr about a slow thing: kept up to date on a terminal, elsewhere said once."""
+    """A line on stderr about something slow: updated on a terminal, elsewhere printed once.
+
+    total: how many units there are; unit: what they are, in the plural; what: what is being done.
+    """
 
     def __init__(self, total: int, unit: str, what: str):
         self.total, self.unit, self.what = total, unit, what
@@ -21,7 +25,7 @@ class Progress:
             say(f"{what}: {total:,} {unit} ...")
 
     def advance(self, count: int) -> None:
-        """So many more are done."""
+        """Reports that `count` more units are done."""
         self.done += count
         now = time.monotonic()
         if self.terminal and (now - self.shown > 0.2 or self.done == self.total):

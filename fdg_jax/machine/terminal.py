@@ -1,4 +1,4 @@
-"""Lines for a terminal: broken between words, and what goes on is set under the text and not under the label."""
+"""Wraps lines for a terminal: between words, and with following lines indented to where the text begins."""
 
 import re
 import shutil
@@ -6,11 +6,11 @@ import sys
 import textwrap
 
 LABEL = re.compile(r"\s*\S+( k=\d+)? {2,}")  # "method     ", "stage k=1  ", "  memory   "
-NARROWEST = 40  # a terminal is taken to have at least so many columns
+NARROWEST = 40  # columns that a terminal is assumed to have at least
 
 
 def columns() -> int | None:
-    """The width of the terminal that stdout is; None where it is a file, a pipe or closed."""
+    """The width of the terminal; None if stdout is a file, a pipe or closed."""
     try:
         terminal = sys.stdout is not None and sys.stdout.isatty()
     except ValueError:  # it has been closed
@@ -19,9 +19,11 @@ def columns() -> int | None:
 
 
 def wrapped(line: str, width: int | None) -> str:
-    """The line, on several where it is longer than the width. None: as it is, so that in a file a fact stays a line.
+    """Wraps a line. Words longer than the width, such as paths, are not broken.
 
-    A word that is longer than the width, such as a path, stays whole.
+    Arguments:
+        line: the text.
+        width: in columns; None leaves the line as it is, so that in a file every fact is one line.
     """
     if width is None or len(line) <= width:
         return line

@@ -8,7 +8,7 @@ of FDG and BP import no JAX, so that a schedule can be drawn, and an option refu
 import pkgutil
 from importlib import import_module
 
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.methods.interface import Method
 
 
@@ -21,6 +21,6 @@ def names() -> list[str]:
 def find(name: str) -> Method:
     """The method of that name. BadInput names the nearest ones."""
     if name not in names():
-        asked = meant(name, names(), cutoff=0.3)
+        asked = did_you_mean(name, names(), cutoff=0.3)
         raise BadInput(f"method {name!r} is not known.{asked} There are {', '.join(names())}.")
     return import_module(f"{__name__}.{name}").METHOD

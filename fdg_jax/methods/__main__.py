@@ -15,7 +15,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Schedule, bp, check_K
 from fdg_jax.schedule.drawing import draw
 from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
-from fdg_jax.schedule.running import simulate
+from fdg_jax.schedule.running import trace_run
 
 BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's; only shapes are made of them
 
@@ -40,7 +40,7 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
     method = methods.find(name)
     own = {option: n for option, n in options.items() if option in method.schedule_options}
     schedule, cost = method.schedule(K, **own), method.costs(K)
-    trace = simulate(schedule, 4 * K + 2)  # enough to fill the pipeline and see it run steadily
+    trace = trace_run(schedule, 4 * K + 2)  # enough to fill the pipeline and see it run steadily
     alone = tick_time(bp(K), methods.find("bp").costs(K), COMPARED).at(COMPARED)
     return Row(
         name=name,

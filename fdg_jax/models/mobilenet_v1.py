@@ -1,13 +1,13 @@
-"""MobileNet v1 (Howard et al. 2017) for small images: depthwise separable convolutions, one after the other.
+"""MobileNet v1 (Howard et al. 2017) for small images: depthwise separable convolutions, one after another.
 
 This is the network that the authors' later repository, Accumulated-Decoupled-Learning, calls `MobileNetv2()`: it
 has no inverted residuals, so it is version 1. With the 200 classes of Tiny-ImageNet it has 3,411,976 parameters, which
 fits the paper's "MobileNet v2 (3.40M)" better than version 2 does (2,480,072 with 200 classes, 3,504,872 with 1000).
 Which of the two the paper trained is not known, so both are offered, each under its own name.
 
-Deviation: the released code averages 2 x 2 places at the end, which is the whole map of a 32 x 32 image only; of the
-64 x 64 pixels of Tiny-ImageNet it would leave four times as many numbers as its linear layer takes. Here the pooling is
-global.
+Deviation: the released code ends in 2 x 2 average pooling. This covers the whole feature map of a 32 x 32 image only;
+for the 64 x 64 pixels of Tiny-ImageNet the result would be four times too large for the linear layer. Here the pooling
+is global.
 Block numbers: 0 stem, 1..13 separable convolutions, 14 head.
 """
 
@@ -34,7 +34,7 @@ class Stem(nn.Module):
 
 
 class Separable(nn.Module):
-    """A 3 x 3 convolution of each channel for itself, then a 1 x 1 convolution; norm and relu behind both.
+    """A depthwise 3 x 3 convolution, then a 1 x 1 convolution; norm and relu after both.
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels].
     """
@@ -51,5 +51,5 @@ class Separable(nn.Module):
 
 
 def blocks(classes: int) -> list[nn.Module]:
-    """15 blocks."""
+    """The 15 blocks."""
     return [Stem(), *(Separable(channels, stride) for channels, stride in LAYERS), Head(classes)]

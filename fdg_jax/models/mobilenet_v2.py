@@ -1,14 +1,14 @@
-"""MobileNet v2 (Sandler et al. 2018): inverted residuals, wide inside and thin between the blocks.
+"""MobileNet v2 (Sandler et al. 2018): inverted residuals, wide inside the blocks and narrow between them.
 
-A block widens its input by a 1 x 1 convolution, filters each channel for itself with 3 x 3, and ends thin in a 1 x 1
-convolution without a relu; input and output are added where their shapes agree. Strides hold no parameters: both
-forms have 3,504,872 of them for 1000 classes (Sandler et al. print 3.4M) and 2,480,072 for the 200 of Tiny-ImageNet.
-The paper trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. What the authors' code calls by that name is version 1,
-which has 3.41M with 200 classes: see fdg_jax.models.mobilenet_v1.
+A block widens its input by a 1 x 1 convolution, applies a depthwise 3 x 3 convolution, and ends narrow in a 1 x 1
+convolution without a relu. Input and output are added if their shapes agree. Strides do not change the parameters: both
+forms have 3,504,872 for 1000 classes (Sandler et al. print 3.4M) and 2,480,072 for the 200 of Tiny-ImageNet. The paper
+trains a "MobileNet v2 (3.40M)" on Tiny-ImageNet. The authors' code uses that name for version 1, which has 3.41M with
+200 classes: see fdg_jax.models.mobilenet_v1.
 
-`mobilenet_v2` is for small images and a choice of ours, because the authors' code has no version 2: the stem and the
-layer of 24 channels keep the size of the map, so that 64 x 64 pixels end as 8 x 8 places instead of 2 x 2.
-`mobilenet_v2_imagenet` is the original. Deviation: no dropout before the last layer; neither paper speaks of one.
+`mobilenet_v2` is our own form for small images, as the authors' code has no version 2: the stem and the layer of 24
+channels have stride 1, so that 64 x 64 pixels end as an 8 x 8 map instead of 2 x 2. `mobilenet_v2_imagenet` is the
+original. Deviation: no dropout before the last layer, which neither paper mentions.
 Block numbers: 0 stem, 1..17 inverted residuals, 18 head (the last 1 x 1 convolution first).
 """
 
@@ -25,7 +25,7 @@ LAYERS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 class ConvNorm(nn.Module):
-    """Convolution, batch norm and, where `active`, relu6: [b, h, w, c] -> [b, h / stride, w / stride, channels]."""
+    """Convolution, batch norm and, if `active`, relu6: [b, h, w, c] -> [b, h / stride, w / stride, channels]."""
 
     channels: int
     size: int = 1
@@ -41,7 +41,7 @@ class ConvNorm(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + narrow(filter(widen(x))), without x where the shape changes and without widening where expansion is 1.
+    """x + narrow(filter(widen(x))), without x if the shape changes, and without widening if expansion is 1.
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels]; inside there are expansion * c channels.
     """
@@ -70,7 +70,7 @@ class ConvHead(nn.Module):
 
 
 def blocks(classes: int, *, imagenet: bool = False) -> list[nn.Module]:
-    """19 blocks."""
+    """The 19 blocks. imagenet: the original strides."""
     residuals = []
     for expansion, channels, count, stride in LAYERS:
         first = 1 if channels == 24 and not imagenet else stride

@@ -1,14 +1,14 @@
-"""The four-layer residual networks of He et al. (2016), in the form for small images and in the one for ImageNet.
+"""The four-layer residual networks of He et al. (2016), in a form for small images and in the one for ImageNet.
 
-Layers of 64, 128, 256 and 512 channels, all but the first beginning with stride 2: ResNet-18 of basic blocks,
-ResNet-101 of bottlenecks that end four times as wide. A bottleneck's stride is in its 3 x 3 convolution (PyTorch's
-form, "v1.5"; He et al. have it in the first 1 x 1), and where the shape changes the shortcut is a 1 x 1 convolution
-with batch norm; both as in the authors' released code.
+The layers have 64, 128, 256 and 512 channels, and all but the first begin with stride 2. ResNet-18 has basic blocks,
+ResNet-101 has bottlenecks, whose output is four times as wide. A bottleneck's stride is in its 3 x 3 convolution
+(PyTorch's form, "v1.5"; He et al. have it in the first 1 x 1). If the shape changes, the shortcut is a 1 x 1
+convolution with batch norm. Both are as in the authors' released code.
 
-`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling, the only form in that code: what the paper trains on
-CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
-times "ResNet-101 (ImageNet)" without saying which it is. Deviation: the released code averages 4 x 4 places at the
-end, which is the whole map of a 32 x 32 image only; here the pooling is global.
+`resnet18` and `resnet101` have a 3 x 3 stem and no max-pooling. This is the only form in that code; the paper trains it
+on CIFAR and on Tiny-ImageNet. `resnet101_imagenet` has ImageNet's stem, 7 x 7 with stride 2 and max-pooling. The paper
+times "ResNet-101 (ImageNet)" without saying which form it is. Deviation: the released code ends in 4 x 4 average
+pooling, which covers the whole feature map of a 32 x 32 image only; here the pooling is global.
 Block numbers: 0 stem, then one per residual block, and the last is the head; 1-2, 3-4, 5-6, 7-8 are the layers of
 ResNet-18, 1-3, 4-7, 8-30, 31-33 those of ResNet-101.
 """
@@ -30,7 +30,7 @@ NAMES = {
 }
 
 # The authors' released code, `layerN[a:b]` translated to the number of the first block of stages 2..K. The two forms
-# of ResNet-101 have the same blocks behind the stem.
+# of ResNet-101 have the same blocks after the stem.
 OF_RESNET101 = {
     2: (17,),  # L1 + L2 + L3[:9]
     3: (12, 23),  # L1 + L2 + L3[:4] / L3[4:15] / rest
@@ -60,7 +60,7 @@ class Stem(nn.Module):
 
 
 class Residual(nn.Module):
-    """relu(x' + y), x' the shortcut; y of two 3 x 3 convolutions, or of 1 x 1, 3 x 3 and 1 x 1 (`bottleneck`).
+    """relu(x' + y), where x' is the shortcut and y two 3 x 3 convolutions, or 1 x 1, 3 x 3 and 1 x 1 (`bottleneck`).
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels], four times the channels with a bottleneck.
     """
@@ -90,7 +90,7 @@ class Residual(nn.Module):
 
 
 def blocks(classes: int, *, counts: Sequence[int], bottleneck: bool = False, imagenet: bool = False) -> list[nn.Module]:
-    """sum(counts) + 2 blocks; counts: the residual blocks of each layer."""
+    """The sum(counts) + 2 blocks. counts: the number of residual blocks in each layer."""
     residuals = [
         Residual(64 * 2**layer, 2 if layer > 0 and block == 0 else 1, bottleneck)
         for layer, count in enumerate(counts)

@@ -1,11 +1,11 @@
 """The 6n+2 residual networks for small images (He et al. 2016, section 4.2), which the paper uses most.
 
 Three layers of n residual blocks with 16, 32 and 64 channels; the first block of the second and third layer
-halves the map. The shortcut is option A: no parameters, every second pixel, the missing channels zero.
+has stride 2. The shortcut is option A: no parameters, every second pixel, and zeros for the missing channels.
 Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head.
 
 Deviation, on purpose: the authors' released code pools with `AvgPool2d(6)`, which sees only the top-left
-6 x 6 of the 8 x 8 map; the paper does not mention it and here the pooling is global.
+6 x 6 of the 8 x 8 map. The paper does not mention it. Here the pooling is global.
 """
 
 import flax.linen as nn
@@ -49,7 +49,7 @@ class Stem(nn.Module):
 
 
 class Residual(nn.Module):
-    """relu(x' + norm(conv(relu(norm(conv(x)))))), x' the shortcut.
+    """relu(x' + norm(conv(relu(norm(conv(x)))))), where x' is the shortcut.
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels].
     """
@@ -70,5 +70,5 @@ class Residual(nn.Module):
 
 
 def blocks(classes: int, *, n: int) -> list[nn.Module]:
-    """3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202."""
+    """The 3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202."""
     return [Stem(), *three_layers(Residual, (16, 32, 64), n), Head(classes)]

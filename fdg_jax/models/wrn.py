@@ -1,9 +1,9 @@
 """Wide residual networks WRN-d-k (Zagoruyko and Komodakis 2016): few, wide, pre-activation residual blocks.
 
 d = 6n + 4 layers; three layers of n blocks with 16k, 32k and 64k channels. Where the shape changes the
-shortcut is a 1 x 1 convolution of the activated input. No dropout: the paper does not speak of any. The table
-names those the paper and the benchmarks use; `wrn<d>_<k>` answers to every depth and width. The FDG authors' released
-code has another network of that name, which is in fdg_jax.models.wrn_fdg.
+shortcut is a 1 x 1 convolution of the activated input. There is no dropout, as the paper does not mention any. The
+table has the models that the paper and the benchmarks use; `wrn<d>_<k>` gives any depth and width. The FDG authors'
+released code has another network of that name, which is in fdg_jax.models.wrn_fdg.
 Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head (norm and relu first).
 """
 
@@ -27,7 +27,7 @@ PAPER_SPLITS = {
 
 
 def arguments(name: str) -> dict[str, Any] | None:
-    """wrn<d>_<k> with d = 6n + 4, n >= 1, k >= 1; None for any other name."""
+    """The arguments of `blocks` for wrn<d>_<k> with d = 6n + 4, n >= 1, k >= 1; None for any other name."""
     match = re.fullmatch(r"wrn([1-9]\d{0,3})_([1-9]\d?)", name)
     depth, k = (int(match[1]), int(match[2])) if match else (0, 0)
     return {"n": (depth - 4) // 6, "k": k} if depth >= 10 and depth % 6 == 4 else None
@@ -43,7 +43,7 @@ class Stem(nn.Module):
 
 
 class Residual(nn.Module):
-    """x' + conv(relu(norm(conv(relu(norm(x)))))), x' the shortcut.
+    """x' + conv(relu(norm(conv(relu(norm(x)))))), where x' is the shortcut.
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels].
     """
@@ -73,5 +73,5 @@ class NormHead(nn.Module):
 
 
 def blocks(classes: int, *, n: int, k: int) -> list[nn.Module]:
-    """3n + 2 blocks. n = 4, k = 10 give WRN-28-10."""
+    """The 3n + 2 blocks. n = 4, k = 10 give WRN-28-10."""
     return [Stem(), *three_layers(Residual, (16 * k, 32 * k, 64 * k), n), NormHead(classes)]

@@ -1,7 +1,7 @@
 """Wide residual networks as the FDG authors' released code has them: `wrn28_10_fdg`, any `wrn<d>_<k>_fdg`.
 
-The paper's "WRN-28-10" was trained and timed with this code. It is not the network of Zagoruyko and Komodakis, which
-`wrn28_10` is (fdg_jax.models.wrn), in four points:
+The paper's "WRN-28-10" was trained and timed with this code. It differs from the network of Zagoruyko and Komodakis,
+which is `wrn28_10` (fdg_jax.models.wrn), in four points:
 
 - every convolution has a bias;
 - the stride is in a block's second convolution, so the first one still works on the larger map;
@@ -9,9 +9,9 @@ The paper's "WRN-28-10" was trained and timed with this code. It is not the netw
 - the last batch norm has PyTorch's momentum 0.9, so its running statistics keep a tenth of what they were at every
   batch. Elsewhere they keep nine tenths. This changes evaluation only.
 
-WRN-28-10 has 36,489,290 parameters so (10 classes) instead of 36,479,194, and takes 5.95 instead of 5.24 billion
-multiply-adds for an image of 32 x 32 pixels. Convolutions start as everywhere in this package (fdg_jax.layers), and
-their biases at zero, where PyTorch draws both from its default ranges.
+So WRN-28-10 has 36,489,290 parameters (10 classes) instead of 36,479,194, and takes 5.95 instead of 5.24 billion
+multiply-adds for an image of 32 x 32 pixels. Convolutions are initialised as everywhere in this package
+(fdg_jax.layers) and their biases are zero; PyTorch draws both from its default ranges.
 Block numbers are those of `wrn28_10`: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head.
 """
 
@@ -31,7 +31,7 @@ LAST_MOMENTUM = 0.1  # PyTorch calls it 0.9
 
 
 def arguments(name: str) -> dict[str, Any] | None:
-    """wrn<d>_<k>_fdg with d = 6n + 4, n >= 1, k >= 1; None for any other name."""
+    """The arguments of `blocks` for wrn<d>_<k>_fdg with d = 6n + 4, n >= 1, k >= 1; None for any other name."""
     return wrn.arguments(name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else None
 
 
@@ -45,7 +45,7 @@ class Stem(nn.Module):
 
 
 class Residual(nn.Module):
-    """x' + conv(relu(norm(conv(relu(norm(x)))))), x' the shortcut.
+    """x' + conv(relu(norm(conv(relu(norm(x)))))), where x' is the shortcut.
 
     [b, h, w, c] -> [b, h / stride, w / stride, channels].
     """
@@ -65,6 +65,6 @@ class Residual(nn.Module):
 
 
 def blocks(classes: int, *, n: int, k: int) -> list[nn.Module]:
-    """3n + 2 blocks. n = 4, k = 10 give WRN-28-10."""
+    """The 3n + 2 blocks. n = 4, k = 10 give WRN-28-10."""
     residuals = three_layers(Residual, (16 * k, 32 * k, 64 * k), n)
     return [Stem(), *residuals, wrn.NormHead(classes, momentum=LAST_MOMENTUM)]

@@ -3,7 +3,7 @@
 import math
 
 from fdg_jax.checks import names
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.stage import remat
 
@@ -88,7 +88,7 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
         )
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
-        asked = f"{meant(options.dataset, known)} There are {', '.join(known)}."
+        asked = f"{did_you_mean(options.dataset, known)} There are {', '.join(known)}."
         raise BadInput(f"data set {options.dataset!r} is not known.{asked}")
     from fdg_jax import models
 

@@ -1,4 +1,4 @@
-"""Who does what at which tick, and how fast that can be: integers and names, no JAX."""
+"""Which stage does what at which tick, and how fast that can be: integers only, no JAX."""
 
 from fdg_jax.schedule.core import Accumulation, Box, Messages, Op, Schedule, Tick, bp, chain, check_K, existing_ops
 

@@ -1,4 +1,4 @@
-"""`python -m fdg_jax.schedule` draws the schedule of a method."""
+"""The command `python -m fdg_jax.schedule`: draws the schedule of a method."""
 
 import argparse
 import sys
@@ -11,9 +11,10 @@ from fdg_jax.schedule.summary import describe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m fdg_jax.schedule",
-        description="Draw a method's schedule: who forwards (F) and backwards (B) which batch at which tick t.",
+        description="Draw a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t.",
     )
     parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
     parser.add_argument("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")

@@ -1,16 +1,16 @@
-"""Who forwards and backwards which batch at which tick: the whole of a method's timing, as integers.
+"""Which stage does what with which batch at which tick: a method's timing, as integers.
 
-Nothing here knows of JAX, devices or arrays. A schedule is printed, validated and tested by itself; the host
-loop then does what it says. A tick is an ordered tuple of operations; `F` runs a stage forward on a batch,
-`B` runs it backward on a batch and updates its weights. FDG for K = 3, backward first:
+Nothing here knows of JAX, devices or arrays. A schedule can be printed, checked and tested alone. The host loop then
+does what it says. A tick is a tuple of operations in dispatch order: `F` is a stage's forward pass on a batch, `B` its
+backward pass on a batch and the update of its weights. FDG for K = 3, backward first:
 
     #      t=1   2     3     4     5     6     7
     # k=1  F1    F2    F3    F4    B1F5  B2F6  B3F7     delay 4, first update at t = 2K-1
     # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     delay 2
     # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     delay 0
 
-A tick is a function of t (not a generator that remembers), so that a run resumes at any t for free. What an
-operation reads and what it sends are part of the schedule too: this is all the host loop knows of a method.
+A tick is a function of t, not a generator with a state, so that a run can resume at any t. A schedule also says what
+each operation reads and what it sends. The host loop knows nothing else of a method.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ Accumulation = Literal["sum", "mean"]
 
 
 class Op(NamedTuple):
-    """One thing a stage does in a tick: kind `F`, `B` or a method's own, stage k in 1..K, batch in 1.. ."""
+    """One operation of a stage in a tick. kind: `F`, `B` or a method's own; k: the stage, 1..K; batch: 1, 2, ..."""
 
     kind: str
     k: int
@@ -33,7 +33,10 @@ class Op(NamedTuple):
 
 
 class Box(NamedTuple):
-    """The address of a message: `what` is "x" (activations in), "dy" (cotangents in), "labels" or "loss"."""
+    """The address of a message at stage k.
+
+    what: "x" (input activations), "dy" (cotangents of the outputs), "labels" or "loss".
+    """
 
     what: str
     k: int
@@ -44,7 +47,12 @@ Tick = tuple[Op, ...]
 
 
 class Messages(NamedTuple):
-    """Which boxes an operation reads, which it fills, and which are filled from outside as a batch enters."""
+    """Who sends what to whom.
+
+    takes(op): the messages that an operation reads.
+    gives(op): the messages that it sends.
+    enters(batch): the messages that come from outside with a batch.
+    """
 
     takes: Callable[[Op], tuple[Box, ...]]
     gives: Callable[[Op], tuple[Box, ...]]
@@ -52,8 +60,12 @@ class Messages(NamedTuple):
 
 
 def chain(K: int, local: bool = False) -> Messages:
-    """Back-propagation's: activations up, cotangents down, the loss at stage K, and labels there or, for methods that
-    learn locally, at every stage."""
+    """The messages of back-propagation: activations go up, cotangents go down, stage K computes the loss.
+
+    Arguments:
+        K: number of stages.
+        local: whether every stage gets the labels (methods with local losses), not stage K only.
+    """
     labelled = range(1 if local else K, K + 1)
 
     def takes(op: Op) -> tuple[Box, ...]:
@@ -74,14 +86,21 @@ def chain(K: int, local: bool = False) -> Messages:
 class Schedule(NamedTuple):
     """The timing of a method for K stages.
 
-    tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the
-        number of the final batch once it is known (the drain); None while batches keep coming.
-    behind: for k = 1..K, the gradients of earlier batches that stage k has not yet got when it goes forward on a
-        batch, once the pipeline is full.
+    name: the method's.
+    K: number of stages.
+    tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the number of
+        the final batch once it is known (the drain), None while batches keep coming.
+    behind: for k = 1..K, in steady state, how many earlier batches' gradients stage k still lacks when it runs a
+        forward pass.
     ticks(n): how many ticks n batches take until the last of them has updated every stage.
     messages: what operations read and send.
-    accumulate: backward passes of a stage per update; accumulation: what becomes of their gradients.
-    micro_batches: the parts a batch is cut into; operations are then numbered by part.
+    accumulate: backward passes of a stage per update.
+    accumulation: whether the gradients of these passes are summed or averaged.
+    micro_batches: into how many parts a batch is split; operations are then numbered by part.
+
+    Example:
+        >>> [str(op) for op in bp(2).tick(1, None)]
+        ['F1', 'F1', 'B1', 'B1']
     """
 
     name: str
@@ -96,8 +115,7 @@ class Schedule(NamedTuple):
 
     @property
     def staleness(self) -> tuple[int, ...]:
-        """For k = 1..K, the most weight updates stage k makes between a batch's forward pass and the update that
-        batch causes."""
+        """For k = 1..K, the most updates that stage k makes between a batch's forward pass and the batch's update."""
         return tuple(-(-gradients // self.accumulate) for gradients in self.behind)
 
     @property
@@ -106,23 +124,27 @@ class Schedule(NamedTuple):
         return tuple(gradients / self.accumulate for gradients in self.behind)
 
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
-        """Every (t, tick) of a run over that many batches, fill and drain included."""
+        """(t, operations) of each tick of a run over that many batches, fill and drain included."""
         for t in range(1, self.ticks(batches) + 1):
             yield t, self.tick(t, batches)
 
 
 def existing_ops(ops: Sequence[Op], last: int | None) -> Tick:
-    """Those of the operations whose batch exists: fill and drain. last: the final batch, if it is known."""
+    """Leaves out operations on batches that do not exist: below 1 (the fill), or above `last` (the drain) if given."""
     return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
 
 
 def check_K(K: int) -> None:
+    """Raises BadInput for fewer than one stage."""
     if K < 1:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
 
 
 def bp(K: int) -> Schedule:
-    """Back-propagation through K stages: one batch at a time, forward 1..K, backward K..1, staleness 0."""
+    """Back-propagation through K stages: one batch at a time, forward 1..K, backward K..1, staleness 0.
+
+    Raises BadInput for fewer than one stage.
+    """
     check_K(K)
 
     def tick(t: int, last: int | None = None) -> Tick:

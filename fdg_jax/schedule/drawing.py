@@ -1,24 +1,24 @@
-"""Draws a schedule as text: a row a stage, a column a tick."""
+"""Draws a schedule as text: a row for each stage, a column for each tick."""
 
 from collections.abc import Sequence
 
-from fdg_jax.schedule.core import Box, Op, Schedule, Tick
+from fdg_jax.schedule.core import Op, Schedule, Tick
+from fdg_jax.schedule.walk import walk
 
 
 def columns(schedule: Schedule, tick: Tick) -> list[list[str]]:
-    """Splits a tick into the sub-steps in which its operations can run at once: rows are stages.
+    """Splits a tick into sub-steps whose operations can run at the same time.
 
-    An operation that needs another stage's result of the same tick stands one column further right. FDG needs
-    one column a tick; BP needs 2K-1, which is the lock drawn.
+    An operation that needs another stage's result of the same tick goes one column further right. So FDG needs one
+    column per tick and BP needs 2K-1: the drawing shows BP's locking.
+
+    Returns: text [K][columns], a row for each stage.
     """
     column: dict[Op, int] = {}
-    sent: dict[Box, int] = {}
-    for op in tick:
-        # Micro-batches stand side by side, which shows the bubble; else a stage's operations share a cell.
-        same_stage = [column[o] + (schedule.micro_batches > 1) for o in column if o.k == op.k]
-        others = [sent[box] + 1 for box in schedule.messages.takes(op) if box in sent]
-        column[op] = max([0, *same_stage, *others])
-        sent |= dict.fromkeys(schedule.messages.gives(op), column[op])
+    for step in (step for _, steps in walk(schedule, [(1, tick)]) for step in steps):
+        # Micro-batches go side by side, which shows the bubble. Otherwise operations of one stage share a cell.
+        after = 0 if step.previous is None else column[step.previous] + (schedule.micro_batches > 1)
+        column[step.op] = max([after, *(column[sender] + 1 for sender in step.inputs)])
     width = max(column.values(), default=0) + 1
     cells = [["" for _ in range(width)] for _ in range(schedule.K)]
     for op, c in column.items():
@@ -27,7 +27,14 @@ def columns(schedule: Schedule, tick: Tick) -> list[list[str]]:
 
 
 def render(schedule: Schedule, ticks: int) -> str:
-    """Draws the first ticks: a column a tick (several where stages wait for each other), a row a stage."""
+    """Draws the first ticks: a column for each tick (several if stages wait for each other), a row for each stage.
+
+    Arguments:
+        schedule: what to draw.
+        ticks: how many ticks, from t = 1.
+
+    Returns: the drawing, several lines.
+    """
     K = schedule.K
     head: list[str] = []
     rows: list[list[str]] = [[] for _ in range(K)]
@@ -41,6 +48,6 @@ def render(schedule: Schedule, ticks: int) -> str:
 
 
 def draw(table: Sequence[Sequence[str]]) -> str:
-    """Aligns a table of strings in columns two spaces apart."""
+    """Aligns the columns of a table of strings (rows of equal length), two spaces apart."""
     widths = [max(len(row[c]) for row in table) for c in range(len(table[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table)

@@ -1,15 +1,15 @@
-"""What a method could gain if communication were free: its locks and its time per batch, read off its schedule.
+"""What a method could gain if communication were free: its locks and its time per batch, computed from its schedule.
 
-The paper prints these as Tables 1 and 2; here nothing is typed in. A network is evenly split into K stages, so a
-stage's forward pass takes Tf/K, its backward pass Tb/K and its auxiliary network, where it has one, all of Taux. An
-operation begins when its stage has done what was dispatched to it before and when its messages have come:
+The paper prints these as Tables 1 and 2. Here they are derived. The network is split evenly into K stages: a stage's
+forward pass takes Tf/K, its backward pass Tb/K, and its auxiliary network, if it has one, takes all of Taux. An
+operation begins when its stage has finished its previous operation and the messages it reads have arrived:
 
-    BP, K = 2:  k=1  F5      B5      Tf + Tb      DDG:  k=1  F5B4        Tf + Tb/2 with a barrier behind the tick,
+    BP, K = 2:  k=1  F5      B5      Tf + Tb      DDG:  k=1  F5B4        Tf + Tb/2 with a barrier after each tick,
                 k=2      F5B5                           k=2      F5B5    (Tf + Tb)/2 without
 
-With a barrier between ticks (`tick_time`, what the paper assumes) the critical path through one steady tick is the
-time per batch. Without one (`free_time`, what the host loop does) a stage goes on with its next tick at once. Which
-of two paths is the longer one depends on the lengths; they are compared at LENGTHS unless others are given.
+With a barrier between ticks (`tick_time`; the paper assumes it) the time per batch is the critical path through one
+steady tick. Without a barrier (`free_time`; the host loop has none) a stage goes on with its next tick at once. Which
+of two paths is longer depends on Tf, Tb and Taux. They are compared at LENGTHS unless others are given.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,13 +18,15 @@ from math import floor, lcm
 from typing import NamedTuple
 
 from fdg_jax.errors import ScheduleError
-from fdg_jax.schedule.core import Box, Op, Schedule, Tick
+from fdg_jax.schedule.core import Op, Schedule, Tick
+from fdg_jax.schedule.walk import walk
 
-Cost = Mapping[str, Sequence[float | Fraction]]  # of an operation's kind, see fdg_jax.methods.Method
+# {kind of operation: how many (Tf, Tb, Taux) it takes}, see fdg_jax.methods.Method.
+Cost = Mapping[str, Sequence[float | Fraction]]
 
 
 class Time(NamedTuple):
-    """A time as exact coefficients of Tf, Tb and Taux, or the lengths of these three themselves."""
+    """A time as exact coefficients of Tf, Tb and Taux; or three numbers to be put in for Tf, Tb and Taux."""
 
     Tf: Fraction
     Tb: Fraction
@@ -33,24 +35,29 @@ class Time(NamedTuple):
     def plus(self, other: "Time") -> "Time":
         return Time(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def since(self, other: "Time", ticks: int) -> "Time":
-        """The difference a tick."""
-        return Time(*((a - b) / ticks for a, b in zip(self, other, strict=True)))
+    def growth(self, earlier: "Time", ticks: int) -> "Time":
+        """How much this time has grown per tick since an earlier one."""
+        return Time(*((a - b) / ticks for a, b in zip(self, earlier, strict=True)))
 
     def at(self, lengths: "Time") -> Fraction:
-        """The number it is for those lengths."""
+        """Its value with those numbers for Tf, Tb and Taux."""
         return sum((a * b for a, b in zip(self, lengths, strict=True)), Fraction(0))
 
 
 ZERO = Time(*[Fraction(0)] * 3)
-LENGTHS = Time(Fraction(1), Fraction(2), Fraction(1, 10))  # a backward pass is two forward passes; heads are small
-COMPARED = LENGTHS._replace(Taux=Fraction(0))  # of speed-ups: auxiliary networks cost nothing
+# A backward pass takes as long as two forward passes; auxiliary networks are small.
+LENGTHS = Time(Fraction(1), Fraction(2), Fraction(1, 10))
+COMPARED = LENGTHS._replace(Taux=Fraction(0))  # for comparing speed-ups: auxiliary networks are free
 
 
 class Locks(NamedTuple):
-    """Within a steady tick: forward, an F waits for F of another stage; backward, a B for B of a later one; update, a
-    B for F of a later one; each directly or through other operations. waits: anything for any other stage (the paper's
-    single Yes or No)."""
+    """The paper's kinds of locking: who waits for whom within a steady tick, directly or through other operations.
+
+    forward: an F waits for an F of another stage.
+    backward: a B waits for a B of a later stage.
+    update: a B waits for an F of a later stage.
+    waits: anything waits for another stage (the paper's single Yes or No).
+    """
 
     forward: bool
     backward: bool
@@ -59,7 +66,7 @@ class Locks(NamedTuple):
 
 
 def steady_tick(schedule: Schedule) -> Tick:
-    """A tick of the full pipeline. ScheduleError where the next one is not the same a batch later."""
+    """A tick of the full pipeline. Raises ScheduleError if the next tick is not the same one batch later."""
     t = 4 * schedule.K + 2
     tick, following = schedule.tick(t, None), schedule.tick(t + 1, None)
     if following != tuple(op._replace(batch=op.batch + schedule.micro_batches) for op in tick):
@@ -68,18 +75,11 @@ def steady_tick(schedule: Schedule) -> Tick:
 
 
 def locks(schedule: Schedule) -> Locks:
-    """Who has to wait for another stage's operation of the same tick."""
-    takes, gives, _ = schedule.messages
-    giver: dict[Box, Op] = {}
-    waits: dict[Op, set[Op]] = {}  # everything that has to be done before, directly or not
-    newest: dict[int, Op] = {}  # of each stage: it does one thing after the other
-    for op in steady_tick(schedule):
-        direct = {giver[box] for box in takes(op) if box in giver}
-        if op.k in newest:
-            direct.add(newest[op.k])
-        waits[op] = direct.union(*(waits[other] for other in direct))
-        giver |= dict.fromkeys(gives(op), op)
-        newest[op.k] = op
+    """The locks of a schedule. Raises ScheduleError if it has no steady tick."""
+    waits: dict[Op, set[Op]] = {}  # for each operation, all that must be done before it, directly or indirectly
+    for step in (step for _, steps in walk(schedule, [(1, steady_tick(schedule))]) for step in steps):
+        direct = {*step.inputs, *([step.previous] if step.previous else [])}
+        waits[step.op] = direct.union(*(waits[other] for other in direct))
     pairs = [(op, other) for op, others in waits.items() for other in others if other.k != op.k]
     later = {(op.kind, other.kind) for op, other in pairs if other.k > op.k}
     forward = any(op.kind == other.kind == "F" for op, other in pairs)
@@ -87,7 +87,7 @@ def locks(schedule: Schedule) -> Locks:
 
 
 def duration(schedule: Schedule, cost: Cost) -> Callable[[Op], Time]:
-    """How long an operation takes. Stage K ends in the true loss and has no auxiliary network: there Taux is 0."""
+    """Returns a function: operation -> how long it takes. Stage K has the true loss, no auxiliary network: Taux = 0."""
     K, M = schedule.K, schedule.micro_batches
     exact = {kind: [Fraction(n).limit_denominator(10**6) / M for n in three] for kind, three in cost.items()}
     below = {kind: Time(f / K, b / K, aux) for kind, (f, b, aux) in exact.items()}
@@ -95,51 +95,74 @@ def duration(schedule: Schedule, cost: Cost) -> Callable[[Op], Time]:
     return lambda op: (below if op.k < K else last)[op.kind]
 
 
-def ends(schedule: Schedule, ops: Iterable[Op], cost: Cost, lengths: Time) -> dict[Op, Time]:
-    """When each operation ends: the critical path to it from the beginning of the first of them."""
-    takes, gives, _ = schedule.messages
+def end_times(schedule: Schedule, ticks: Iterable[Tick], cost: Cost, lengths: Time) -> dict[Op, Time]:
+    """When each operation ends: the critical path to it from the beginning of the first one.
+
+    Arguments:
+        schedule: whose stages and messages count.
+        ticks: the operations, tick by tick.
+        cost: what a kind of operation takes, in (Tf, Tb, Taux).
+        lengths: Tf, Tb and Taux, at which paths are compared.
+    """
     taken = duration(schedule, cost)
-    free: dict[int, Time] = {}  # when the stage has done what it was asked for so far
-    sent: dict[Box, Time] = {}  # what is not in here came before
     ended: dict[Op, Time] = {}
-    for op in ops:
-        starts = [free.get(op.k, ZERO), *(sent.pop(box) for box in takes(op) if box in sent)]
-        ended[op] = free[op.k] = max(starts, key=lambda time: time.at(lengths)).plus(taken(op))
-        sent |= dict.fromkeys(gives(op), ended[op])
+    for step in (step for _, steps in walk(schedule, enumerate(ticks, 1)) for step in steps):
+        free = ended[step.previous] if step.previous else ZERO
+        starts = [free, *(ended[sender] for sender in step.inputs)]
+        ended[step.op] = max(starts, key=lambda time: time.at(lengths)).plus(taken(step.op))
     return ended
 
 
 def tick_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
-    """Time per batch with a barrier between ticks: the critical path through a steady tick (Table 2)."""
-    ended = ends(schedule, steady_tick(schedule), cost, lengths)
+    """Time per batch with a barrier between ticks: the critical path through a steady tick (Table 2).
+
+    Arguments:
+        schedule: the method's schedule for one K.
+        cost: what a kind of operation takes, in (Tf, Tb, Taux).
+        lengths: Tf, Tb and Taux, at which paths are compared.
+
+    Raises:
+        ScheduleError: the schedule has no steady tick.
+    """
+    ended = end_times(schedule, [steady_tick(schedule)], cost, lengths)
     return max(ended.values(), key=lambda time: time.at(lengths))
 
 
 def free_time(schedule: Schedule, cost: Cost, lengths: Time = LENGTHS) -> Time:
-    """Time per batch without a barrier: every stage does its operations in the order of dispatch and waits for nothing
-    but the messages it takes. Once they run steadily, the stages' finishing times grow by it from tick to tick.
+    """Time per batch without a barrier: a stage does its operations in dispatch order and waits only for messages.
 
-    ScheduleError where 8K ticks do not bring them there.
+    It is how much the stages' finishing times grow per tick once the pipeline runs steadily.
+
+    Arguments:
+        schedule: the method's schedule for one K.
+        cost: what a kind of operation takes, in (Tf, Tb, Taux).
+        lengths: Tf, Tb and Taux, at which paths are compared.
+
+    Raises:
+        ScheduleError: the pipeline does not run steadily after 8K ticks.
     """
     K, window = schedule.K, 2 * schedule.K
     at = (8 * K, 8 * K + window, 8 * K + 2 * window)
     ticks = [schedule.tick(t, None) for t in range(1, at[-1] + 1)]
-    ended = ends(schedule, [op for tick in ticks for op in tick], cost, lengths)
-    a, b, c = ({op.k: ended[op] for op in ticks[t - 1]} for t in at)  # of each stage its last operation of a tick
-    earlier, later = ([y[k].since(x[k], window) for k in sorted(c)] for x, y in ((a, b), (b, c)))
+    ended = end_times(schedule, ticks, cost, lengths)
+    a, b, c = ({op.k: ended[op] for op in ticks[t - 1]} for t in at)  # when each stage has finished a tick
+    earlier, later = ([y[k].growth(x[k], window) for k in sorted(c)] for x, y in ((a, b), (b, c)))
     if earlier != later:
         raise ScheduleError(f"{schedule.name}: {at[0]} ticks do not bring its {K} stages to run steadily.")
     return max(later, key=lambda time: time.at(lengths))
 
 
 def term(factor: Fraction | int, name: str) -> str:
-    """2Tf, Tb/3."""
+    """A term of a formula, such as 2Tf or Tb/3."""
     top, below = Fraction(factor).as_integer_ratio()
     return f"{'' if top == 1 else top}{name}" + (f"/{below}" if below > 1 else "")
 
 
 def formula(time: Time) -> str:
-    """As the paper prints it, for one K: what is whole first, then the shares; Tf + (Tf+Tb)/3, (2Tf+Tb)/3 + Taux."""
+    """A time as the paper prints it for one K: whole multiples first, then fractions.
+
+    Examples: Tf + (Tf+Tb)/3, (2Tf+Tb)/3 + Taux.
+    """
     parts = [term(floor(n), name) for n, name in ((time.Tf, "Tf"), (time.Tb, "Tb")) if n >= 1]
     f, b = time.Tf % 1, time.Tb % 1
     if f and f == b:

@@ -1,13 +1,16 @@
-"""What is under way in a pipeline after t ticks, told by the schedule alone. A state must hold exactly that."""
+"""What is in flight in a pipeline after t ticks, by its schedule. A saved state must hold exactly that."""
 
 from typing import NamedTuple
 
 from fdg_jax.schedule.core import Box, Schedule
+from fdg_jax.schedule.walk import walk
 
 
 class InFlight(NamedTuple):
-    """mail: messages that have been sent and not been read. kept: by stage k and kind of operation, the batches that
-    went forward there and still need that operation. passes: per stage k = 1..K, its backward passes so far."""
+    """mail: messages that have been sent and not yet been read.
+    kept: {(stage k, kind of operation): batches that went forward there and still need that operation}.
+    passes: for k = 1..K, the backward passes that stage k has done.
+    """
 
     mail: set[Box]
     kept: dict[tuple[int, str], list[int]]
@@ -15,21 +18,20 @@ class InFlight(NamedTuple):
 
 
 def in_flight(schedule: Schedule, t: int) -> InFlight:
-    """After t ticks of a pipeline that was empty before, with a new batch in each of them.
+    """What is in flight after t ticks of a pipeline that began empty, with a new batch in each tick.
 
-    The ticks of a drain finish exactly what is under way. So it is what they ask for and do not make themselves.
+    A drain finishes exactly what is in flight. So that is what the drain's operations need and do not make themselves.
     """
-    mail, made, forward = set[Box](), set[Box](), set[tuple[int, int]]()
+    mail, forward = set[Box](), set[tuple[int, int]]()
     kept: dict[tuple[int, str], list[int]] = {}
     passes = [t * schedule.micro_batches] * schedule.K
-    takes, gives, _ = schedule.messages
-    for later in range(t + 1, schedule.ticks(t) + 1):
-        for op in schedule.tick(later, t):
-            mail |= set(takes(op)) - made
-            made |= set(gives(op))
-            if op.kind == "F":
-                forward.add((op.k, op.batch))
-            elif (op.k, op.batch) not in forward:
-                kept.setdefault((op.k, op.kind), []).append(op.batch)
-            passes[op.k - 1] -= op.kind == "B"
+    drain = ((later, schedule.tick(later, t)) for later in range(t + 1, schedule.ticks(t) + 1))
+    for step in (step for _, steps in walk(schedule, drain) for step in steps):
+        op = step.op
+        mail |= {box for box, sender in step.senders.items() if sender is None}
+        if op.kind == "F":
+            forward.add((op.k, op.batch))
+        elif (op.k, op.batch) not in forward:
+            kept.setdefault((op.k, op.kind), []).append(op.batch)
+        passes[op.k - 1] -= op.kind == "B"
     return InFlight(mail, kept, passes)

@@ -1,19 +1,22 @@
-"""Runs a schedule on integers: which weights every operation meets, how stale each gradient is, and what is wrong."""
+"""Runs a schedule on integers: which weights every operation uses, how stale each gradient is, and what is wrong."""
 
 from typing import NamedTuple
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.schedule.core import Box, Op, Schedule
 from fdg_jax.schedule.drawing import render
+from fdg_jax.schedule.walk import Step, walk
 
 
 class Trace(NamedTuple):
-    """What happens when a schedule runs: per stage, what is measured rather than derived.
+    """What was measured while a schedule ran, as opposed to what it declares.
 
-    version[op]: the weight version (updates already made) that stage op.k uses in that operation; tick[op]: when.
-    staleness[k-1]: the updates between a batch's forward pass and the update it causes, batch by batch.
-    memos[k-1]: the most batches of which stage k keeps something at the end of a tick, having gone forward on them
-    and not yet done all that it does; first_update[k-1]: the tick of its first update.
+    version[op]: the weight version (number of updates so far) that stage op.k uses in that operation.
+    tick[op]: the tick of that operation.
+    staleness[k-1]: for each batch, the updates of stage k between its forward pass and the update that it causes.
+    memos[k-1]: the most batches that stage k keeps at the end of a tick: their forward pass has been done, their last
+        operation has not.
+    first_update[k-1]: the tick of stage k's first update.
     """
 
     version: dict[Op, int]
@@ -23,54 +26,77 @@ class Trace(NamedTuple):
     first_update: tuple[int, ...]
 
 
-def simulate(schedule: Schedule, batches: int) -> Trace:
-    """Runs the schedule on integers. Raises ScheduleError where it uses what does not exist or sends what no one
-    reads."""
-    K, M, done, version = schedule.K, schedule.accumulate, dict[Op, int](), dict[Op, int]()
-    updates, passes, held, memos, first = [0] * K, [0] * K, [0] * K, [0] * K, [0] * K
+def trace_run(schedule: Schedule, batches: int) -> Trace:
+    """Runs a schedule on integers, fill and drain included.
+
+    Arguments:
+        schedule: what to run.
+        batches: how many batches enter.
+
+    Returns: what was measured.
+
+    Raises:
+        ScheduleError: an operation needs what does not exist, is done twice, or sends what nobody reads.
+    """
+    K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
+    updates, held, memos, first_update = [0] * K, [0] * K, [0] * K, [0] * K
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
     mail = set[Box]()
-    for t, tick in schedule.run(batches):
+    for t, steps in walk(schedule, schedule.run(batches)):
         entering = range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1) if t <= batches else ()
         mail |= {box for batch in entering for box in schedule.messages.enters(batch)}
-        for op in tick:
-            forward, i = Op("F", op.k, op.batch), op.k - 1
-            missing = [f"{box.what} of batch {box.batch}" for box in schedule.messages.takes(op) if box not in mail]
-            if op.kind != "F" and forward not in done:
-                missing.append(f"its own {forward}")
-            if missing:
-                raise ScheduleError(
-                    f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {' and '.join(missing)}, "
-                    f"and that has not happened.\n{render(schedule, t)}"
-                )
-            if op in done:
-                raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
-            mail -= set(schedule.messages.takes(op))
-            mail |= {box for box in schedule.messages.gives(op) if box.what != "loss"}
+        for step in steps:
+            op, forward = step.op, Op("F", step.op.k, step.op.batch)
+            _check_step(schedule, t, step, mail, done)
+            mail -= set(step.senders)
+            mail |= {box for box in step.sends if box.what != "loss"}
+            i = op.k - 1
             done[op], version[op] = t, updates[i]
             held[i] += (op == forward) - (op == last[op.k, op.batch])
             if op.kind == "B":
-                # The update comes after M backward passes; until then `updates` does not move.
                 staleness[i].append(updates[i] - version[forward])
-                passes[i] += 1
-                if passes[i] % M == 0:
-                    updates[i] += 1
-                    first[i] = first[i] or t
+            if step.updates:
+                updates[i] += 1
+                first_update[i] = first_update[i] or t
         memos = [max(pair) for pair in zip(memos, held, strict=True)]
     if mail:
         raise ScheduleError(f"{schedule.name}: sent and never read: {sorted(mail)[:5]}")
-    return Trace(version, done, staleness, tuple(memos), tuple(first))
+    return Trace(version, done, staleness, tuple(memos), tuple(first_update))
+
+
+def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Box], done: dict[Op, int]) -> None:
+    """Raises ScheduleError if the operation's messages or its forward pass are missing, or if it was done before."""
+    op, forward = step.op, Op("F", step.op.k, step.op.batch)
+    missing = [f"{box.what} of batch {box.batch}" for box in step.senders if box not in mail]
+    if op.kind != "F" and forward not in done:
+        missing.append(f"its own {forward}")
+    if missing:
+        raise ScheduleError(
+            f"{schedule.name}: at t={t} stage k={op.k} does {op}, which needs {' and '.join(missing)}, "
+            f"and that has not happened.\n{render(schedule, t)}"
+        )
+    if op in done:
+        raise ScheduleError(f"{schedule.name}: at t={t} stage k={op.k} does {op} a second time.")
 
 
 def validate(schedule: Schedule, batches: int) -> Trace:
-    """Checks a schedule over a whole run and returns what was measured.
+    """Checks a schedule over a whole run.
 
-    Every batch is forwarded and backwarded exactly once by every stage, in order, nothing is used before it
-    exists, and the staleness of every single batch is as derived: with n gradients behind and an update every M,
-    b // M - max(0, b - n) // M for the b-th batch from 0, which for M = 1 is min(b, n).
+    Every stage must do F and B of every batch exactly once and in order, nothing may be used before it exists, and the
+    measured staleness of every batch must be the declared one. With n gradients behind (`schedule.behind`) and an
+    update every M backward passes, that of batch b = 0, 1, ... is b // M - max(0, b - n) // M; for M = 1, min(b, n).
+
+    Arguments:
+        schedule: what to check.
+        batches: how many batches enter.
+
+    Returns: what was measured.
+
+    Raises:
+        ScheduleError: names the stage, the operation and the tick that are wrong.
     """
-    trace = simulate(schedule, batches)
+    trace = trace_run(schedule, batches)
     K, parts = schedule.K, batches * schedule.micro_batches
     wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
     found = {op for op in trace.version if op.kind in ("F", "B")}

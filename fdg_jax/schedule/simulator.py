@@ -1,71 +1,36 @@
-"""How fast a schedule runs on devices that take their time: a discrete-event model of stages, links and one host.
+"""How fast a schedule runs on real devices: a discrete-event simulation of stages, links and one host.
 
-`fdg_jax.schedule.ideal` says what a method could gain if communication were free and stages even. Here every operation
-takes the seconds it is given, a message travels over a link, one host thread dispatches everything in the schedule's
-order and may itself be the bottleneck, and emulated devices may share a few cores. Pure Python: numbers may be
-Fractions.
+`fdg_jax.schedule.ideal` says what a method could gain if communication were free and stages were even. Here every
+operation takes the seconds it is given (`hardware.Machine`), a message travels over a link, one host thread dispatches
+everything in the schedule's order and may itself be the bottleneck, and emulated devices may share a few cores. Pure
+Python: numbers may be Fractions.
 
-    #  stage  does what was dispatched to it in that order, each once it has been dispatched and its messages are there
-    #  link   from stage k to stage j: one message after the other, bytes * seconds_per_byte each; it is there
-    #         latency_seconds later. Without overlap the copy, latency included, occupies the stage that sends instead
+    #  stage  does its operations in dispatch order; one begins when it has been dispatched and its messages are there
+    #  link   from stage k to stage j: one message after the other, bytes * seconds_per_byte each; a message arrives
+    #         latency_seconds later. If transfers do not overlap, they occupy the sending stage, latency included
     #  host   dispatches one operation after the other, and stops while `run_ahead` losses are unread
 
-Not modelled: the memory running full, links that share a bus, the host's thread taking a core from the stages.
+Not modelled: running out of memory, links that share a bus, the host thread taking a core from the stages.
 """
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput
-from fdg_jax.schedule.core import Box, Op, Schedule
+from fdg_jax.schedule.core import Schedule
+from fdg_jax.schedule.hardware import NO_LINK, Link, Machine, Number, check_machine
+from fdg_jax.schedule.tasks import Task, tasks_of
 
-Number = Any  # int, float or Fraction, whatever the seconds are given in
-
-
-class Link(NamedTuple):
-    """Between any two stages, in each direction. overlaps: copies run beside what the stages compute."""
-
-    latency_seconds: Number = 0
-    seconds_per_byte: Number = 0
-    overlaps: bool = True
-
-
-NO_LINK = Link()
-
-
-class Machine(NamedTuple):
-    """What things take.
-
-    seconds(kind, k): of an operation of stage k: F, B, a method's own, U (the update), "enter" (what stage 1 does to a
-        batch that comes from outside).
-    size(box, op): bytes of the message that op puts into the box. link: what it travels over.
-    host_seconds(kind, k): of dispatching an operation, and kind "send" of sending a message of stage k.
-    run_ahead: how many losses may be unread (fdg_jax.engine.losses.LossWindow); None: any number.
-    patient: the host waits for an operation's messages before it dispatches it (data parallel on a CPU).
-    cores: of one machine whose cores stand in for the devices; None: every stage has a device of its own. With n
-        stages computing on c < n cores each is n / c times as slow.
-    alone(kind, k): how many times as fast an operation is while no other stage computes, on several cores. Only asked
-        where `cores` is given.
-    spread: every operation runs on all K devices at once (data parallel), so all stages have one queue.
-    """
-
-    seconds: Callable[[str, int], Number]
-    size: Callable[[Box, Op], Number] = lambda box, op: 0
-    link: Link = NO_LINK
-    host_seconds: Callable[[str, int], Number] = lambda kind, k: 0
-    run_ahead: int | None = None
-    patient: bool = False
-    cores: int | None = None
-    alone: Callable[[str, int], Number] = lambda kind, k: 1
-    spread: bool = False
+__all__ = ["NO_LINK", "Event", "Link", "Machine", "Prediction", "predict"]
 
 
 class Event(NamedTuple):
-    """Something that took place from `begin` to `end`, in seconds. what: an operation's kind, "enter", "send" (from
-    stage k to stage `to`) or "host" (a dispatch for stage k)."""
+    """Something that took place from `begin` to `end`, in seconds.
+
+    what: an operation's kind, "enter", "U", "send" (from stage k to stage `to`) or "host" (a dispatch for stage k).
+    """
 
     what: str
     k: int
@@ -76,12 +41,15 @@ class Event(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A run in its steady state; lists are over k = 1..K.
+    """A run in its steady state. Lists are over the stages k = 1..K.
 
-    seconds: per batch. utilisation: a stage's share of time in which it computes (or copies without overlap). bubble:
-    1 - the mean of that. kept: the most batches of which a stage keeps something. waiting: the most bytes of messages
-    that were on the way to a stage or waited there. limits: seconds per batch that the slowest stage, the busiest link
-    and the host would need each by itself.
+    seconds: per batch.
+    utilisation: the share of time in which a stage computes (or sends, if transfers do not overlap).
+    bubble: 1 - the mean utilisation.
+    kept: the most batches that a stage keeps at a time.
+    waiting: the most bytes of messages that were on the way to a stage or waited there.
+    limits: seconds per batch that the slowest stage, the busiest link and the host would each need alone.
+    events: everything that happened, in dispatch order.
     """
 
     seconds: Number
@@ -94,104 +62,18 @@ class Prediction(NamedTuple):
 
     @property
     def limiting(self) -> str:
-        """The largest limit, where the run is within a hundredth of it: "stage", "link" or "host"; else "waiting"."""
+        """What limits the speed: "stage", "link" or "host" if the run is within 1% of that limit, else "waiting"."""
         most = max(self.limits, key=lambda name: self.limits[name])
         return most if self.seconds <= self.limits[most] * 1.01 else "waiting"
 
 
-class Task:
-    """Something in a queue. `missing` counts what has to end before it; `then` is who waits for it."""
-
-    def __init__(self, what: str, k: int, batch: int, queue: Any, seconds: Number, tick: int, to: int = 0):
-        self.what, self.k, self.batch, self.to, self.tick = what, k, batch, to, tick
-        self.queue, self.seconds, self.left = queue, seconds, seconds
-        self.missing, self.then = 0, list[Task]()
-        self.later: Number = 0  # from its end to the release of those who wait
-        self.begin: Number = None
-        self.end: Number = None
-
-    def after(self, *tasks: "Task | None") -> None:
-        for task in tasks:
-            if task is not None:
-                self.missing += 1
-                task.then.append(self)
-
-
-def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
-    """Everything that happens in that many ticks, in the order of dispatch."""
-    made: list[Task] = []
-    mail: dict[Box, Task] = {}
-    losses: list[Task] = []
-    passes = [0] * schedule.K
-    takes, gives, _ = schedule.messages
-    no_link = machine.link[:2] == (0, 0)
-    last_dispatch: Task | None = None
-    hosted = machine.run_ahead is not None or machine.patient
-
-    def add(what: str, k: int, batch: int, waits: Sequence[Task | None] = (), t: int = 0) -> Task:
-        nonlocal last_dispatch
-        task = Task(what, k, batch, 1 if machine.spread else k, machine.seconds(what, k), t)
-        task.after(*waits)
-        took = machine.host_seconds(what, k)
-        if took or hosted:
-            last_dispatch = Task("host", k, batch, "host", took, t)
-            if machine.patient:
-                last_dispatch.after(*waits)
-            made.append(last_dispatch)
-            task.after(last_dispatch)
-        made.append(task)
-        return task
-
-    for t in range(1, ticks + 1):
-        if machine.seconds("enter", 1):
-            add("enter", 1, t, t=t)
-        for op in schedule.tick(t, None):
-            task = add(op.kind, op.k, op.batch, [mail.pop(box, None) for box in takes(op)], t)
-            if op.kind == "B":
-                passes[op.k - 1] += 1
-                if passes[op.k - 1] % schedule.accumulate == 0:
-                    add("U", op.k, op.batch, t=t)
-            for box in gives(op):
-                if box.what == "loss":
-                    losses.append(task)
-                    unread = schedule.micro_batches * (machine.run_ahead or 0)
-                    if machine.run_ahead is not None and len(losses) > unread:
-                        wait = Task("host", op.k, op.batch, "host", 0, t)  # reads the oldest loss
-                        wait.after(losses[-1 - unread])
-                        made.append(wait)
-                    continue
-                if no_link and not machine.host_seconds("send", op.k):
-                    mail[box] = task
-                    continue
-                mail[box] = send(machine, task, box, op, made, t)
-    return made
-
-
-def send(machine: Machine, task: Task, box: Box, op: Op, made: list[Task], t: int) -> Task:
-    """The copy of a message of `op`, which is `task`. Without overlap it stands behind the update in the queue."""
-    link, took = machine.link, machine.host_seconds("send", op.k)
-    seconds = machine.size(box, op) * link.seconds_per_byte
-    queue: Any = (op.k, box.k)
-    if not link.overlaps:
-        queue, seconds = task.queue, seconds + link.latency_seconds
-    copy = Task("send", op.k, op.batch, queue, seconds, t, box.k)
-    copy.later = link.latency_seconds if link.overlaps else 0
-    copy.after(task)
-    if took:
-        dispatch = Task("host", op.k, op.batch, "host", took, t)
-        made.append(dispatch)
-        copy.after(dispatch)
-    made.append(copy)
-    return copy
-
-
 def run(tasks: Sequence[Task], machine: Machine) -> None:
-    """Sets when each begins and ends. Queues are in the order of `tasks`."""
+    """Sets when each task begins and ends. A queue works on its tasks in the order of `tasks`."""
     queues: dict[Any, deque[Task]] = {}
     for task in tasks:
         queues.setdefault(task.queue, deque()).append(task)
-    coming: list[tuple[Number, int, bool, Task]] = []  # (when, tie-break, whether it arrives or ends, what)
-    running: list[Task] = []  # on shared cores, where what else runs decides how long it still takes
+    coming: list[tuple[Number, int, bool, Task]] = []  # (when, tie-break, a message arrives?, task)
+    running: list[Task] = []  # on shared cores: their speed depends on how many they are
     count, now = 0, tasks[0].seconds * 0 if tasks else 0
 
     def push(when: Number, arrives: bool, task: Task) -> None:
@@ -200,8 +82,8 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
         heapq.heappush(coming, (when, count, arrives, task))
 
     def start(task: Task) -> None:
-        """If it has all it waits for and is the first in its queue."""
-        if task.missing or task.begin is not None or queues[task.queue][0] is not task:
+        """Begins the task if nothing blocks it and it is the first in its queue."""
+        if task.blockers or task.begin is not None or queues[task.queue][0] is not task:
             return
         task.begin = now
         if machine.cores is not None and isinstance(task.queue, int):
@@ -210,16 +92,16 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
             push(now + task.seconds, False, task)
 
     def release(task: Task) -> None:
-        for other in task.then:
-            other.missing -= 1
+        for other in task.dependents:
+            other.blockers -= 1
             start(other)
 
     def finish(task: Task) -> None:
         task.end = now
         queue = queues[task.queue]
         queue.popleft()
-        if task.later:
-            push(now + task.later, True, task)
+        if task.latency:
+            push(now + task.latency, True, task)
         else:
             release(task)
         if queue:
@@ -249,31 +131,35 @@ def run(tasks: Sequence[Task], machine: Machine) -> None:
 
 
 def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:
-    """The steady state of a run: the `window` ticks after the first `fill` ones (defaults: 4K + 8, and K + 8 rounded
-    up to whole updates).
+    """Simulates a run and returns its steady state.
 
-    Seconds per batch are what the finishing times of the slowest stage grow by from tick to tick; BadInput where the
-    numbers are negative.
+    Arguments:
+        schedule: what is run; K and everything else come from it.
+        machine: how long everything takes.
+        fill: ticks to leave out at the beginning, by default 4K + 8 and `run_ahead` more.
+        window: ticks to measure after them, by default K + 8, rounded up to whole updates.
+
+    Returns: the prediction. Its seconds per batch are how much the finishing times of the slowest stage grow per tick.
+
+    Raises:
+        BadInput: a time is negative, or the machine has no cores.
+
+    Example:
+        >>> predict(bp(2), Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0))).seconds
+        6.0
     """
     K = schedule.K
-    if fill is None:  # a host that runs ahead fills the pipeline later
+    if fill is None:  # a host that runs ahead of the devices fills the pipeline later
         fill = 4 * K + 8 + (machine.run_ahead or 0)
-    # Ticks after which there have been as many updates as before.
+    # In any so many ticks there are equally many updates.
     period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
     window = window or -(-(K + 8) // period) * period
-    check(machine, K)
+    check_machine(machine, K)
     tasks = tasks_of(schedule, machine, fill + window)
     run(tasks, machine)
     computing = [task for task in tasks if isinstance(task.queue, int)]
 
-    def stage_ends(t: int) -> dict[int, Number]:
-        found: dict[int, Number] = {}
-        for task in computing:
-            if task.tick == t and task.what != "send":
-                found[task.k] = max(found.get(task.k, task.end), task.end)
-        return found
-
-    before, after = stage_ends(fill), stage_ends(fill + window)
+    before, after = finishing_times(computing, fill), finishing_times(computing, fill + window)
     seconds = max((after[k] - before[k]) / window for k in after)
     inside = [task for task in tasks if fill < task.tick <= fill + window]
     busy: dict[Any, Number] = {}
@@ -294,22 +180,19 @@ def predict(schedule: Schedule, machine: Machine, fill: int | None = None, windo
     )
 
 
-def check(machine: Machine, K: int) -> None:
-    link = machine.link
-    if link.latency_seconds < 0 or link.seconds_per_byte < 0:
-        raise BadInput(f"link of {link[0]} s and {link[1]} s a byte: neither can be negative.")
-    for k in range(1, K + 1):
-        for kind in "FBU":
-            if not machine.seconds(kind, k) >= 0:
-                raise BadInput(f"{kind} of stage k={k} takes {machine.seconds(kind, k)} s: give 0 or more.")
-    if machine.cores is not None and machine.cores < 1:
-        raise BadInput(f"cores={machine.cores}: a machine has 1 or more.")
+def finishing_times(computing: Sequence[Task], t: int) -> dict[int, Number]:
+    """{k: when stage k has finished tick t}. computing: the tasks in stages' queues."""
+    found: dict[int, Number] = {}
+    for task in computing:
+        if task.tick == t and task.what != "send":
+            found[task.k] = max(found.get(task.k, task.end), task.end)
+    return found
 
 
 def kept(tasks: Sequence[Task], K: int) -> list[int]:
-    """The most batches of which each stage had begun F and not ended B."""
+    """For k = 1..K, the most batches whose F stage k had begun and whose B it had not ended."""
     now, most = [0] * (K + 1), [0] * (K + 1)
-    for task in tasks:  # of a stage in the order in which it does them
+    for task in tasks:  # each stage does its tasks in this order
         if task.what == "F":
             now[task.k] += 1
             most[task.k] = max(most[task.k], now[task.k])
@@ -319,7 +202,7 @@ def kept(tasks: Sequence[Task], K: int) -> list[int]:
 
 
 def waiting(tasks: Sequence[Task], machine: Machine, K: int) -> list[Number]:
-    """The most bytes of messages to each stage, from when they set out to the beginning of what reads them."""
+    """For k = 1..K, the most bytes of messages to stage k that were sent and whose reader had not begun."""
     per_byte = machine.link.seconds_per_byte
     if not per_byte:
         return [0] * K
@@ -329,7 +212,7 @@ def waiting(tasks: Sequence[Task], machine: Machine, K: int) -> list[Number]:
             latency = 0 if machine.link.overlaps else machine.link.latency_seconds
             size = (task.seconds - latency) / per_byte
             moves.append((task.begin, size, task.to))
-            moves += [(reader.begin, -size, task.to) for reader in task.then if reader.begin is not None]
+            moves += [(reader.begin, -size, task.to) for reader in task.dependents if reader.begin is not None]
     now, most = [0] * (K + 1), [0] * (K + 1)
     for _, size, k in sorted(moves):
         now[k] += size

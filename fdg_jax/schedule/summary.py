@@ -1,4 +1,4 @@
-"""A schedule in words and numbers: its drawing, and per stage what a run on integers measured."""
+"""A schedule for people: its drawing, and for each stage what a run on integers measured."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,10 +9,17 @@ from fdg_jax.schedule.running import validate
 
 
 def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, str] | None = None) -> str:
-    """The drawing, then per stage: delay, staleness, first update, memos, and weight versions by batch.
+    """Describes a schedule: its drawing, then for each stage delay, staleness, first update, memos, weight versions.
 
-    ticks: how many are drawn, by default until all stages have all they do, and then two more (one, where that is so
-    from the first). words: what operations do that are neither F nor B.
+    Arguments:
+        schedule: what to describe.
+        ticks: how many ticks to draw, by default until the pipeline is full, and one or two more.
+        words: {kind: what it does} of operations that are neither F nor B.
+
+    Returns: text, several lines.
+
+    Raises:
+        ScheduleError: the schedule is wrong.
     """
     K = schedule.K
     batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily

@@ -1,7 +1,7 @@
-"""The exact state of a run as a flat {path: array}, its hash, and its way to disk and back through Orbax.
+"""The exact state of a run as a flat {path: array}: its hash, and how it is saved to disk and loaded with Orbax.
 
-A path is the JAX key path of a leaf. Nothing private to JAX is in it: a memo is stored as what it was made of and
-made again by replaying the forward pass (see fdg_jax.engine.host_engine).
+A path is the JAX key path of a leaf. A state has nothing private to JAX in it: a memo (what a backward pass needs) is
+stored as the inputs of its forward pass, which is replayed when the state is restored (fdg_jax.engine.host_engine).
 """
 
 import hashlib
@@ -23,22 +23,31 @@ ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{prefix + key path: leaf}, each leaf as numbers (fdg_jax.storage.plain)."""
+    """Flattens a tree into {prefix + key path: leaf}, each leaf as it is stored (fdg_jax.storage.plain)."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {prefix + jax.tree_util.keystr(path): plain(leaf) for path, leaf in leaves}
 
 
 def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batch_size: bool = False) -> Any:
-    """A tree shaped like `template` with copies of the leaves of `flat`. BadInput where path, shape or dtype differ.
+    """The inverse of `flatten`.
 
-    any_batch_size: the first axis of an array may be of another length (the last batch of an epoch is shorter).
+    Arguments:
+        template: a tree of arrays or jax.ShapeDtypeStructs with the structure, shapes and dtypes to expect.
+        flat: {path: array}.
+        prefix: with which the paths begin.
+        any_batch_size: whether first axes may have other lengths (the last batch of an epoch is shorter).
+
+    Returns: a tree like `template` with copies of the arrays.
+
+    Raises:
+        BadInput: a path is missing, or a shape or dtype differs.
     """
 
     def leaf(path, like):
         name = prefix + jax.tree_util.keystr(path)
         if name not in flat:
             raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method.")
-        # A copy: device_put may use the memory that it is given, on a CPU, and the caller may write there later.
+        # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
         value, skip, needed = np.array(flat[name]), int(any_batch_size), plain_like(like)
         if value.ndim != len(needed.shape) or value.shape[skip:] != needed.shape[skip:] or value.dtype != needed.dtype:
             raise BadInput(
@@ -51,7 +60,7 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
 
 
 def numbers(flat: Mapping[str, Any], prefix: str) -> list[int]:
-    """The numbers n, ascending, of the entries prefix + "n/..."."""
+    """The numbers n, ascending, of the entries prefix + "n/...". Raises BadInput where there is no number."""
     found = {name[len(prefix) :].split("/")[0] for name in flat if name.startswith(prefix)}
     if not all(text.isdecimal() for text in found):
         raise BadInput(f"the checkpoint's entries {prefix}... have {sorted(found)[:5]} where numbers are needed.")
@@ -59,7 +68,7 @@ def numbers(flat: Mapping[str, Any], prefix: str) -> list[int]:
 
 
 def sha256(flat: Mapping[str, Any]) -> str:
-    """Over path, dtype, shape and bytes of every leaf, sorted by path."""
+    """A hash of a state: over path, dtype, shape and bytes of every array, sorted by path."""
     digest = hashlib.sha256()
     for name in sorted(flat):
         value = np.asarray(flat[name])
@@ -69,10 +78,17 @@ def sha256(flat: Mapping[str, Any]) -> str:
 
 
 def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
-    """Writes the state under `path`, whole or not at all: a temporary folder beside it is renamed at the end. When this
-    returns, the checkpoint survives a power cut.
+    """Saves a state in a folder, completely or not at all: a temporary folder beside it is renamed at the end.
 
-    about: what the manifest says of it besides, as JSON. Raises OSError where there is no room, and the like.
+    When this returns, the checkpoint survives a power cut. A checkpoint that was there is replaced.
+
+    Arguments:
+        path: the folder.
+        state: {path: array}.
+        about: further content of the manifest, as JSON has it.
+
+    Raises:
+        OSError: the disk is full, or the like.
     """
     path = Path(path).absolute()
     arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
@@ -98,8 +114,17 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
 
 
 def load(path: Path) -> tuple[Flat, dict[str, Any]]:
-    """(state, about) as `save` was given them. BadInput where there is none; Damaged where a byte of it has changed,
-    OtherFormat, and Unreadable, all of fdg_jax.storage.manifest and kinds of BadInput."""
+    """Loads what `save` has saved.
+
+    Arguments:
+        path: the folder.
+
+    Returns: (state, about), as `save` was given them.
+
+    Raises:
+        BadInput: there is no checkpoint.
+        Damaged, OtherFormat, Unreadable: see fdg_jax.storage.manifest; all are kinds of BadInput.
+    """
     path = Path(path).absolute()
     try:
         if not path.is_dir():
@@ -109,11 +134,11 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
             tree = checkpointer.restore(path / ARRAYS)
     except BadInput:
         raise
-    # Whatever Orbax raises, of its many kinds, is no damage: every byte has just been compared.
+    # Orbax raises many kinds. None of them means damage, as every byte has just been checked.
     except Exception as error:
         raise manifest.Unreadable(path, error) from error
     try:
-        return named(tree, content["arrays"]), content["about"]
+        return arrays_by_name(tree, content["arrays"]), content["about"]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fact = f"the checkpoint at {path} is damaged: {manifest.NAME} does not describe its arrays"
         raise manifest.Damaged(f"{fact} ({first_line(error)}).") from error
@@ -121,8 +146,8 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         raise manifest.Unreadable(path, error) from error
 
 
-def named(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
-    """The arrays by their names. listed: (name, dtype, shape) of each; an empty one is not in the tree."""
+def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
+    """{name: array}. listed: (name, dtype, shape) of each array, in order; the tree leaves out empty arrays."""
     flat = {}
     for i, (name, dtype, shape) in enumerate(listed):
         value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))

@@ -1,7 +1,7 @@
-"""What a disk still has after the power fails: only what was flushed to it (fsync).
+"""Writes files so that they survive a power cut. A disk keeps only what was flushed to it (fsync).
 
-A file needs two flushes. The first is its own, for its content. The second is that of the folder that it is in, for its
-name: a new file, a rename and a new folder are all changes of the folder that they happen in.
+A new file needs two flushes: one of the file, for its content, and one of its folder, for its name. A rename and a new
+folder are changes of the folder that they happen in, too.
 """
 
 import contextlib
@@ -9,13 +9,13 @@ import errno
 import os
 from pathlib import Path
 
-# What systems answer where folders cannot be flushed at all: some network file systems, Windows, and folders that we
-# may use and not list. Nothing can be done there, so it counts as done.
+# Errors that mean that a folder cannot be flushed at all: on some network file systems, on Windows, and in folders that
+# we may use but not list. Nothing can be done there, so they are ignored.
 FOLDERS_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
 def flush_file(path: Path) -> None:
-    """The content of a file. Raises OSError where the disk did not take it."""
+    """Flushes the content of a file. Raises OSError if the disk refuses."""
     handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(handle)
@@ -24,7 +24,7 @@ def flush_file(path: Path) -> None:
 
 
 def flush_folder(path: Path) -> None:
-    """The names in a folder, and not what is in the files. Raises OSError where the disk did not take them."""
+    """Flushes the names in a folder, not the files' content. Raises OSError if the disk refuses."""
     try:
         flush_file(path)
     except OSError as error:
@@ -33,20 +33,20 @@ def flush_folder(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """All files and folders below a folder, and itself; what is inside comes first."""
-    for place, _, names in os.walk(folder, topdown=False, onerror=raised):
+    """Flushes a folder and everything below it, from the inside outwards. Raises OSError."""
+    for place, _, names in os.walk(folder, topdown=False, onerror=reraise):
         for name in names:
             flush_file(Path(place, name))
         flush_folder(Path(place))
 
 
-def raised(error: OSError) -> None:
-    """os.walk passes over a folder that it cannot list, unless it is told otherwise."""
+def reraise(error: OSError) -> None:
+    """Raises an error of os.walk, which otherwise skips folders that it cannot list."""
     raise error
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it that are missing, and flushes their names."""
+    """Makes a folder, with missing ones above it, and flushes their names. Raises OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
@@ -54,20 +54,27 @@ def make_folder(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Within one folder. `new` is replaced if it is a file."""
+    """Renames within a folder and flushes it. `new` is replaced if it is a file. Raises OSError."""
     old.replace(new)
     flush_folder(new.parent)
 
 
 def put_back(aside: Path, path: Path) -> None:
-    """Gives a file or folder its name again, if nothing else has it by now."""
+    """Renames `aside` to its old name `path`, unless something has that name by now."""
     if aside.exists() and not path.exists():
         rename(aside, path)
 
 
 def write(path: Path, content: bytes) -> None:
-    """A file whole or not at all, whatever happens: it is written beside, flushed, and then renamed. Where that fails,
-    nothing is left beside it."""
+    """Writes a file completely or not at all: under a temporary name, which is flushed and then renamed.
+
+    Arguments:
+        path: the file; it is replaced if it exists.
+        content: its bytes.
+
+    Raises:
+        OSError: it could not be written. The temporary file has been removed.
+    """
     beside = path.with_name(path.name + ".part")
     try:
         with beside.open("wb") as file:

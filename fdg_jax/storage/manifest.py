@@ -1,10 +1,10 @@
-"""What a folder must contain to the last byte: Orbax notices neither a flipped bit nor a file that was emptied.
+"""The manifest of a checkpoint's folder, which shows any damage: Orbax notices neither flipped bits nor emptied files.
 
-`manifest.json` lists every file with its size and sha256, carries further content, and ends in a hash of itself. It is
-written last, so a folder without one is not whole.
+`manifest.json` lists every file with its size and sha256, has further content, and a hash of itself. It is written
+last, so a folder without one is incomplete. Writing it is called sealing the folder.
 
-Only what is proven is damage: content that was read and is not what was sealed, a file too few or too many. A file that
-cannot be read at the moment (a network that is away, no file handles or memory left) proves nothing.
+A folder is called damaged only if that is proven: content was read and differs, or a file is missing or too many. A
+file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.
 """
 
 import errno
@@ -20,19 +20,19 @@ from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
 
 NAME, FORMAT = "manifest.json", 1
-REPLACED = ".replaced"  # behind the name of a checkpoint whose place another one is about to take
+REPLACED = ".replaced"  # suffix of a checkpoint that is being replaced by a new one
 
 
 class OtherFormat(BadInput):
-    """The folder is as it was sealed, by another version of this."""
+    """The folder was sealed by another version of this package, in another format."""
 
 
 class Damaged(BadInput):
-    """It is proven that the folder is not as it was sealed."""
+    """The folder is proven to differ from what was sealed."""
 
 
 class Unreadable(errors.Unreadable):
-    """The folder cannot be read at the moment. Whether it is as it was sealed is not known."""
+    """The folder cannot be read at the moment, so whether it is damaged is not known."""
 
     def __init__(self, folder: Path, error: BaseException):
         fact = f"the checkpoint at {folder} cannot be read: {reason(error)}"
@@ -40,24 +40,31 @@ class Unreadable(errors.Unreadable):
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """Seals a folder as it is now."""
-    names = sorted(name for name, mode in inside(folder).items() if name != NAME and stat.S_ISREG(mode))
-    files = {name: [(folder / name).stat().st_size, digest(folder / name)] for name in names}
+    """Seals a folder as it is now. content: what else goes into the manifest, as JSON has it."""
+    names = sorted(name for name, mode in list_entries(folder).items() if name != NAME and stat.S_ISREG(mode))
+    files = {name: [(folder / name).stat().st_size, file_sha256(folder / name)] for name in names}
     body = {"format": FORMAT, "files": files, **content}
-    (folder / NAME).write_text(json.dumps({"sha256": signed(body), "content": body}), encoding="utf-8")
+    (folder / NAME).write_text(json.dumps({"sha256": content_sha256(body), "content": body}), encoding="utf-8")
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """The content, if the folder is as it was sealed. Damaged, naming what is not; OtherFormat. OSError and MemoryError
-    where it cannot be told."""
-    fact, there = f"the checkpoint at {folder} is damaged", inside(folder)
+    """Checks that a folder is as it was sealed.
+
+    Returns: the manifest's content.
+
+    Raises:
+        Damaged: a file differs; the message names it.
+        OtherFormat: it was sealed by another version.
+        OSError, MemoryError: it cannot be read, so nothing is known.
+    """
+    fact, there = f"the checkpoint at {folder} is damaged", list_entries(folder)
     body = sealed_content(folder, there, fact)
     for name, (size, sha256) in body["files"].items():
         if name not in there:
             raise Damaged(f"{fact}: {name} is missing.")
-        refuse_odd(name, there[name], fact)
+        check_regular_file(name, there[name], fact)
         found = (folder / name).stat().st_size
-        if found != size or digest(folder / name) != sha256:
+        if found != size or file_sha256(folder / name) != sha256:
             raise Damaged(f"{fact}: {name} ({found} of {size} bytes) does not match its hash.")
     for name in sorted(there.keys() - body["files"].keys() - {NAME}):
         raise Damaged(f"{fact}: {name} is there, and {NAME} does not list it.")
@@ -65,15 +72,15 @@ def check(folder: Path) -> dict[str, Any]:
 
 
 def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[str, Any]:
-    """What the manifest says, if it is one and matches its own hash. there: `inside(folder)`."""
+    """The manifest's content. there: `list_entries(folder)`. Raises Damaged, also for a wrong hash, and OtherFormat."""
     if NAME not in there:
         raise Damaged(f"{fact}: {NAME} cannot be read ({os.strerror(errno.ENOENT)}).")
-    refuse_odd(NAME, there[NAME], fact)
+    check_regular_file(NAME, there[NAME], fact)
     text = (folder / NAME).read_bytes()
     try:
         sealed = json.loads(text)
         found, body = sealed["sha256"], sealed["content"]
-        expected = signed(body)
+        expected = content_sha256(body)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise Damaged(f"{fact}: {NAME} is no manifest.") from None
     if found != expected:
@@ -89,15 +96,17 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     return body
 
 
-def refuse_odd(name: str, mode: int, fact: str) -> None:
-    """Raises Damaged for a link, a pipe and the like: none was ever sealed, and a pipe keeps its reader waiting."""
+def check_regular_file(name: str, mode: int, fact: str) -> None:
+    """Raises Damaged for a link, a pipe and the like: they are never sealed, and reading a pipe would block."""
     if not stat.S_ISREG(mode):
         raise Damaged(f"{fact}: {name} is no ordinary file.")
 
 
-def inside(folder: Path) -> dict[str, int]:
-    """{name in the folder, with /: mode} of everything below it that is no folder, and of folders that are empty. Links
-    are not followed. Raises OSError where a folder cannot be listed, which Path.rglob passes over."""
+def list_entries(folder: Path) -> dict[str, int]:
+    """{path below the folder, with /: mode} of all files and of empty folders. Links are not followed.
+
+    Raises OSError if a folder cannot be listed, which Path.rglob would skip.
+    """
     found, left = {}, [""]
     while left:
         place = left.pop()
@@ -113,10 +122,12 @@ def inside(folder: Path) -> dict[str, int]:
     return found
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The hash of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def signed(body: Any) -> str:
+def content_sha256(body: Any) -> str:
+    """The hash of a manifest's content, with which it is sealed."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,7 @@
-"""Arrays that are not what they look like: refused, or made into plain numbers, which any file can hold.
+"""Converts arrays that no file can hold into plain numbers, and refuses arrays that cannot be used.
 
-Of what goes into a state two kinds of JAX arrays are no numbers. A random key of the new kind (`jax.random.key`)
-becomes its uint32 words. The cotangent of an integer has the dtype float0 and nothing in it; it becomes False
-everywhere, which keeps its shape.
+Two kinds of JAX arrays in a state are not numbers. A new-style random key (`jax.random.key`) becomes its uint32 words.
+The cotangent of an integer has the dtype float0 and no content; it becomes an array of False of the same shape.
 """
 
 from typing import Any
@@ -16,39 +15,46 @@ from fdg_jax.errors import BadInput
 
 
 def is_key(array: Any) -> bool:
+    """Whether an array, or a shape with dtype, is of new-style random keys."""
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def plain(leaf: Any) -> Any:
-    """An array as it is stored. Whatever is no array, or is one of numbers already, stays what it is."""
+    """Converts a leaf of a state into what is stored. What is already numbers, or no array, is returned unchanged."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX has a class of its own for these
         return np.zeros(leaf.shape, np.bool_)
     return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
 
 
 def plain_like(like: Any) -> Any:
-    """Shape and dtype of what `plain` makes of an array like this one."""
+    """The shape and dtype of `plain(array)` for an array with the shape and dtype of `like`."""
     if like.dtype == jax.dtypes.float0:
         return jax.ShapeDtypeStruct(like.shape, np.bool_)
     return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(like.shape, like.dtype)) if is_key(like) else like
 
 
 def unplain(value: np.ndarray, like: Any) -> Any:
-    """The inverse of `plain`, for an array that is to be like this one; the first axis may be of another length."""
+    """The inverse of `plain`. like: the shape and dtype of the result; the first axis may have another length."""
     if like.dtype == jax.dtypes.float0:
         return np.zeros(value.shape, jax.dtypes.float0)
     return jax.random.wrap_key_data(jnp.asarray(value), impl=implementation(like)) if is_key(like) else value
 
 
 def implementation(like: Any) -> Any:
-    """Which random number generator the keys of that dtype belong to."""
+    """The random number generator to which keys of that dtype belong."""
     found: list[Any] = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(like.shape, like.dtype))
     return found[0]
 
 
 def cotangent(shapes: Any) -> Any:
-    """Shapes and dtypes of the cotangents of such arrays: float0 for integers and truth values."""
+    """The shapes and dtypes of the cotangents of arrays: float0 for integers and bools.
+
+    Arguments:
+        shapes: a tree of arrays or jax.ShapeDtypeStructs.
+
+    Returns: a tree of jax.ShapeDtypeStruct.
+    """
 
     def leaf(like: Any) -> jax.ShapeDtypeStruct:
         differentiable = jnp.issubdtype(like.dtype, jnp.inexact)
@@ -58,7 +64,7 @@ def cotangent(shapes: Any) -> Any:
 
 
 def check_usable(name: str, leaf: Any) -> None:
-    """Raises BadInput for arrays that look like others but that nothing can be computed with."""
+    """Raises BadInput for a masked array, a shape without numbers, or a deleted array. name: for the message."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise BadInput(f"{name}: {shown(leaf)} is a masked array, which JAX cannot use. Fill it: array.filled(0), say.")
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -69,4 +75,5 @@ def check_usable(name: str, leaf: Any) -> None:
 
 
 def shown(leaf: Any) -> str:
+    """An array's dtype and shape, such as float32[8, 3]."""
     return f"{leaf.dtype}{list(leaf.shape)}"

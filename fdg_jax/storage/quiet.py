@@ -1,6 +1,8 @@
-"""Keeps Orbax from telling a failed save again and again. It raises the first error, which becomes a sentence of ours.
-The others it logs, each with its traceback. asyncio logs those that nobody asked for. And tensorstore prints that the
-event loop is closed when it is done with what it was still writing."""
+"""Keeps Orbax from reporting one failed save several times.
+
+Orbax raises the first error, which becomes a message of ours. It logs the others, each with a traceback. asyncio logs
+errors of tasks that nobody awaited. And tensorstore prints that the event loop is closed when it finishes late.
+"""
 
 import contextlib
 import gc
@@ -16,7 +18,7 @@ LOGGERS = ("absl", "asyncio")
 
 @contextlib.contextmanager
 def orbax() -> Iterator[None]:
-    """While a checkpoint is written, and what became of it is cleared up."""
+    """A context for saving a checkpoint and cleaning up after it: repeated reports of a failure are dropped."""
     hook = sys.unraisablehook
 
     def unless_closed(unraisable) -> None:
@@ -35,17 +37,17 @@ def orbax() -> Iterator[None]:
 
 
 def forget_tasks() -> None:
-    """asyncio tells of a failed task, and Python of one that never began, when its memory is given back: that is now,
-    and not at some later time."""
+    """Collects failed tasks now, inside the context: asyncio and Python report them when their memory is freed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         gc.collect()
 
 
 def keep(record: logging.LogRecord) -> bool:
-    """Whether a record is to be logged: it has no traceback through Orbax."""
+    """Whether to log a record: only if it has no traceback through Orbax."""
     return not (record.exc_info and through_orbax(record.exc_info[2]))
 
 
 def through_orbax(trace: TracebackType | None) -> bool:
+    """Whether a traceback has a frame of Orbax."""
     return any("orbax" in frame.filename for frame in traceback.extract_tb(trace))

@@ -1,4 +1,4 @@
-"""A state while a pipeline is restored from it: what is missing, left over or not finite is told in one sentence."""
+"""Reads a state while a pipeline is restored from it, and refuses one with missing, unused or non-finite entries."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,12 +10,13 @@ import numpy as np
 from fdg_jax.errors import BadInput
 from fdg_jax.storage.plain import check_usable
 
-# Weights, statistics and the optimizer's state; not data on their way, nor gradients, which a guard may still refuse.
-REMEMBERED = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
+# Weights, statistics and the optimizer's state. Data in flight and gradients are left out: a non-finite gradient may
+# still be refused.
+TRAINING_STATE = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
 
 
 class Reading(Mapping[str, Any]):
-    """The entries of a state under a prefix, without it. Remembers which of them have been read."""
+    """The entries of a state whose names begin with a prefix, by the rest of their names. It notes which were read."""
 
     def __init__(self, state: Mapping[str, Any], prefix: str = "", read: set[str] | None = None):
         self.state, self.prefix = state, prefix
@@ -37,10 +38,11 @@ class Reading(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def below(self, prefix: str) -> "Reading":
+        """The entries under a longer prefix."""
         return Reading(self.state, self.prefix + prefix, self.read)
 
     def check_all_read(self) -> None:
-        """Raises BadInput where the state has entries that the pipeline has no place for."""
+        """Raises BadInput if the state has entries that the pipeline did not read."""
         left = sorted(set(self.state) - self.read)
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -51,7 +53,7 @@ class Reading(Mapping[str, Any]):
 
 
 def check_state(state: Any) -> dict[str, Any]:
-    """What is to be restored. Raises BadInput where it is no dictionary of arrays that still exist."""
+    """A copy of the dictionary to restore. Raises BadInput if it is no dictionary of usable arrays."""
     if not isinstance(state, Mapping):
         raise BadInput(f"restore takes what state() gave, a dictionary of arrays, not a {type(state).__name__}.")
     for name, value in state.items():
@@ -60,7 +62,7 @@ def check_state(state: Any) -> dict[str, Any]:
 
 
 def number(flat: Mapping[str, Any], name: str) -> int:
-    """A counter of a state."""
+    """Reads a counter (an integer of 0 or more) from a state. Raises BadInput if it is something else."""
     value = np.asarray(flat[name])
     if value.shape != () or value.dtype.kind not in "iu" or value < 0:
         raise BadInput(f"the checkpoint's {name} is {value!r}, not a number of 0 or more: it is damaged.")
@@ -68,12 +70,12 @@ def number(flat: Mapping[str, Any], name: str) -> int:
 
 
 def check_finite(state: Mapping[str, Any]) -> None:
-    """Raises BadInput where weights, statistics or an optimizer's arrays hold a NaN or an infinity.
+    """Raises BadInput if weights, statistics or an optimizer's state contain NaN or Inf.
 
-    A single number of an optimizer may be infinite: the best loss so far, before there is any.
+    A scalar of an optimizer's state may be infinite: the best loss so far, before the first one.
     """
     for name, value in state.items():
-        if not REMEMBERED.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
+        if not TRAINING_STATE.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
             continue
         array = np.asarray(value)
         single = array.ndim == 0 and "opt_state" in name

@@ -1,8 +1,8 @@
-"""Reads JSON that a person may have edited, a full disk cut off, or somebody made up: as plain values, or as one error.
+"""Reads JSON files that may be edited, truncated or malicious: the result is plain values or a ValueError.
 
-Python's own reader lets through what fails only later, far from the file: lists within lists until the stack is full,
-whole numbers of thousands of digits, infinity (also written as 1e999), and halves of surrogate pairs, which cannot be
-written out again. None of them is in a file that this package writes.
+Python's own reader accepts what fails only later, far from the file: nesting that overflows the stack, integers of
+thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out again. This package
+writes none of these.
 """
 
 import json
@@ -11,13 +11,22 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-DEEPEST = 32  # values within values; our own files have 4
-LARGEST = 2**63  # whole numbers; larger ones are no number of anything here
-MOST_BYTES = 64 * 2**20  # of a file that is read whole
+DEEPEST = 32  # levels of nesting; our own files have 4
+LARGEST = 2**63  # integers; nothing here counts further
+MOST_BYTES = 64 * 2**20  # of a file
 
 
 def parse(content: bytes) -> Any:
-    """The value. Raises ValueError with the reason in a few words, and nothing else."""
+    """Parses JSON.
+
+    Arguments:
+        content: the bytes of a file.
+
+    Returns: the value.
+
+    Raises:
+        ValueError: whatever is wrong, in a few words.
+    """
     try:
         value = json.loads(
             content.decode("utf-8"), parse_constant=no_number, parse_int=whole_number, parse_float=finite_number
@@ -35,7 +44,7 @@ def parse(content: bytes) -> Any:
 
 
 def read(path: Path) -> Any:
-    """The value in a file. Raises ValueError as `parse` does, and OSError where the file cannot be read."""
+    """The value in a file. Raises ValueError as `parse` does, and OSError if the file cannot be read."""
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
         raise ValueError("it is not a file")
     with path.open("rb") as file:
@@ -46,7 +55,7 @@ def read(path: Path) -> Any:
 
 
 def check(value: Any) -> None:
-    """Raises ValueError for what is nested too deeply or has a text that cannot be written. Uses no stack itself."""
+    """Raises ValueError if a value is nested too deeply or has text that cannot be encoded. It does not recurse."""
     level = [value]
     for _ in range(DEEPEST):
         inner: list[Any] = []
@@ -63,6 +72,7 @@ def check(value: Any) -> None:
 
 
 def check_text(text: str) -> None:
+    """Raises ValueError if a text cannot be encoded."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -70,12 +80,14 @@ def check_text(text: str) -> None:
 
 
 def whole_number(text: str) -> int:
+    """Parses an integer; raises ValueError if it is too large."""
     if len(text) > 20 or not -LARGEST <= int(text) < LARGEST:
         raise ValueError(f"it has a whole number that is too large ({len(text)} characters)")
     return int(text)
 
 
 def finite_number(text: str) -> float:
+    """Parses a float; raises ValueError if it is infinite."""
     value = float(text)
     if abs(value) == float("inf"):
         raise ValueError(f"it has a number that is too large ({text[:20]})")
@@ -83,4 +95,5 @@ def finite_number(text: str) -> float:
 
 
 def no_number(text: str) -> NoReturn:
+    """Refuses NaN, Infinity and -Infinity, which are not JSON."""
     raise ValueError(f"it has {text}, which is no number")

@@ -1,4 +1,4 @@
-"""Names to write under before a file gets its own, and folders that only their owner may write in."""
+"""Temporary names for files that are renamed when they are complete, and folders that only their owner may write in."""
 
 import os
 import re
@@ -9,16 +9,16 @@ from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder, and what is missing above it, so that only its owner may write there. Raises OSError."""
+    """Makes a folder, with missing ones above it, in which only its owner may write. Raises OSError."""
     for each in reversed((folder, *folder.parents)):
         if not each.is_dir():
             each.mkdir(mode=0o700, exist_ok=True)
 
 
 def temporary_beside(path: Path) -> Path:
-    """A new name in the same directory, to write under before renaming to `path`.
+    """A new name in the same folder, under which to write before renaming to `path`.
 
-    Also removes what killed processes left there under such names.
+    It also removes temporary files of this kind that killed processes have left there.
     """
     names = (f".{path.name}.*.tmp", f"..{path.name}.*.tmp.*.tmp")  # the second: of a temporary's own temporary
     for leftover in [found for name in names for found in path.parent.glob(name)]:
@@ -31,8 +31,11 @@ def temporary_beside(path: Path) -> Path:
 
 
 def abandoned(leftover: Path) -> bool:
-    """Whether the process that wrote under such a name has ended: it ran on this machine, is not there and has written
-    nothing for a minute; or nothing was written for a day, wherever it ran."""
+    """Whether the process that wrote a temporary file has ended.
+
+    It has if it ran on this machine, does not exist and has not written for a minute; or, wherever it ran, if nothing
+    has been written for a day.
+    """
     if time.time() - leftover.stat().st_mtime > 24 * 3600:
         return True
     made = re.fullmatch(rf".*\.{re.escape(host())}-(\d+)-\d+\.tmp", leftover.name)
@@ -42,7 +45,7 @@ def abandoned(leftover: Path) -> bool:
 
 
 def alive(process: int) -> bool:
-    """Whether there is a process of that number on this machine."""
+    """Whether a process with that number exists on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -53,5 +56,5 @@ def alive(process: int) -> bool:
 
 
 def host() -> str:
-    """The name of this machine, as part of a file name."""
+    """The name of this machine, with characters that a file name may have."""
     return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fdg_jax import data, methods
 from fdg_jax.checks import names
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.runs.options import FIELDS, GROUPS, SWITCHES, Options, spelled
 
 PLAIN = (
@@ -96,7 +96,7 @@ def scan(arguments: Sequence[str]) -> frozenset[str]:
 
 def unknown_flag(written: str, known: Sequence[str]) -> str:
     flag = "--" + written.lstrip("-").replace("_", "-")
-    hint = meant(flag, dict.fromkeys(known), cutoff=0.7) or " --help lists the flags."
+    hint = did_you_mean(flag, dict.fromkeys(known), cutoff=0.7) or " --help lists the flags."
     return f"{written} is no flag of this command.{hint}"
 
 
@@ -162,7 +162,7 @@ def listed(text: str, program: Program) -> str:
     """A help text with the names of all methods, models or data sets where it has a place for them."""
     for place, found in {
         "{methods}": methods.names,
-        "{models}": names.of_models,
+        "{models}": names.model_names,
         "{datasets}": lambda: program.datasets or data.names(),
     }.items():
         if place in text:

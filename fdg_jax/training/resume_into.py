@@ -59,7 +59,7 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
         from fdg_jax.machine import jax_settings
         from fdg_jax.training import launch, session, stages
 
-        given_up += jax_settings.told_changes(config)
+        given_up += jax_settings.describe_changes(config)
         job = converted(old, before, new, options, config["note"], given_up, signals)
 
         begun = session.begin(job, new, resume=True)
@@ -111,7 +111,7 @@ def converted(
     from fdg_jax.transport import devices
 
     setup.prepare_cpu()
-    devices.asked_for(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
+    devices.request_cpu_devices(max(before.K, options.K))  # for both pipelines, before reading a checkpoint starts JAX
     state, loop, about = newest(old)
     step = int(loop["step"])
     check_left(old, step, options)

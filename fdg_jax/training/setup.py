@@ -65,7 +65,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
     emulated = before.get("cpu_devices") if before else 1 if one else None
     if emulated:
-        devices.asked_for(emulated, exactly=before is not None)
+        devices.request_cpu_devices(emulated, exactly=before is not None)
         devices.stage_devices(emulated)
 
 

@@ -1,1 +1,1 @@
-"""Where a stage lies, and how a message gets to it."""
+"""The devices of the stages, and how messages get to them."""

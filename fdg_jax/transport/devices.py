@@ -1,4 +1,4 @@
-"""Which device each stage lives on: accelerators where there are any, otherwise emulated CPU devices."""
+"""Which device each stage is on: accelerators if there are any, otherwise emulated CPU devices."""
 
 import numbers
 import warnings
@@ -11,10 +11,23 @@ from fdg_jax.machine import jax_internals
 
 
 def emulate_cpu(K: int) -> None:
-    """Asks for at least K CPU devices. Works only before JAX computes anything; later it can but warn."""
+    """Makes JAX emulate at least K devices on a CPU, one for each stage. It does nothing where JAX has accelerators.
+
+    Call it before JAX computes anything. Later it can only warn.
+
+    Arguments:
+        K: number of devices, 1 or more.
+
+    Raises:
+        BadInput: K is something else.
+
+    Example:
+        >>> import fdg_jax
+        >>> fdg_jax.emulate_cpu(4)
+    """
     if isinstance(K, bool) or not isinstance(K, numbers.Integral) or K < 1:
         raise BadInput(f"emulate_cpu({K!r}): a number of devices is 1 or more. Use one for each stage.")
-    if asked_for(K) or jax.default_backend() != "cpu":
+    if request_cpu_devices(K) or jax.default_backend() != "cpu":
         return
     there = jax.local_device_count()
     if there < K:
@@ -23,10 +36,14 @@ def emulate_cpu(K: int) -> None:
         warnings.warn(f"{fact} CPU device{'s' if there > 1 else ''}. {way_out}", stacklevel=2)
 
 
-def asked_for(K: int, exactly: bool = False) -> bool:
-    """Asks JAX for K CPU devices; False where it has started already and cannot be asked any more.
+def request_cpu_devices(K: int, exactly: bool = False) -> bool:
+    """Requests K CPU devices from JAX.
 
-    exactly: also where the environment (JAX_NUM_CPU_DEVICES) asks for more.
+    Arguments:
+        K: number of devices.
+        exactly: whether to request K even if the environment (JAX_NUM_CPU_DEVICES) requests more.
+
+    Returns: False if JAX has already started, which is too late.
     """
     try:
         asked = getattr(jax.config, "jax_num_cpu_devices", 0)  # -1: not set yet
@@ -38,13 +55,19 @@ def asked_for(K: int, exactly: bool = False) -> bool:
 
 
 def stage_devices(K: int) -> tuple[list[Any], str]:
-    """Devices of the stages k = 1..K, and a sentence where they are fewer than K (else "").
+    """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
-    With fewer devices than stages neighbours share one, as evenly as can be.
+    Arguments:
+        K: number of stages.
+
+    Returns: (a device for each stage k = 1..K, a warning if stages share devices, else "").
+
+    Raises:
+        BadInput: K is below 1, or JAX finds no device.
     """
     if K < 1:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use K=1 (plain BP) or more.")
-    asked_for(K)  # where it is too late for that, the number of devices tells
+    request_cpu_devices(K)  # if it is too late, the devices that exist are used
     try:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there
@@ -61,17 +84,21 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
 
 
 class Place:
-    """Where a stage lies: one device. A method that spreads a stage over several brings a place of its own."""
+    """Where a stage is: on one device. A method that spreads stages over several devices has its own class for this.
+
+    device: where the host sends a stage's inputs.
+    devices: all devices of the stage.
+    """
 
     def __init__(self, device: Any):
-        self.device = device  # where the host sends what it computes with
+        self.device = device
         self.devices = [device]
         self._put = jax_internals.Put(device)
 
     def weights(self, tree: Any) -> Any:
-        """Starts to copy what does not grow with the batch to the stage."""
+        """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies."""
         return jax.tree.map(self._put, tree)
 
     def batch(self, tree: Any) -> Any:
-        """Starts to copy arrays whose first axis is the batch to the stage."""
+        """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
         return jax.tree.map(self._put, tree)

@@ -1,1 +1,1 @@
-"""One file, one data set: a file put here is found by its name, nothing else needs to be edited."""
+"""Data sets in memory, one file each. A new file is found by its name; nothing else needs to be edited."""

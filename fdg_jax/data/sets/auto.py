@@ -1,7 +1,7 @@
-"""What a first run trains on: CIFAR-10 where it can be had, otherwise the digits, and then says so.
+"""The default data set: CIFAR-10 if it can be had, otherwise the digits, with a message.
 
-Only the absence of CIFAR-10 is answered with digits. A data directory given by name, and files that are
-there but damaged, are errors here too: whoever put them there meant them to be used.
+Digits replace CIFAR-10 only if that is absent. If a data directory is given, or if files are damaged, it is an error
+here too, as the user wants these files to be used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fdg_jax.machine.stderr import say
 
 
 def load(data_dir=None) -> Dataset:
-    """Returns CIFAR-10, or digits with a `note`; whether there is a network is known within 5 s."""
+    """Loads CIFAR-10, or digits with a `note`. It finds out within 5 s whether there is a network."""
     try:
         return cifar10.load(data_dir)
     except Unavailable as reason:

@@ -28,4 +28,5 @@ CIFAR10 = cifar.Cifar(
 
 
 def load(data_dir=None) -> Dataset:
+    """Loads CIFAR-10; see `fdg_jax.data.load`."""
     return cifar.load(CIFAR10, data_dir)

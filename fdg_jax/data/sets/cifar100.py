@@ -23,4 +23,5 @@ CIFAR100 = cifar.Cifar(
 
 
 def load(data_dir=None) -> Dataset:
+    """Loads CIFAR-100; see `fdg_jax.data.load`."""
     return cifar.load(CIFAR100, data_dir)

@@ -30,10 +30,14 @@ URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
-    """Returns the data set from `<data_dir>/tiny-imagenet-200`, or from `data_dir` if it is that folder itself.
+    """Loads the data set. Nothing is downloaded: the archive does not say what its photographs may be used for.
 
-    Nothing is downloaded: the archive says nothing of what its photographs may be used for. Raises Unavailable where
-    it is neither there nor asked for by directory, and BadInput, naming the file, for what is missing or damaged.
+    Arguments:
+        data_dir: the folder tiny-imagenet-200, or the one that holds it. None: TFDS's data directory.
+
+    Raises:
+        Unavailable: it is not there, and no directory was given.
+        BadInput: a file is missing or damaged; the message names it.
     """
     folder = find(data_dir)
     train, test = train_files(folder), test_files(folder)
@@ -43,7 +47,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
-    """The unpacked folder, in data_dir or that itself. BadInput where it is in neither."""
+    """The unpacked folder: in data_dir, or data_dir itself. Raises Unavailable or BadInput if it is neither."""
     base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     for folder in (base / FOLDER, base):
         if (folder / CLASSES).exists():
@@ -56,7 +60,7 @@ def find(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def class_names(folder: Path) -> list[str]:
-    """WordNet's numbers, sorted: class 0, 1, ..."""
+    """The names of class 0, 1, ...: WordNet's numbers, sorted. Raises BadInput."""
     names = sorted(line.strip() for line in files.lines(folder / CLASSES, "which classes there are"))
     if len(set(names)) != TINY.classes:
         raise BadInput(
@@ -95,7 +99,7 @@ test_files.__test__ = False  # its name is not meant for pytest
 
 
 def decode(train: files.Files, test: files.Files) -> Arrays:
-    """All images, in threads: Pillow gives the interpreter lock away while it decodes. Raises Damaged."""
+    """Decodes all images in threads, as Pillow releases the interpreter lock. Raises Damaged."""
     progress = Progress(len(train) + len(test), "images", f"decoding {TINY.name} (once)")
     arrays = []
     with ThreadPoolExecutor() as pool:
@@ -114,8 +118,9 @@ def decode(train: files.Files, test: files.Files) -> Arrays:
 
 
 def decoded(split: files.Files, i: int) -> np.ndarray:
+    """Image i, [64, 64, 3] uint8. Raises Damaged."""
     content, _, path = split.read(i)
-    image = np.asarray(jpeg.opened(content, path))
+    image = np.asarray(jpeg.decode_image(content, path))
     if image.shape != TINY.shape:
         raise jpeg.Damaged(f"{path} is {image.shape} and not {TINY.shape} like all of Tiny-ImageNet. Replace the file.")
     return image

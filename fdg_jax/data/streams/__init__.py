@@ -1,1 +1,1 @@
-"""One file, one data set that does not fit into memory: a file put here is found by its name."""
+"""Data sets that do not fit into memory, one file each. A new file is found by its name."""

@@ -24,7 +24,7 @@ from fdg_jax.machine.stderr import say
 NAME, PREPARED = "imagenet", "imagenet2012"
 TRAIN, TEST, CLASSES = 1_281_167, 50_000, 1000
 SIDE = 224
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # those everybody uses
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # the usual ones
 SOLUTION = "LOC_val_solution.csv"  # Kaggle's. A line: ILSVRC2012_val_00048981,n03995372 85 1 499 272
 WAY_OUT = (
     "It can be had from image-net.org or Kaggle after registration. Give as --data-dir the directory that holds train/ "
@@ -33,11 +33,16 @@ WAY_OUT = (
 
 
 def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
-    """Returns the data set found in `data_dir`, or in TFDS's own directory if that is None.
+    """Opens the data set. Nothing is downloaded.
 
-    Nothing is downloaded. Before it returns, every class has a folder with images (or every shard its records), and
-    a sample of the images has been decoded. Raises Unavailable where nothing is there and no directory was given, and
-    BadInput, naming the file, for what is missing or damaged.
+    It checks that every class has a folder with images (or every shard its records), and decodes a sample of images.
+
+    Arguments:
+        data_dir: where the data set is. None: TFDS's data directory.
+
+    Raises:
+        Unavailable: it is not there, and no directory was given.
+        BadInput: a file is missing or damaged; the message names it.
     """
     base = directories.default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     train, test, classes = found(base, asked=data_dir is not None)
@@ -47,14 +52,14 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
             f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
             f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
         )
-    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).look()
+    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).check_sample()
     if note:
         say(note)
     return stream
 
 
 def found(base: Path, asked: bool) -> tuple[Encoded, Encoded, int]:
-    """(training images, validation images, number of classes) in the first layout that is there."""
+    """(training images, validation images, number of classes) in the first layout that exists. Raises BadInput."""
     for folder in (base, base / NAME):
         if (folder / "train").is_dir():
             return of_folders(folder)
@@ -98,7 +103,7 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
     there = files.images(val)
     if not there:
         raise BadInput(f"{val} holds no images (*.JPEG) and no folders of images. {WAY_OUT}.")
-    if len(there) < TEST:  # a part of them, which `load` says
+    if len(there) < TEST:  # a part of them, which `load` reports
         class_of = {name: class_of[name] for name in there if name in class_of}
     return class_of, path
 
