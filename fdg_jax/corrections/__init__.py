@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
-from fdg_jax.errors import BadInput, meant
+from fdg_jax.errors import BadInput, did_you_mean
 
 
 def names() -> list[str]:
@@ -18,7 +18,7 @@ def names() -> list[str]:
 def find(name: Any) -> Kind:
     """The correction of that name. BadInput names the nearest ones."""
     if not isinstance(name, str) or name not in names():
-        hint = meant(str(name), names(), cutoff=0.3)
+        hint = did_you_mean(str(name), names(), cutoff=0.3)
         raise BadInput(f"correction {name!r} is not known.{hint} There are {', '.join(names())}.")
     found = getattr(import_module(f"{__name__}.{name}"), "CORRECTION", None)
     if not isinstance(found, Kind):
