@@ -61,8 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = report.parser("loop_cost", __doc__)
     parser.add_argument("--batch-size", type=report.positive, default=64, help="images a batch (default 64)")
     parser.add_argument("--rounds", type=report.positive, default=5, help="turns of each variant (default 5)")
-    given = parser.parse_args(arguments)
     try:
+        given = parser.parse_args(arguments)
         report.check_json(given.json)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)

@@ -21,6 +21,8 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.harness.report import machine
+from fdg_jax.errors import BadInput
+from fdg_jax.options.parser import Parser
 
 HERE = Path(__file__).parent
 README, RESULTS = HERE / "README.md", HERE / "results"
@@ -74,14 +76,18 @@ def rendered(text: str, last: dict[str, str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"python -m {__package__}.readme",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("words", nargs="*", help="run the commands with one of these in them (default: all)")
     made.add_argument("--render", action="store_true", help="run nothing")
-    given = made.parse_args(arguments)
+    try:
+        given = made.parse_args(arguments)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     text, file = README.read_text(encoding="utf-8"), results()
     lines = [command(match["command"]) for match in SHOWN.finditer(text)]
     wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]

@@ -11,14 +11,15 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import processor_name
+from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
 
 
-def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def parser(name: str, doc: str | None, epilog: str | None = None) -> Parser:
     """For the benchmark of that name, whose docstring is its help; with the flag --json that all have."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"python -m benchmarks.{name}",
         description=doc,
         epilog=epilog,
@@ -35,10 +36,13 @@ def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.Ar
 
 
 def positive(text: str) -> int:
-    """For argparse: a whole number from 1 on."""
-    value = int(text)
+    """The whole number from 1 on that a word of a command line stands for."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return value
 
 
@@ -77,8 +81,8 @@ def run(
     arguments: Sequence[str] | None,
 ) -> int:
     """The command of a benchmark: what is asked for, its rows and their table. Returns the exit code."""
-    given = made.parse_args(arguments)
     try:
+        given = made.parse_args(arguments)
         check_json(given.json)
         rows = measure(given)
     except BadInput as error:
