@@ -77,11 +77,11 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(f"fdg_jax.methods.{file.stem}", None)
 
 
-def run(folder: Path, *lines: str) -> tuple[int, str, str]:
+def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str]:
     """Command lines in a process of its own, with that folder searched for methods; the largest exit code."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "120"}
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND, str(folder), *lines],
+        [sys.executable, "-c", script, str(folder), *lines],
         cwd=folder, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -139,18 +139,31 @@ def test_the_options_of_the_package_are_checked_in_the_same_way(options, match):
         pipeline(1, batches(1)[0], **options)
 
 
-def test_the_command_explains_checks_and_stores_the_options_of_a_file_that_was_added(folder):
+def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_has_them(folder):
     (folder / "mine.py").write_text(MINE)
     code, out, err = run(folder, "--help")
     assert (code, err) == (0, "")
     assert "--pace {walk,run}" in out and "--gain G " in out
     assert "mine: what every gradient is multiplied by. (default: 1.0)" in out
-    short = "--dataset digits --model resnet8 --train-size 4 --batch-size 2 --epochs 1 --K 2 --no-tensorboard"
-    assert run(folder, f"{short} --method mine --pace run --gain 0.5 --run-dir run")[0] == 0
-    config = json.loads((folder / "run" / "config.json").read_text())
+    before, _, _ = COMMAND.partition("from fdg_jax.experiments")
+    made = (
+        "import json\nfrom fdg_jax.runs import run_files\nfrom fdg_jax.training import command_line\n"
+        "options, given = command_line.parse(sys.argv[1].split(), 'command')\n"
+        "print(json.dumps(run_files.config(options, options, [], '')))"
+    )
+    config = json.loads(run(folder, "--method mine --pace run --gain 0.5", script=before + made)[1])
     assert (config["pace"], config["gain"], config["asked"]["gain"], config["accumulate"]) == ("run", 0.5, 0.5, 1)
-    code, out, err = run(folder, "--run-dir run --resume --gain 2")
-    assert code == 2 and "--gain 2.0 contradicts" in err
+
+
+@pytest.mark.slow
+def test_a_method_of_an_added_file_is_trained_by_the_command_and_goes_on(folder):
+    (folder / "mine.py").write_text(MINE)
+    short = "--dataset digits --model resnet8 --train-size 2 --batch-size 2 --epochs 1 --K 1 --no-tensorboard"
+    words = f"{short} --method mine --pace run --gain 0.5 --run-dir run"
+    code, _, err = run(folder, words, "--run-dir run --resume --gain 2")
+    assert code == 2 and err.startswith("error: ") and "--gain 2.0 contradicts" in err
+    for name in ("config", "summary"):
+        assert json.loads((folder / "run" / f"{name}.json").read_text())["gain"] == 0.5
 
 
 WRONG = [

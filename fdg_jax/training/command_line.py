@@ -98,8 +98,9 @@ def auto(word: str) -> str:
 def metavar(name: str) -> str:
     """What stands for a flag's value in --help."""
     field = FIELDS[name]
-    several = ",".join(values.choices(field.type))
-    return field.metadata["metavar"] or (f"{{{several}}}" if several else field.type.__name__.upper())
+    if several := values.choices(field.type):
+        return f"{{{','.join(several)}}}"
+    return field.metadata["metavar"] or getattr(field.type, "__name__", "value").upper()
 
 
 def listed(text: str, program: Program) -> str:
