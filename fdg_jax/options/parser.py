@@ -4,9 +4,11 @@ import argparse
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from fdg_jax.errors import BadInput, meant
+from fdg_jax.options import values
 
 NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
 
@@ -24,6 +26,8 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **named: Any):
         usual = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": Help}
         super().__init__(*arguments, **{**usual, **named})
+        for kind in (int, float):
+            self.register("type", kind, partial(values.from_word, kind=kind))
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}. --help explains the flags.")
