@@ -139,13 +139,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    batches = given.batches or -(-CIFAR // given.batch_size)
-    options = Options(
-        method=given.method, K=given.K, model=given.model, batch_size=given.batch_size, dataset="synthetic",
-        learning_rate=0.01, epochs=1,
-    )  # fmt: skip
     try:
+        given = parser().parse_args(arguments)
+        batches = given.batches or -(-CIFAR // given.batch_size)
+        options = Options(
+            method=given.method, K=given.K, model=given.model, batch_size=given.batch_size, dataset="synthetic",
+            learning_rate=0.01, epochs=1,
+        )  # fmt: skip
         report.check_json(given.json)
         if batches < EVERY:
             raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")

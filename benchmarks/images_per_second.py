@@ -154,8 +154,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
     try:
+        given = parser().parse_args(arguments)
         if not given.seconds > 0:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
         report.check_json(given.json)

@@ -197,9 +197,9 @@ def check(given: argparse.Namespace, cores: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     try:
+        given = parser().parse_args(arguments)
         cores = side_specs.cores_available()
         check(given, len(cores))
         os.sched_setaffinity(0, cores[:1])  # before JAX makes its threads

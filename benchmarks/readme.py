@@ -21,6 +21,8 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.harness.report import machine
+from fdg_jax.errors import BadInput
+from fdg_jax.options.parser import Parser
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -86,14 +88,18 @@ def render(page: Path, last: dict[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"python -m {__package__}.readme",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", help="run the commands that contain one of these words (default: all)")
     parser.add_argument("--render", action="store_true", help="run nothing")
-    given = parser.parse_args(arguments)
+    try:
+        given = parser.parse_args(arguments)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     file = results()
     texts = (page.read_text(encoding="utf-8") for page in pages())
     lines = [command(match["command"]) for text in texts for match in SHOWN.finditer(text)]

@@ -186,9 +186,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
-    host = given.host_microseconds
     try:
+        given = parser().parse_args(arguments)
+        host = given.host_microseconds
         if not host >= 0:
             raise BadInput(f"--host-microseconds {host}: give 0 or more.")
         report.check_json(given.json)

@@ -192,8 +192,8 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
     try:
+        given = parser().parse_args(arguments)
         if not given.seconds > 0:
             raise BadInput(f"--seconds {given.seconds}: use a positive number.")
         if not given.host_microseconds >= 0:

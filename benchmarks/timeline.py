@@ -266,8 +266,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
     try:
+        given = parser().parse_args(arguments)
         report.check_json(given.json)
         cores = len(side_specs.cores_available())
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}

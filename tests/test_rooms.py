@@ -13,11 +13,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fdg_jax", "benchmarks", "experiments")
 BELOW_STAGES = ("errors", "machine", "storage", "transport")
-BELOW_API = (*BELOW_STAGES, "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
+BELOW_API = (*BELOW_STAGES, "options", "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "recipe": (),
+    "options": ("errors",),
     "schedule": ("errors",),
     "layers": (),
     "storage": ("errors",),
@@ -26,13 +27,13 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "models": ("errors", "layers"),
     "split": ("errors", "models"),
     "transport": ("errors", "machine", "schedule"),
-    "corrections": ("errors",),
+    "corrections": ("errors", "options"),
     "stage": (*BELOW_STAGES, "corrections"),
-    "methods": (*BELOW_STAGES, "schedule", "layers", "stage"),
+    "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "checks": (*BELOW_STAGES, "corrections", "stage", "methods"),
     "api": ("recipe", *BELOW_API),
-    "runs": ("errors", "storage", "machine", "data", "models", "split", "stage", "checks"),
+    "runs": ("errors", "options", "storage", "machine", "data", "models", "split", "stage", "methods", "checks"),
     "report": ("errors", "recipe", "machine", "methods", "runs"),
     "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "runs", "report"),
     "experiments": ("machine", "report", "training"),

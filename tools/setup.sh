@@ -80,7 +80,7 @@ $python -m pip install $quiet --disable-pip-version-check --no-input --require-h
 # Started by hand once, the first command is as quick as the second, even where the environment forbids bytecode.
 env -u PYTHONDONTWRITEBYTECODE $python - <<'END' || fail "the packages are installed but do not work: see above."
 import chex, flax.linen, hypothesis, jax, matplotlib.pyplot, optax, orbax.checkpoint, pytest, rich.progress
-import sklearn.datasets, tensorboardX, tensorflow_datasets, tyro
+import sklearn.datasets, tensorboardX, tensorflow_datasets
 print(f"Ready: JAX {jax.__version__}, Flax {flax.__version__}.")
 END
 findable

@@ -11,14 +11,15 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.facts import processor_name
+from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
 
 
-def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+def parser(name: str, doc: str | None, epilog: str | None = None) -> Parser:
     """The argument parser of a benchmark: its docstring is the help, and --json is a flag of all."""
-    made = argparse.ArgumentParser(
+    made = Parser(
         prog=f"python -m benchmarks.{name}",
         description=doc,
         epilog=epilog,
@@ -36,9 +37,12 @@ def parser(name: str, doc: str | None, epilog: str | None = None) -> argparse.Ar
 
 def positive(text: str) -> int:
     """For argparse: a whole number of at least 1."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return value
 
 
@@ -77,8 +81,8 @@ def run(
     arguments: Sequence[str] | None,
 ) -> int:
     """Runs a benchmark: parses the flags, measures the rows and prints their table. Returns the exit code."""
-    given = made.parse_args(arguments)
     try:
+        given = made.parse_args(arguments)
         check_json(given.json)
         rows = measure(given)
     except BadInput as error:

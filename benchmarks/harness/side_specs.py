@@ -101,7 +101,8 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
 def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
     key, equals, value = word.partition("=")
     if equals and key in FIELDS and key not in OPTIONS:
-        method.accepted({key: value})
+        if key not in method.answers_to:
+            method.accepted({key: value})  # refuses it
         return key, of_method(side, key, value)
     if key not in OPTIONS or not equals:
         known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN])

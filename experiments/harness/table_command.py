@@ -14,18 +14,19 @@ from experiments.harness.run_table import CUT_OFF, RESULTS, ROOT, Run, Table, co
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
+from fdg_jax.options.parser import Parser
 from fdg_jax.training.signals import Stopped
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
-    options = parser(table).parse_args(arguments)
     with output.forgiving():
-        return answer(table, options)
+        return answer(table, arguments)
 
 
-def answer(table: Table, options: argparse.Namespace) -> int:
+def answer(table: Table, arguments: Sequence[str] | None) -> int:
     try:
+        options = parser(table).parse_args(arguments)
         if options.epochs is not None:
             table = shortened(table, options.epochs)
         if "runs_dir" in options and options.runs_dir is None:
@@ -36,8 +37,8 @@ def answer(table: Table, options: argparse.Namespace) -> int:
         return 2
 
 
-def parser(table: Table) -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser(
+def parser(table: Table) -> Parser:
+    root = Parser(
         prog=f"python -m experiments.{table.name}",
         description=f"{table.summary}. Usually: run, {'' if table.measure else 'collect, '}render.",
         epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",

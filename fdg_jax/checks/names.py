@@ -7,6 +7,7 @@ once.
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def find_method(name: Any) -> interface.Method:
         raise BadInput(f"{file} has no METHOD. {way_out}") from None
     if not isinstance(found, interface.Method):
         raise BadInput(f"METHOD in {file} is of type {type(found).__name__}, not a fdg_jax.methods.Method. {way_out}")
+    if found.options is None and "Options" in vars(sys.modules[f"fdg_jax.methods.{name}"]):
+        raise BadInput(f"{file} has a class Options, which its METHOD does not name. Add options=Options to METHOD.")
+    found.accepted({})
     return found
 
 

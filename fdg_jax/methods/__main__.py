@@ -4,14 +4,14 @@ Nothing in them is typed in. Locks and times are read off the schedules (fdg_jax
 are those of a run on integers, and parameters are counted in the real pipeline, of which only the shapes are made.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.options.parser import Parser
 from fdg_jax.schedule import Schedule, bp, check_K
 from fdg_jax.schedule.drawing import draw
 from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
@@ -143,13 +143,6 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
 
 def names(rows: Sequence[Row]) -> str:
     return ", ".join(r.name for r in rows)
-
-
-class Parser(argparse.ArgumentParser):
-    """Refuses in one message, as everything else here does."""
-
-    def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}. --help shows the flags.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,8 +15,9 @@ does not divide is filled up with its own first examples, as DistributedSampler 
 twice, in the loss too. Deviation: images are augmented before the batch is cut, so those examples are the very same.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +25,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
 from fdg_jax.stage.functions import Functions, Spec
 from fdg_jax.stage.stage import Stage
@@ -33,6 +34,17 @@ from fdg_jax.transport.devices import Place
 
 Tree = Any
 REPLICA = "replica"  # the mesh's only axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What data parallelism can be asked for."""
+
+    batch_norm: Literal["local", "sync"] = option(
+        "local",
+        "data_parallel: statistics of each replica's own part of the batch (local, as PyTorch's DDP has it) or of the "
+        "whole batch (sync: exactly BP).",
+    )
 
 
 class Spread(Place):
@@ -70,8 +82,6 @@ class Replicated(Stage):
 
     def make(self, spec: Spec):
         batch_norm, place = spec.options["batch_norm"], self.place
-        if batch_norm not in ("local", "sync"):
-            raise BadInput(f"batch_norm={batch_norm!r} is not known. Use local (by replica) or sync (exactly BP).")
         functions, state = super().make(spec)
         self.local = batch_norm == "local" and spec.K > 1  # one replica is BP
         assert isinstance(place, Spread)
@@ -210,7 +220,7 @@ METHOD = Method(
     name="data_parallel",
     summary="K synchronous replicas of the whole network, 1/K of the batch each, gradients averaged",
     schedule=lambda K: bp(K)._replace(name="data_parallel"),
-    stage_options={"batch_norm": "local"},
+    options=Options,
     same_for_every_K=True,
     cost=share,
     stage=Replicated,

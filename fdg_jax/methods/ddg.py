@@ -32,6 +32,6 @@ METHOD = Method(
     name="ddg",
     summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, forward-locked",
     schedule=forward_locked,
-    options=("weights",),
+    takes=("weights",),
     delay_line=True,
 )

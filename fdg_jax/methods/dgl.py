@@ -5,8 +5,9 @@ batch is done with in the tick in which it comes. With the linear head or with s
 learning (Mostafa et al. 2018; Nokland and Eidnes 2019), cut by stages instead of layers.
 """
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -15,10 +16,22 @@ import jax.numpy as jnp
 from fdg_jax.errors import BadInput
 from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import Spec, StageState, applied, differentiated, ended, flax_variables, split
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What DGL can be asked for."""
+
+    aux: Literal["mlp-sr", "linear", "predsim"] = option(
+        "mlp-sr",
+        "dgl: the auxiliary network of stages 1 to K-1. mlp-sr is DGL's MLP-SR-aux; linear a local linear classifier; "
+        "predsim adds similarity matching to it (Nokland and Eidnes).",
+    )
 
 
 def dgl(K: int) -> Schedule:
@@ -99,8 +112,6 @@ def head(spec: Spec) -> nn.Module:
             f"method dgl gives every stage a loss on class scores [batch, classes], but stage k={spec.K} gives "
             f"{jax.tree.map(jnp.shape, outputs)}. Use a method without auxiliary networks, e.g. fdg."
         )
-    if kind not in HEADS:
-        raise BadInput(f"aux={kind!r} is not known. Use {', '.join(HEADS)}.")
     return HEADS[kind](outputs.shape[1])
 
 
@@ -108,7 +119,7 @@ METHOD = Method(
     name="dgl",
     summary="decoupled greedy learning (Belilovsky et al. 2020): a local loss for every stage, pipelined",
     schedule=dgl,
-    stage_options={"aux": "mlp-sr"},
+    options=Options,
     cost={"F": (1, 0, 0), "B": (0, 1, 1)},
     stage=Local,
 )

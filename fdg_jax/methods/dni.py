@@ -12,6 +12,7 @@ What is modelled is the gradient of an example's own loss, batch size times that
 moves every output of a synthesizer by a fixed amount, which would else be a hundred times larger than the gradients.
 """
 
+import dataclasses
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.methods._auxiliary import Synthesizer
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import Spec, split
 from fdg_jax.stage.shapes import zeros
@@ -31,6 +33,15 @@ from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 
 LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What DNI can be asked for."""
+
+    conditional: bool = option(
+        True, "dni: synthesizers are told the labels (conditional DNI). --no-conditional: they are not."
+    )
 
 
 def dni(K: int) -> Schedule:
@@ -171,7 +182,7 @@ METHOD = Method(
     name="dni",
     summary="decoupled neural interfaces (Jaderberg et al. 2017): synthetic gradients, pipelined",
     schedule=dni,
-    stage_options={"conditional": True},
+    options=Options,
     words={"S": "the synthesizer's step towards the gradient that has come for batch 3"},
     cost={"F": (1, 0, 0), "B": (0, 1, 0), "S": (0, 0, 1)},
     stage=Synthetic,

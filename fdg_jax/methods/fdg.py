@@ -1,12 +1,35 @@
 """FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradient 2(K-k) ticks late."""
 
+import dataclasses
 from typing import Literal
 
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
 from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_K, existing_ops
 
 Order = Literal["backward-first", "forward-first"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What FDG can be asked for, beside beta and weights."""
+
+    order: Literal["backward-first", "forward-first"] = option(
+        "backward-first",
+        "What a stage does first in an iteration. backward-first is Algorithm I and the "
+        "experiments (staleness 2(K-k)-1 updates); forward-first is Figure 1 and the theorem (2(K-k)).",
+    )
+    accumulate: int = option(
+        1,
+        "ADL: update a stage after every M backward passes. Counted in updates, gradients are then less stale: about "
+        "2(K-k)/M. The learning rate still follows the batches. 1 is FDG.",
+        metavar="M",
+    )
+    accumulation: Literal["sum", "mean"] = option(
+        "sum",
+        "What becomes of the M gradients: their sum (ADL's) or their mean (like one batch M times as large).",
+    )
 
 
 def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum") -> Schedule:
@@ -43,7 +66,7 @@ METHOD = Method(
     name="fdg",
     summary="fully decoupled learning with delayed gradients (Algorithm I)",
     schedule=fdg,
-    schedule_options=("order", "accumulate", "accumulation"),
-    options=("beta", "weights"),
+    options=Options,
+    takes=("beta", "weights"),
     delay_line=True,
 )

@@ -5,9 +5,23 @@ batch, except where a batch norm sees only a micro-batch. Deviations: activation
 backward passes come in the order of the forward passes (the bubble is the same).
 """
 
+import dataclasses
+
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
 from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What GPipe can be asked for."""
+
+    micro_batches: int = option(
+        4,
+        "gpipe: parts M a batch is cut into; stages idle for (K-1)/(M+K-1) of the time, and BatchNorm sees one part.",
+        metavar="M",
+    )
 
 
 def gpipe(K: int, micro_batches: int = 4) -> Schedule:
@@ -41,6 +55,6 @@ METHOD = Method(
     name="gpipe",
     summary="GPipe (Huang et al. 2019): synchronous micro-batches, BP's gradient, bubble (K-1)/(M+K-1)",
     schedule=gpipe,
-    schedule_options=("micro_batches",),
+    options=Options,
     same_for_every_K=True,
 )

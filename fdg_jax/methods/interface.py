@@ -1,9 +1,13 @@
 """What a file of this folder says of its method: `METHOD = Method(name=..., summary=..., schedule=...)`."""
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
+from fdg_jax.options import fields, values
+from fdg_jax.options.fields import Option
 from fdg_jax.schedule import Schedule
 
 Costs = Mapping[str, tuple[float, float, float]]
@@ -14,9 +18,9 @@ class Method(NamedTuple):
     """What the engines need to know of a method.
 
     schedule(K, **schedule_options) -> Schedule.
-    schedule_options: keyword arguments of `schedule`, and with them the flags it answers to.
-    stage_options: flags that its stages answer to (`Spec.options`), with their defaults.
-    options: further flags it answers to ("beta", "weights").
+    options: the file's class `Options`, where the method has options of its own (fdg_jax.options.fields). Those that
+        `schedule` names as parameters go to it, all others to the stages (`Spec.options`).
+    takes: which of "beta" and "weights", which the Pipeline itself understands, the method can be asked for.
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
         `schedule.behind` backward passes, so that one device can stand in for K.
     same_for_every_K: True where K says where the work is done; the paper's warm-up for K = 3 and 4 is not meant for it.
@@ -30,9 +34,8 @@ class Method(NamedTuple):
     name: str
     summary: str
     schedule: Callable[..., Schedule]
-    schedule_options: tuple[str, ...] = ()
-    stage_options: Mapping[str, Any] = {}
-    options: tuple[str, ...] = ()
+    options: type | None = None
+    takes: tuple[str, ...] = ()
     delay_line: bool = False
     same_for_every_K: bool = False
     words: Mapping[str, str] = {}
@@ -41,9 +44,20 @@ class Method(NamedTuple):
     places: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
     @property
+    def declared(self) -> dict[str, Option]:
+        """Its own options by name. BadInput where `options` is not a class that declares them."""
+        return fields.of_class(self.options, f"fdg_jax/methods/{self.name}.py: Options")
+
+    @property
     def answers_to(self) -> tuple[str, ...]:
-        """The names of all its options."""
-        return (*self.schedule_options, *self.stage_options, *self.options)
+        """The names of all that it can be asked for."""
+        return (*self.declared, *self.takes)
+
+    @property
+    def schedule_options(self) -> tuple[str, ...]:
+        """The names of those of its own options that its schedule takes."""
+        parameters = inspect.signature(self.schedule).parameters
+        return tuple(name for name in self.declared if name in parameters)
 
     def costs(self, K: int) -> Costs:
         """`cost` for that K."""
@@ -55,13 +69,27 @@ class Method(NamedTuple):
         other = own or ("weights=current" if weights == "current" else "")
         return [other if own or n else "" for n in schedule.behind]
 
-    def accepted(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Refuses options this method does not have; returns those of its schedule and all those of its stages."""
-        for option, value in options.items():
-            if option not in self.answers_to:
+    def accepted(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The values of the method's own options.
+
+        Arguments:
+            asked: name -> value; what is not named is at its default.
+
+        Returns: (all that go to its schedule, all that go to its stages).
+
+        Raises: BadInput for an option that this method does not have, and a value that is not of its type.
+        """
+        declared = self.declared
+        for name, value in asked.items():
+            if name in declared:
+                values.check(name, value, declared[name].kind, declared[name].default)
+            elif name not in self.takes:
                 raise BadInput(
-                    f"{option}={value}: method {self.name} has no such option "
+                    f"{name}={value}: method {self.name} has no such option "
                     f"(it has: {', '.join(self.answers_to) or 'none'}). Leave it out."
                 )
-        of_schedule = {option: value for option, value in options.items() if option in self.schedule_options}
-        return of_schedule, {name: options.get(name, default) for name, default in self.stage_options.items()}
+        if self.options is None:
+            return {}, {}
+        made = self.options(**{name: value for name, value in asked.items() if name in declared})
+        own, of_schedule = dataclasses.asdict(made), self.schedule_options
+        return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}

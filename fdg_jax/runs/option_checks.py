@@ -54,10 +54,12 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     """The method exists, has the options given for it, and can run on the engine asked for."""
     method = names.find_method(options.method)
     about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
+    if unknown := [name for name in method.answers_to if name not in FIELDS]:
+        fact = f"method {method.name} has the option {unknown[0]}, which stands in the text of no method's file"
+        raise BadInput(f"{fact}. Declare it in a class Options in fdg_jax/methods/{method.name}.py.")
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
-    schedule = method.schedule(
-        options.K, **{name: getattr(options, name) for name in method.schedule_options}
-    )  # refuses values of its own
+    of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
+    schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
     if options.batch_size < schedule.micro_batches:
         raise BadInput(
             f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "

@@ -5,15 +5,15 @@ this module may use what it names without asking whether it is there.
 """
 
 import types
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
+from fdg_jax.options.values import described, fits
 from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.runs.options import FIELDS, Options, defaults_of_other_methods, spelled
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, read_json, read_metrics
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
@@ -29,13 +29,13 @@ SUMMARY_MAY_HAVE = {
 # Of the lists: what each holds.
 ELEMENTS = {"devices": str, "resumed": dict, "staleness": int, "updates": int, "stage_parameters": int}
 MOST_DEVICES = 4096
-LONGEST = 2**16  # characters of a text; a note may name several files
 
 
 def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any]:
     """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
     and what they then count as. Raises BadInput."""
-    found = {**absent, **read_json(run / CONFIG)}
+    stored = read_json(run / CONFIG)
+    found = {**defaults_of_other_methods(stored.get("method")), **absent, **stored}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
     asked = {name: found["asked"].get(name, found[name]) for name in kinds}
@@ -99,11 +99,11 @@ def check(path: Path, found: Mapping[str, Any], needed: Mapping[str, Any], way_o
         if value is MISSING:
             raise BadInput(f"{path} lacks {name!r}: it is damaged or of another version. {way_out}")
         if not fits(value, kind):
-            fact = f"{path}: {name} is {shown(value)}, which is no {told(kind)}"
+            fact = f"{path}: {name} is {shown(value)}, which is no {described(kind)}"
             raise BadInput(f"{fact}: the file is damaged. {way_out}")
         for each in value if name in ELEMENTS and isinstance(value, list) else ():
             if not fits(each, ELEMENTS[name]):
-                fact = f"{path}: {name} has {shown(each)}, which is no {told(ELEMENTS[name])}"
+                fact = f"{path}: {name} has {shown(each)}, which is no {described(ELEMENTS[name])}"
                 raise BadInput(f"{fact}: the file is damaged. {way_out}")
 
 
@@ -111,28 +111,6 @@ def shown(value: Any) -> str:
     """A value in an error: at most its beginning."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON is of the type of an option: int, float, bool, str, X | None, Literal."""
-    if typing.get_origin(kind) is typing.Literal:
-        return isinstance(value, str) and value in typing.get_args(kind)
-    if isinstance(kind, types.UnionType):
-        return any(fits(value, one) for one in typing.get_args(kind))
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is str and isinstance(value, str) and len(value) > LONGEST:
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def told(kind: Any) -> str:
-    """A type in words a person uses."""
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
-    if typing.get_origin(kind) is typing.Literal:
-        return " or ".join(map(str, typing.get_args(kind)))
-    parts = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    return " or ".join(words.get(part, "null") for part in parts)
 
 
 def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:

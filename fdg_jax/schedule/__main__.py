@@ -1,18 +1,18 @@
 """The command `python -m fdg_jax.schedule`: draws the schedule of a method."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.options.parser import Parser
 from fdg_jax.schedule.core import check_K
 from fdg_jax.schedule.summary import describe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 for bad input."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m fdg_jax.schedule",
         description="Draw a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t.",
     )
@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--order", help="fdg: backward-first (the paper's, default) or forward-first")
     parser.add_argument("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
     parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
-    given = parser.parse_args(arguments)
     try:
+        given = parser.parse_args(arguments)
         check_K(given.K)
         if given.ticks is not None and given.ticks < 1:
             raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")

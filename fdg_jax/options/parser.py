@@ -1,0 +1,84 @@
+"""How every command reads its command line: argparse, with one message for whatever is wrong."""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.options import values
+
+NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
+
+
+class Help(argparse.HelpFormatter):
+    """Breaks the lines of --help between words only: a flag or a value with a hyphen stays whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises BadInput, knows no abbreviations, and takes --train_size for --train-size."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        usual = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": Help}
+        super().__init__(*arguments, **{**usual, **named})
+        for kind in (int, float):
+            self.register("type", kind, partial(values.from_word, kind=kind))
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}. --help explains the flags.")
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[override]
+        """Refuses what is left over as well, so that the verb that a flag was given to can name its own flags."""
+        try:
+            found, left = super().parse_known_args(None if args is None else self._spelled(args), namespace)
+        except argparse.ArgumentError as error:
+            raise BadInput(self._explained(error)) from None
+        if left:
+            raise BadInput(self._left_over(left[0]))
+        return found, []
+
+    def _spelled(self, words: Sequence[str]) -> list[str]:
+        """The words with hyphens for underscores in flags, and with `--flag=-1e3` for `--flag -1e3`, which argparse of
+        Python 3.11 would take for two flags."""
+        spelled: list[str] = []
+        for word in words:
+            flag, equals, value = word.partition("=")
+            before = spelled[-1] if spelled else ""
+            if flag.startswith("--") and flag.replace("_", "-") in self._option_string_actions:
+                spelled.append(flag.replace("_", "-") + equals + value)
+            elif NUMBER.match(word) and before.startswith("--") and "=" not in before:
+                spelled[-1] = f"{before}={word}"
+            else:
+                spelled.append(word)
+        return spelled
+
+    def _explained(self, error: argparse.ArgumentError) -> str:
+        """What argparse says of one flag, as a sentence."""
+        actions = self._option_string_actions.values()  # argparse has no public list of a parser's flags
+        action = next((one for one in actions if "/".join(one.option_strings) == error.argument_name), None)
+        if action is None:
+            return f"{error}. --help explains the flags."
+        flag = action.option_strings[0]
+        if error.message == "expected one argument":
+            return f"{flag} needs a value, e.g. {flag} {self._example(action)}."
+        if error.message.startswith("ignored explicit argument"):
+            return f"{flag} takes no value. Write {' or '.join(action.option_strings)}."
+        return f"{flag}: {error.message.rstrip('.')}. --help explains the flags."
+
+    def _example(self, action: argparse.Action) -> Any:
+        """A value that a flag could have."""
+        default = getattr(action, "example", action.default)
+        return action.metavar or action.dest.upper() if default in (None, argparse.SUPPRESS) else default
+
+    def _left_over(self, word: str) -> str:
+        """What to say of a word that no flag takes."""
+        if not word.startswith("-") or NUMBER.match(word):
+            return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
+        written = word.partition("=")[0]
+        hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions, cutoff=0.7)
+        return f"{written} is no flag of this command.{hint or ' --help lists the flags.'}"

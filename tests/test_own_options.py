@@ -1,0 +1,271 @@
+"""Options that a method's file declares: a file as a user would write it, in Python and in the command."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from small import batches, pipeline
+
+from fdg_jax import methods
+from fdg_jax.checks import names
+from fdg_jax.errors import BadInput
+from fdg_jax.options import source
+from fdg_jax.options.fields import Option, of_class
+from fdg_jax.runs import reading, run_files
+from fdg_jax.runs.options import DECLARED, FIELDS, UNREADABLE, Options
+from fdg_jax.training import command_line
+
+ROOT = Path(__file__).parents[1]
+MINE = '''"""BP with two options: one for the schedule, one for the stages."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
+from fdg_jax.schedule import bp
+from fdg_jax.stage.stage import Stage
+
+Pace = Literal["walk", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    pace: Pace = option("walk", "mine: what the schedule is called.")
+    gain: float = option(1.0, "mine: what every gradient is multiplied by.", metavar="G")
+
+    def __post_init__(self):
+        if self.gain <= 0:
+            raise BadInput(f"gain={self.gain}: a gradient is multiplied by a positive number. Use 1, say.")
+
+
+def schedule(K, pace):
+    return bp(K)._replace(name=pace)
+
+
+class Louder(Stage):
+    def use(self, grads, version):
+        super().use(jax.tree.map(lambda leaf: leaf * self.spec.options["gain"], grads), version)
+
+
+METHOD = Method(name="mine", summary="BP with a gain", schedule=schedule, options=Options, stage=Louder)
+'''
+# The command where a folder of one's own is searched for methods too.
+COMMAND = (
+    "import sys, fdg_jax.methods as methods\n"
+    "methods.__path__.append(sys.argv.pop(1))\n"
+    "from fdg_jax.experiments import cifar\n"
+    "sys.exit(max(cifar.main(words.split()) for words in sys.argv[1:]))\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder whose files are methods, with none in it."""
+    path = tmp_path / "own_methods"
+    path.mkdir()
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(path)])
+    yield path
+    for file in path.glob("*.py"):
+        sys.modules.pop(f"fdg_jax.methods.{file.stem}", None)
+
+
+def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str]:
+    """Command lines in a process of its own, with that folder searched for methods; the largest exit code."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder), *lines],
+        cwd=folder, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_methods_of_the_package_can_all_be_read_and_their_text_says_what_their_class_does():
+    assert UNREADABLE is None
+    for name, file in methods.files().items():
+        assert source.options(file, name) == methods.find(name).declared
+    assert {one.option.name: one.option.default for one in DECLARED} == {
+        "order": "backward-first", "accumulate": 1, "accumulation": "sum", "aux": "mlp-sr", "conditional": True,
+        "micro_batches": 4, "batch_norm": "local",
+    }  # fmt: skip
+    assert all(FIELDS[one.option.name].metadata["methods"] == one.methods for one in DECLARED)
+
+
+def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
+    (folder / "mine.py").write_text(MINE)
+    data = batches(3)
+
+    def trained(**options):
+        ours = pipeline(2, data[0], **options)
+        for batch in data:
+            ours.step(batch)
+        return ours.parameters_sha256()
+
+    assert trained(method="mine") == trained(method="mine", pace="run", gain=1.0) == trained(method="bp")
+    assert trained(method="mine", gain=2.0) != trained(method="bp")
+    assert pipeline(2, data[0], method="mine", pace="run").schedule.name == "run"
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"gain": "2"}, r"gain='2' is no number\. Use 1\.0, say, which is the default"),
+    ({"gain": True}, "gain=True is no number"),
+    ({"gain": -1.0}, r"gain=-1\.0: a gradient is multiplied by a positive number"),
+    ({"pace": "crawl"}, r"pace='crawl' is not known\. Use walk \(the default\) or run\."),
+    ({"beta": 0.5}, r"beta=0\.5: method mine has no such option \(it has: pace, gain\)"),
+    ({"accumulate": 2}, "accumulate=2: method mine has no such option"),
+])  # fmt: skip
+def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
+    (folder / "mine.py").write_text(MINE)
+    with pytest.raises(BadInput, match=match):
+        pipeline(1, batches(1)[0], method="mine", **options)
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"accumulate": "2"}, "accumulate='2' is no whole number"),
+    ({"accumulate": True}, "accumulate=True is no whole number"),
+    ({"order": "sideways"}, r"order='sideways' is not known\. Use backward-first \(the default\) or forward-first"),
+    ({"method": "dgl", "aux": "mlp"}, "aux='mlp' is not known"),
+    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is no true or false"),
+])  # fmt: skip
+def test_the_options_of_the_package_are_checked_in_the_same_way(options, match):
+    with pytest.raises(BadInput, match=match):
+        pipeline(1, batches(1)[0], **options)
+
+
+def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_has_them(folder):
+    (folder / "mine.py").write_text(MINE)
+    code, out, err = run(folder, "--help")
+    assert (code, err) == (0, "")
+    assert "--pace {walk,run}" in out and "--gain G " in out
+    assert "mine: what every gradient is multiplied by. (default: 1.0)" in out
+    before, _, _ = COMMAND.partition("from fdg_jax.experiments")
+    made = (
+        "import json\nfrom fdg_jax.runs import run_files\nfrom fdg_jax.training import command_line\n"
+        "options, given = command_line.parse(sys.argv[1].split(), 'command')\n"
+        "print(json.dumps(run_files.config(options, options, [], '')))"
+    )
+    config = json.loads(run(folder, "--method mine --pace run --gain 0.5", script=before + made)[1])
+    assert (config["pace"], config["gain"], config["asked"]["gain"], config["accumulate"]) == ("run", 0.5, 0.5, 1)
+
+
+@pytest.mark.slow
+def test_a_method_of_an_added_file_is_trained_by_the_command_and_goes_on(folder):
+    (folder / "mine.py").write_text(MINE)
+    short = "--dataset digits --model resnet8 --train-size 2 --batch-size 2 --epochs 1 --K 1 --no-tensorboard"
+    words = f"{short} --method mine --pace run --gain 0.5 --run-dir run"
+    code, _, err = run(folder, words, "--run-dir run --resume --gain 2")
+    assert code == 2 and err.startswith("error: ") and "--gain 2.0 contradicts" in err
+    for name in ("config", "summary"):
+        assert json.loads((folder / "run" / f"{name}.json").read_text())["gain"] == 0.5
+
+
+WRONG = [
+    ("--method mine --gain loud", "--gain: 'loud' is not a number"),
+    ("--method mine --pace crawl", "--pace: 'crawl' is none of 'walk', 'run'"),
+    ("--method mine --gain -1", "gain=-1.0: a gradient is multiplied by a positive number"),
+    ("--gain 2", "method fdg has no such option"),
+    ("--method mine --gian 2", "--gian is no flag of this command. Did you mean --gain"),
+]
+
+
+def test_the_command_refuses_a_wrong_value_of_an_added_option_in_one_sentence(folder):
+    (folder / "mine.py").write_text(MINE)
+    code, out, err = run(folder, *(words for words, _ in WRONG))
+    assert (code, out) == (2, "")
+    for line, (_, said) in zip(err.splitlines(), WRONG, strict=True):
+        assert line.startswith("error: ") and said in line
+
+
+def declares(line: str) -> str:
+    return f"class Options:\n    {line}\n"
+
+
+@pytest.mark.parametrize(("text", "match"), [
+    (declares("gain: float = option(compute(), 'the gain')"), "line 2: the option gain cannot be read from the text"),
+    (declares("gain: float = 1.0"), r"line 2: the option gain cannot.*Write gain: float = option\(0\.5, "),
+    (declares("gain: float = option(1.0)"), "line 2: the option gain cannot be read"),
+    (declares("gain: list = option([], 'the gains')"), "line 2: the option gain cannot be read"),
+    (declares("gain: Literal[1, 2] = option(1, 'the gain')"), "gain is of a type that an option cannot have"),
+    (declares("gain: int = option(1.5, 'the gain')"), r"Options\.gain has the default 1\.5, which is no whole number"),
+    (declares("accumulate: int = option(2, 'fewer updates')"), "mine.py and fdg_jax/methods/fdg.py declare .*differ"),
+    (declares("seed: int = option(2, 'another seed')"), "declares the option seed, a name with another meaning"),
+    (declares("loss: str = option('a', 'another loss')"), "declares the option loss, a name with another meaning"),
+    ("class Options:\n  gain: (", r"mine\.py, line 2 cannot be read: .*\. Mend it, or move it"),
+])  # fmt: skip
+def test_a_declaration_that_cannot_be_read_is_one_sentence(text, match, folder, monkeypatch):
+    (folder / "mine.py").write_text(text)
+    found, wrong = methods.declared({"seed", "loss"})
+    with pytest.raises(BadInput, match=match):
+        raise wrong  # type: ignore[misc]
+    assert "\n" not in str(wrong)
+    assert [one.option.name for one in found] == [one.option.name for one in DECLARED]
+    monkeypatch.setattr(command_line.declared, "UNREADABLE", wrong)
+    with pytest.raises(BadInput, match=match):
+        command_line.parse([], "command")
+
+
+def test_two_files_may_declare_the_same_option(folder):
+    (folder / "mine.py").write_text(declares("micro_batches: int = option(4, 'parts of a batch')"))
+    found, wrong = methods.declared()
+    assert wrong is None
+    assert {one.option.name: one.methods for one in found}["micro_batches"] == ("gpipe", "mine")
+
+
+@pytest.mark.parametrize(("changed", "match"), [
+    (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
+    (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
+    (('option(1.0, "mine: what every gradient is multiplied by.", metavar="G")', "1.0"), "gain is not made by option"),
+    (("float = option", "complex = option"), "gain is of a type that an option cannot have"),
+])  # fmt: skip
+def test_a_class_that_does_not_declare_options_is_refused_where_the_method_is_chosen(changed, match, folder):
+    (folder / "mine.py").write_text(MINE.replace(*changed))
+    with pytest.raises(BadInput, match=match):
+        names.find_method("mine")
+
+
+def test_inherited_options_are_the_methods_own_too():
+    class Options(type(methods.find("fdg").options())):  # type: ignore[misc]
+        pass
+
+    assert list(of_class(Options, "here")) == ["order", "accumulate", "accumulation"]
+    order = of_class(Options, "here")["order"]
+    assert isinstance(order, Option) and order.kind == Literal["backward-first", "forward-first"]
+
+
+def test_a_run_that_is_older_than_the_file_of_another_method_can_still_be_read(tmp_path):
+    values = {name: getattr(Options(), name) for name in FIELDS if name not in ("resume", "aux")}
+    rest = {"note": "", "devices": ["cpu:0"], "versions": {}, "asked": values}
+    run_files.write_json(tmp_path / "config.json", {**values, **rest})
+    assert reading.config(tmp_path)["aux"] == "mlp-sr"
+    run_files.write_json(tmp_path / "config.json", {**values, **rest, "method": "dgl"})
+    with pytest.raises(BadInput, match="lacks 'aux'"):
+        reading.config(tmp_path)
+
+
+@pytest.mark.parametrize(("words", "values"), [
+    ("--weight-decay -1e-3", {"weight_decay": -1e-3}),
+    ("--weight_decay=-.5 --train_size 7", {"weight_decay": -0.5, "train_size": 7}),
+    ("--learning-rate -inf", {"learning_rate": float("-inf")}),
+    ("--steps None --K 3", {"steps": None, "K": 3}),
+    ("--no_drain --no-conditional", {"drain": False, "conditional": False}),
+])  # fmt: skip
+def test_words_become_values(words, values):
+    options, given = command_line.parse(words.split(), "command")
+    assert {name: getattr(options, name) for name in given} == values
+
+
+def test_no_flag_may_be_abbreviated_and_help_comes_whatever_else_is_wrong(capsys):
+    for word in ("--epoch", "--no-dra", "--r"):
+        with pytest.raises(BadInput, match=f"{word} is no flag of this command"):
+            command_line.parse([word, "3"], "command")
+    with pytest.raises(SystemExit) as leaving:
+        command_line.parse(["--K", "two", "--help"], "command")
+    assert leaving.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: command [-h] [OPTIONS]\n")
