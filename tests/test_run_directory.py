@@ -28,8 +28,9 @@ from fdg_jax.runs.progress import per_second
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.storage import strict_json
 from fdg_jax.training import closing, launch, session, session_run, training_loop
-from fdg_jax.training.home import Home
-from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.nonfinite_policy import Diverged
+from fdg_jax.training.record import Record
 from fdg_jax.training.setup import learning_rates
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -624,7 +625,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
-    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), Home(tmp_path, False))
+    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), LiveDirectory(tmp_path, False))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

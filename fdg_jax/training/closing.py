@@ -17,7 +17,7 @@ from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training.signals import Stopped
 
 if TYPE_CHECKING:
-    from fdg_jax.training.home import Home
+    from fdg_jax.training.live_directory import LiveDirectory
     from fdg_jax.training.record import Record
     from fdg_jax.training.rescue import Broken
     from fdg_jax.training.setup import Job
@@ -102,11 +102,11 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
 
 
-def complete(home: "Home") -> None:
+def restore_config(directory: "LiveDirectory") -> None:
     """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
     with contextlib.suppress(OSError):  # a full disk, say, which is reported where it costs more
-        if mended := home.complete():
-            print(f"warning: {mended}.", file=sys.stderr)
+        if repaired := directory.restore_config():
+            print(f"warning: {repaired}.", file=sys.stderr)
 
 
 def tell_broken(path: Path, broken: "Broken", program: str) -> int:

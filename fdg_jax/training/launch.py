@@ -107,25 +107,25 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.jpeg import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.home import Gone, Home
-    from fdg_jax.training.record import Diverged
+    from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
+    from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
     config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
-    home = Home(path, job.options.tensorboard)
+    directory = LiveDirectory(path, job.options.tensorboard)
 
     def ended(tell: Callable[..., int], *what: Any) -> int:
         """The report comes first, so that what ended the training is the last line."""
-        if not home.lost():
-            closing.complete(home)
+        if not directory.missing():
+            closing.restore_config(directory)
             closing.write_report(path, config)
         return tell(path, *what)
 
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, home)
-    except Gone as gone:
+        record, parameters, state = session_run.run(job, path, signals, begun, directory)
+    except DirectoryGone as gone:
         print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
         return 1
     except SaveFailed as failed:
