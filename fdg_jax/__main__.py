@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fdg_jax.errors import meant
+from fdg_jax.machine.interpreter import python_command
 
 COMMANDS = {
     "Train a network": {
@@ -39,23 +40,17 @@ def there(command: str) -> bool:
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
-def python() -> str:
-    """The interpreter that runs this, as short as it can be written here."""
-    path, here = Path(sys.executable), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
 def overview() -> str:
     """All commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
         "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
-        f"for another. Each of these is a command: {python()} -m NAME",
+        f"for another. Each of these is a command: {python_command()} -m NAME",
     ]
     for title, group in COMMANDS.items():
         rows = [f"  {command:{width}}  {does}" for command, does in group.items() if there(command)]
         lines += ["", title, *rows] if rows else []
-    return "\n".join([*lines, "", "For example", *(f"  {python()} {words}" for words in EXAMPLES)])
+    return "\n".join([*lines, "", "For example", *(f"  {python_command()} {words}" for words in EXAMPLES)])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -34,15 +34,28 @@ DROPS = (150 / 300, 225 / 300, 275 / 300)
 WARMUP = 3 / 300
 
 
+def warmup_updates(total: float) -> int:
+    """The updates of the warm-up, of a training of `total` updates."""
+    return max(1, round(WARMUP * total))
+
+
+def learning_rate_changes(base: float, total: float, warmup: bool) -> list[tuple[int, float]]:
+    """[(updates before it, learning rate)]: where each rate of the paper's schedule begins, of `total` updates.
+
+    If several begin at the same update, the last one counts.
+    """
+    drops = [(round(fraction * total), base / 10**n) for n, fraction in enumerate(DROPS, 1)]
+    if warmup:
+        return [(0, min(base, WARMUP_LEARNING_RATE)), (warmup_updates(total), base), *drops]
+    return [(0, base), *drops]
+
+
 def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: bool) -> optax.Schedule:
     """The learning rate of a stage's b-th update: divided by 10 at 150, 225 and 275 of 300 epochs.
 
     Other lengths keep the proportions (50%, 75%, 91.67%), so `epochs` = 300 is the paper's. `warmup` starts with
     0.01 for 3 of 300 epochs (the paper: ResNet-110, ResNet-1202 and K = 3, 4), or with `base` where that is less.
     """
-    total = epochs * steps_per_epoch
-    drops = [round(fraction * total) for fraction in DROPS]
-    pieces = [base, base / 10, base / 100, base / 1000]
-    if warmup:
-        drops, pieces = [max(1, round(WARMUP * total)), *drops], [min(base, WARMUP_LEARNING_RATE), *pieces]
-    return optax.join_schedules([optax.constant_schedule(piece) for piece in pieces], drops)
+    changes = learning_rate_changes(base, epochs * steps_per_epoch, warmup)
+    rates = [optax.constant_schedule(rate) for _, rate in changes]
+    return optax.join_schedules(rates, [updates for updates, _ in changes[1:]])

@@ -319,13 +319,13 @@ print(len(set(found)), remark)
 
 
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
-    from fdg_jax.training import closing
+    from fdg_jax.machine.interpreter import python_command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert closing.interpreter() == ".venv/bin/python"
+    assert python_command() == ".venv/bin/python"
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
-    assert closing.interpreter() == "/elsewhere/python"
+    assert python_command() == "/elsewhere/python"
 
 
 @pytest.mark.parametrize("words", PROCESSES)

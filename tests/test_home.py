@@ -19,7 +19,7 @@ CONFIG = {"K": 2, "note": "as it was"}
 @pytest.fixture
 def run(tmp_path):
     """A claimed run directory with config.json."""
-    with locking.claim(tmp_path / "run", resume=False) as path:
+    with locking.claim(tmp_path / "run", resume=False) as (path, _):
         run_files.write_json(path / "config.json", CONFIG)
         yield path
 

@@ -50,7 +50,7 @@ def stored_run(path: Path, **changed) -> Options:
 
 
 def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):
-    with locking.claim(tmp_path / "a" / "b", resume=False) as path:
+    with locking.claim(tmp_path / "a" / "b", resume=False) as (path, _):
         (path / "config.json").write_text("{}")
     assert (tmp_path / "a" / "b" / "config.json").exists()
 
@@ -162,7 +162,7 @@ sys.stdin.readline()
 for turn in range(40):
     fails = (number + turn) % 2
     try:
-        with claim.claim_new(Options()) as path:
+        with claim.claim_new(Options()) as (path, _):
             if not fails:
                 (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
             time.sleep(0.001)
@@ -243,8 +243,8 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         stored_run(tmp_path) if content is None else (tmp_path / name).write_text(content)
-    with locking.claim(tmp_path, "auto") as path:
-        assert locking.resumes(path) is resumes
+    with locking.claim(tmp_path, "auto") as (path, found):
+        assert found is resumes and locking.resumes(path) is resumes
     assert not locking.resumes(tmp_path / "none")
 
 

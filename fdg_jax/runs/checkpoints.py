@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage import durable, quiet
+from fdg_jax.storage import durable, finite, quiet
 from fdg_jax.storage.manifest import REPLACED, Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
 REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
 MOST_LOOKS, LOOK_SECONDS = 100, 0.1
-# Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
-PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
 
 class SaveFailed(Exception):
@@ -162,13 +160,11 @@ class Saver:
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
     """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity, a stage's own before
     those that are under way. losses: also those that nobody has read yet."""
-    from jax.numpy import floating, issubdtype  # which know bfloat16
 
-    found = []
-    for name, value in content.items():
-        values, own = np.asarray(value), not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
-        if own and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
-            found.append((PASSING.search(name) is not None, name))
+    def checked(name: str) -> bool:
+        return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
+
+    found = [(finite.PASSING.search(name) is not None, name) for name, *_ in finite.nonfinite_arrays(content, checked)]
     if found:
         passing, name = min(found)
         fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
 from fdg_jax.runs import checkpoints, run_files
 from fdg_jax.runs.progress import count, per_second
@@ -98,7 +99,7 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
         report_page.write(path, config)
     except Exception as error:
         fact = f"the report of {path} could not be made ({reason(error)})"
-        way_out = f"{interpreter()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
+        way_out = f"{python_command()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
 
 
@@ -151,10 +152,4 @@ def tell_damaged(path: Path, fact: str, program: str) -> int:
 
 def again(path: Path, program: str) -> str:
     """The command that goes on with a run."""
-    return shlex.join([interpreter(), *program.split()[1:], "--run-dir", str(path), "--resume"])
-
-
-def interpreter() -> str:
-    """The one that runs this, told from here where it lies below: the package may be in its environment only."""
-    python, here = Path(sys.executable), Path.cwd()
-    return str(python.relative_to(here) if python.is_relative_to(here) else python)
+    return shlex.join([python_command(), *program.split()[1:], "--run-dir", str(path), "--resume"])

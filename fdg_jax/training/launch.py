@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fdg_jax.runs import option_checks, reading, run_files
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -24,8 +24,7 @@ def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if not os.path.lexists(path / run_files.SUMMARY):
         return False
-    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
-    steps = min(total, options.steps or total)
+    steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
     done = reading.summary(path)["steps"]
     if done < steps:
         return False

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fdg_jax import methods, models
-from fdg_jax.recipe import DROPS, WARMUP, WARMUP_LEARNING_RATE
+from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.training import stages
@@ -56,8 +56,8 @@ def schedule_sentence(options: Options, per_epoch: int) -> str:
     if options.epochs != 300:
         text += " (the paper's 150, 225 and 275 of 300, scaled)"
     if options.warmup == "on":
-        batches = max(1, round(WARMUP * options.epochs * per_epoch))
-        rate = min(options.learning_rate, WARMUP_LEARNING_RATE)
+        batches = warmup_updates(options.epochs * per_epoch)
+        rate = learning_rate_changes(options.learning_rate, options.epochs * per_epoch, warmup=True)[0][1]
         text += f"; warm-up with {rate:g} for the first {count(batches, 'batch', 'es')} (3 of 300 epochs)"
     if options.steps and options.steps < options.epochs * per_epoch:
         text += f"; stops after {count(options.steps, 'batch', 'es')} (--steps)"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.engine.common import Metrics
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import RunLog
 from fdg_jax.training.speed import Speed
@@ -32,7 +33,7 @@ class Record:
     """
 
     def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray):
-        self.steps_per_epoch = math.ceil(images / batch_size)
+        self.steps_per_epoch = run_length(images, batch_size, epochs=1).per_epoch
         self.batch_size, self.last_batch_size = batch_size, images - (self.steps_per_epoch - 1) * batch_size
         self.log_every, self.learning_rates = log_every, learning_rates
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1

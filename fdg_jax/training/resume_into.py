@@ -20,6 +20,7 @@ from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, locking, option_checks, reading, run_files
 from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.runs.progress import count
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.storage.manifest import Damaged
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals
@@ -162,8 +163,7 @@ def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 def check_left(run: Path, step: int, options: Options) -> None:
     """Refuses a run that has nothing left to do."""
-    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
-    end = min(total, options.steps or total)
+    end = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
     if step >= end:
         fact = f"{run} stands at batch {step:,}, and the new run would end at batch {end:,}"
         raise BadInput(f"--resume-into: {fact}. Give more --epochs" + (" or --steps." if options.steps else "."))

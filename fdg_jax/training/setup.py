@@ -5,7 +5,6 @@ must be asked for before JAX computes anything.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.recipe import paper_schedule, paper_sgd
 from fdg_jax.runs.options import Options
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.training import block_times
 from fdg_jax.transport import devices
 
@@ -90,11 +90,11 @@ def prepare(options: Options, note: str = "") -> Job:
         window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
     check_last_batch(options, N)
-    per_epoch = math.ceil(N / options.batch_size)
-    if options.epochs * per_epoch > MOST_BATCHES:  # of each the learning rate is kept
-        fact = f"{options.epochs * per_epoch:,} batches are more than {MOST_BATCHES:,}"
+    length = run_length(N, options.batch_size, options.epochs, options.steps)
+    if length.all_epochs > MOST_BATCHES:  # the learning rate of each is kept
+        fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
-    by_batch = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    by_batch = paper_schedule(options.learning_rate, options.epochs, length.per_epoch, options.warmup == "on")
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = fdg_jax.Pipeline(
         stages=split.stages(blocks, cuts),
@@ -110,12 +110,10 @@ def prepare(options: Options, note: str = "") -> Job:
         **method_options(options),
     )
     initialise(pipeline, blocks, cuts, dataset, options)
-    total = options.epochs * per_epoch
-    steps = min(total, options.steps or total)
     names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
-    rates = learning_rates(by_batch, total, options.accumulate)
+    rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
-        options, dataset, pipeline, name, cuts, costs, cost, per_epoch, steps, rates, names, remark
+        options, dataset, pipeline, name, cuts, costs, cost, length.per_epoch, length.end, rates, names, remark
     )  # fmt: skip
 
 
