@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax import methods
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
@@ -39,8 +38,8 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
     return {
-        **{name: getattr(o, name) for name in dict.fromkeys((*names, *methods.find(o.method).answers_to))},
-        "split": list(job.cuts),
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.method.answers_to))},
+        "split": list(job.partition.cuts),
         "parameters": pipeline.parameter_count,
         "auxiliary_parameters": pipeline.auxiliary_parameter_count,
         "steps": record.step,

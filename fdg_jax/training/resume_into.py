@@ -180,7 +180,7 @@ class Moved(NamedTuple):
 def move(old: "Job", new: "Job", state: Flat) -> Moved:
     """Stages that are the same go on as they are, batches in flight included. Else the old ones are drained."""
     template = new.pipeline.state()
-    if old.cuts == new.cuts and same(new.pipeline, state):
+    if old.partition.cuts == new.partition.cuts and same(new.pipeline, state):
         return Moved(state, [], ["the stages are the same and go on exactly, batches in flight included"])
     pipeline = old.pipeline
     pipeline.restore(state, finite=False)  # its checkpoints are judged when they are written
@@ -190,7 +190,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     said = [f"batches in flight were used first: stages 1 to {old.options.K} made {made} more updates"]
     said = said if any(made) else ["nothing was in flight"]
     paces = old.options.accumulate, new.options.accumulate
-    cut, given_up = repartitioned(pipeline.state(), template, old.cuts, new.cuts, paces)
+    cut, given_up = repartitioned(pipeline.state(), template, old.partition.cuts, new.partition.cuts, paces)
     network = "parameters, running statistics and the optimizer's memory of every block are as they were"
     return Moved(cut, pipeline.losses(wait=True), [*said, network, *given_up])
 
