@@ -1,5 +1,4 @@
-"""Whose run directory it is: made, checked and held before any long work, and only by one process at a
-time."""
+"""Makes, checks and locks the run directory before any long work. Only one process at a time holds it."""
 
 import contextlib
 import os
@@ -190,7 +189,7 @@ def check_name(path: Path, flag: str) -> None:
 
 
 def forget(folders: list[Path]) -> None:
-    """Removes those that are empty, innermost first."""
+    """Removes empty folders, innermost first, until one is not empty."""
     for folder in folders:
         try:
             folder.rmdir()

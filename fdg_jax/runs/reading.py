@@ -1,7 +1,7 @@
-"""Reads what an earlier session wrote: every value is judged here, so that a damaged file is one sentence.
+"""Reads and checks what an earlier session wrote, so that a damaged file gives one clear message.
 
-Files of a run are edited by hand, cut off by full disks and come from other versions. Who reads them through
-this module may use what it names without asking whether it is there.
+Files of a run are edited by hand, cut off by full disks and come from other versions. Values that this module has
+checked can be used without checking them again.
 """
 
 import types
@@ -99,11 +99,11 @@ def check(path: Path, found: Mapping[str, Any], needed: Mapping[str, Any], way_o
         if value is MISSING:
             raise BadInput(f"{path} lacks {name!r}: it is damaged or of another version. {way_out}")
         if not fits(value, kind):
-            fact = f"{path}: {name} is {shown(value)}, which is no {told(kind)}"
+            fact = f"{path}: {name} is {shown(value)}, which is no {type_in_words(kind)}"
             raise BadInput(f"{fact}: the file is damaged. {way_out}")
         for each in value if name in ELEMENTS and isinstance(value, list) else ():
             if not fits(each, ELEMENTS[name]):
-                fact = f"{path}: {name} has {shown(each)}, which is no {told(ELEMENTS[name])}"
+                fact = f"{path}: {name} has {shown(each)}, which is no {type_in_words(ELEMENTS[name])}"
                 raise BadInput(f"{fact}: the file is damaged. {way_out}")
 
 
@@ -126,7 +126,7 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def told(kind: Any) -> str:
+def type_in_words(kind: Any) -> str:
     """A type in words a person uses."""
     words = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
     if typing.get_origin(kind) is typing.Literal:

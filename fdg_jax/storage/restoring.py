@@ -1,4 +1,4 @@
-"""A state while a pipeline is restored from it: what is missing, left over or not finite is told in one sentence."""
+"""Checks a state while a pipeline is restored from it: one message says what is missing, left over or non-finite."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

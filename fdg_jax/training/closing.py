@@ -1,4 +1,4 @@
-"""The words and files that end a session: what came out, or where the run can be taken up again."""
+"""What a session prints and writes at its end: the results, or how the run can be resumed."""
 
 import contextlib
 import math
@@ -26,7 +26,7 @@ NOT_REPRODUCED = (
     "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
     "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
 )
-ABSURD = 1e6  # a training loss above it is no training; cross-entropy of 1000 classes starts at 7
+ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 
 
 def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def tell_diverged(path: Path, fact: str) -> int:
 
 
 def tell_done(path: Path, summary: dict[str, Any]) -> int:
-    """Says what came out, in all or not at all well; returns the exit code."""
+    """Prints the results, or that the training has diverged; returns the exit code."""
     loss, K = summary["train_loss"], summary["K"]
     untrained = math.isnan(loss) and not any(summary["updates"])
     if not untrained and not (math.isfinite(loss) and loss <= ABSURD):

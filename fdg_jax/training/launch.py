@@ -1,4 +1,4 @@
-"""From checked options to a finished run: what is said before, the training, and what is said and written after."""
+"""From checked options to a finished run: the opening lines, the training, and the results."""
 
 import dataclasses
 import errno

@@ -32,7 +32,7 @@ WARMED_UP = ("resnet110", "resnet1202")
 
 
 class Job(NamedTuple):
-    """All a training loop needs."""
+    """What a training loop needs, with every name in the options resolved."""
 
     options: Options  # as used, nothing left to defaults
     dataset: dataset.Dataset | data.Stream
@@ -42,7 +42,7 @@ class Job(NamedTuple):
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
-    devices: list[str]  # of the stages k = 1..K; of one that is spread all its devices
+    devices: list[str]  # of stages k = 1..K; a stage that is spread names all of its devices
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
 
