@@ -154,7 +154,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
             {
                 **common,
                 "batch_size": given.batch_size,
-                "cuts": list(jobs[0].cuts),
+                "cuts": list(jobs[0].partition.cuts),
                 "k": memo.k,
                 "memos": most[memo.k],
                 "held_memos": held,

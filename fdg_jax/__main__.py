@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fdg_jax.errors import did_you_mean
+from fdg_jax.machine.interpreter import python_command
 
 COMMANDS = {
     "Train a network": {
@@ -39,23 +40,17 @@ def can_run_here(command: str) -> bool:
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
-def interpreter() -> str:
-    """The path of the running interpreter, relative if it is below the current directory."""
-    path, here = Path(sys.executable), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
 def overview() -> str:
     """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
     lines = [
         "fdg_jax trains a deep network as a pipeline of K modules, none of which waits",
-        f"for another. Each of these is a command: {interpreter()} -m NAME",
+        f"for another. Each of these is a command: {python_command()} -m NAME",
     ]
     for title, group in COMMANDS.items():
         rows = [f"  {command:{width}}  {does}" for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
-    return "\n".join([*lines, "", "For example", *(f"  {interpreter()} {words}" for words in EXAMPLES)])
+    return "\n".join([*lines, "", "For example", *(f"  {python_command()} {words}" for words in EXAMPLES)])
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -30,6 +30,22 @@ DROPS = (150 / 300, 225 / 300, 275 / 300)
 WARMUP = 3 / 300
 
 
+def warmup_updates(total: float) -> int:
+    """The updates of the warm-up, of a training of `total` updates."""
+    return max(1, round(WARMUP * total))
+
+
+def learning_rate_changes(base: float, total: float, warmup: bool) -> list[tuple[int, float]]:
+    """[(updates before it, learning rate)]: where each rate of the paper's schedule begins, of `total` updates.
+
+    If several begin at the same update, the last one counts.
+    """
+    drops = [(round(fraction * total), base / 10**n) for n, fraction in enumerate(DROPS, 1)]
+    if warmup:
+        return [(0, min(base, WARMUP_LEARNING_RATE)), (warmup_updates(total), base), *drops]
+    return [(0, base), *drops]
+
+
 def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: bool) -> optax.Schedule:
     """The paper's learning rate: divided by 10 after 50%, 75% and 91.67% of the epochs (150, 225 and 275 of 300).
 
@@ -42,9 +58,6 @@ def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: boo
 
     Returns: a function: number of the update, from 0 -> learning rate.
     """
-    total = epochs * steps_per_epoch
-    drops = [round(fraction * total) for fraction in DROPS]
-    pieces = [base, base / 10, base / 100, base / 1000]
-    if warmup:
-        drops, pieces = [max(1, round(WARMUP * total)), *drops], [min(base, WARMUP_LEARNING_RATE), *pieces]
-    return optax.join_schedules([optax.constant_schedule(piece) for piece in pieces], drops)
+    changes = learning_rate_changes(base, epochs * steps_per_epoch, warmup)
+    rates = [optax.constant_schedule(rate) for _, rate in changes]
+    return optax.join_schedules(rates, [updates for updates, _ in changes[1:]])

@@ -12,7 +12,7 @@ import pytest
 from fdg_jax import data, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.options import Options
-from fdg_jax.training import block_times, setup, stages
+from fdg_jax.training import block_times, partition, setup, stages
 
 
 class Block(nn.Module):
@@ -163,7 +163,7 @@ def test_nothing_is_measured_where_it_was_not_asked_for(name, counted):
     """A default run is cut the same on every machine."""
     options = Options(model="resnet8", K=2)
     dataset = data.load("digits")
-    costs, cost = setup.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
+    costs, cost = partition.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
     assert (cost, len(costs), counted) == ("FLOPs", 5, [])
 
 
@@ -180,8 +180,8 @@ def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkey
     options = Options(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
     job = setup.prepare(options)
     assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
-    assert (job.cuts, job.options.split) == ((4,), "4")
+    assert (job.partition.cuts, job.options.split) == ((4,), "4")
     assert [stage["share_percent"] for stage in stages.facts(job)] == [50.0, 50.0]
     assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job, stages.facts(job))[0]
     again = setup.prepare(job.options)
-    assert (again.cuts, len(asked)) == ((4,), 1)
+    assert (again.partition.cuts, len(asked)) == ((4,), 1)

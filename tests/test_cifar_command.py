@@ -257,6 +257,7 @@ def test_a_platform_that_is_not_there_is_one_sentence(tmp_path):
 
 
 def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypatch):
+    from fdg_jax import methods
     from fdg_jax.training import setup
 
     def chosen(platform, found, **options):
@@ -264,7 +265,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
         shared = [devices[k * found // options["K"]] for k in range(options["K"])]
         remark = "stages share" if found < options["K"] else ""
         monkeypatch.setattr(setup.devices, "stage_devices", lambda K: (shared, remark))
-        used, places, said = setup.choose_engine(Options(**options))
+        used, places, said = setup.choose_engine(Options(**options), methods.find(options["method"]))
         assert len(places) == options["K"]
         return used.engine, said
 
@@ -319,13 +320,13 @@ print(len(set(found)), remark)
 
 
 def test_the_command_to_go_on_with_names_the_interpreter_that_ran(monkeypatch, tmp_path):
-    from fdg_jax.training import closing
+    from fdg_jax.machine.interpreter import python_command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
-    assert closing.interpreter() == ".venv/bin/python"
+    assert python_command() == ".venv/bin/python"
     monkeypatch.setattr(sys, "executable", "/elsewhere/python")
-    assert closing.interpreter() == "/elsewhere/python"
+    assert python_command() == "/elsewhere/python"
 
 
 @pytest.mark.parametrize("words", PROCESSES)
@@ -645,7 +646,11 @@ def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
 
 
 def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
-    from fdg_jax.training.setup import wants_warmup
+    from fdg_jax import methods
+    from fdg_jax.training import setup
+
+    def wants_warmup(options: Options) -> bool:
+        return setup.wants_warmup(options, methods.find(options.method))
 
     assert not wants_warmup(Options(K=2))
     assert wants_warmup(Options(K=3))

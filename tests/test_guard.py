@@ -14,7 +14,7 @@ from fdg_jax.runs.checkpoints import NotFinite, Saver
 from fdg_jax.stage import packing
 from fdg_jax.stage.functions import StageState, functions
 from fdg_jax.stage.nonfinite import guarded, refused
-from fdg_jax.training.record import Diverged, diverged
+from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
 
 DATA = batches(10)
 LONG = partial(pytest.param, marks=pytest.mark.slow)
@@ -94,7 +94,7 @@ def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
     for j, stage in enumerate(ours.params, 1):
         assert all(np.isfinite(leaf).all() for leaf in leaves(stage["params"])) is (j != k)
     with pytest.raises(Diverged, match=f"nan at batch {first}"):
-        diverged(lost)
+        raise_diverged(lost)
 
 
 def test_a_pipeline_that_goes_back_forgets_what_was_refused_since():
@@ -137,7 +137,7 @@ def test_of_gradients_of_one_batch_the_highest_stage_is_named():
     from fdg_jax.engine.losses import Metrics
 
     with pytest.raises(Diverged, match="stage k=2 got a gradient that is not finite, for its update 7") as found:
-        diverged(Metrics(9, 1.5, (7, 7, 0)))
+        raise_diverged(Metrics(9, 1.5, (7, 7, 0)))
     assert found.value.step == 9
 
 

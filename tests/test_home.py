@@ -10,7 +10,7 @@ import pytest
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import locking, run_files
 from fdg_jax.runs.checkpoints import SaveFailed
-from fdg_jax.training.home import Gone, Home
+from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
 from fdg_jax.training.record import Record
 
 CONFIG = {"K": 2, "note": "as it was"}
@@ -19,7 +19,7 @@ CONFIG = {"K": 2, "note": "as it was"}
 @pytest.fixture
 def run(tmp_path):
     """A claimed run directory with config.json."""
-    with locking.claim(tmp_path / "run", resume=False) as path:
+    with locking.claim(tmp_path / "run", resume=False) as (path, _):
         run_files.write_json(path / "config.json", CONFIG)
         yield path
 
@@ -34,8 +34,8 @@ def record(run):
 
 
 @pytest.fixture
-def home(run, record):
-    made = Home(run, tensorboard=True)
+def directory(run, record):
+    made = LiveDirectory(run, tensorboard=True)
     yield made
     made.close()
 
@@ -44,70 +44,72 @@ def take_away(run, how):
     shutil.rmtree(run) if how == "delete" else run.rename(run.with_name("elsewhere"))
 
 
-def test_where_everything_is_there_nothing_is_said_or_done(home, record):
-    assert home.lost() is None and home.keep(record, anew=True) is None
+def test_where_everything_is_there_nothing_is_said_or_done(directory, record):
+    assert directory.missing() is None and directory.prepare_save(record, recreate=True) is None
 
 
 @pytest.mark.parametrize("how", ["delete", "rename"])
-def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how, run, home, record):
+def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how, run, directory, record):
     take_away(run, how)
-    said = home.keep(record, anew=True)
+    said = directory.prepare_save(record, recreate=True)
     assert said is not None and "is gone: it was deleted or renamed. It is made anew" in said
     record.losses([Metrics(2, 0.25)])
     record.flush()
     assert run_files.read_json(run / "config.json") == CONFIG
     assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1, 2]
     assert list((run / "tensorboard").iterdir())
-    assert record.log.lines == 2 and home.keep(record, anew=True) is None
+    assert record.log.lines == 2 and directory.prepare_save(record, recreate=True) is None
     with pytest.raises(Exception, match="another process"), locking.claim(run, resume=True):
         pass
 
 
-def test_the_policy_to_stop_makes_nothing(run, home, record):
+def test_the_policy_to_stop_makes_nothing(run, directory, record):
     take_away(run, "delete")
-    with pytest.raises(Gone, match="is gone: it was deleted or renamed"):
-        home.keep(record, anew=False)
+    with pytest.raises(DirectoryGone, match="is gone: it was deleted or renamed"):
+        directory.prepare_save(record, recreate=False)
     assert not run.exists()
 
 
-def test_nothing_is_written_where_another_run_is_by_now(run, home, record):
+def test_nothing_is_written_where_another_run_is_by_now(run, directory, record):
     take_away(run, "rename")
     run.mkdir()
     (run / "config.json").write_text("{}")
-    with pytest.raises(Gone, match=r"another one is in its place\. It holds another run, so nothing is written there"):
-        home.keep(record, anew=True)
+    with pytest.raises(
+        DirectoryGone, match=r"another one is in its place\. It holds another run, so nothing is written there"
+    ):
+        directory.prepare_save(record, recreate=True)
     assert (run / "config.json").read_text() == "{}" and len(list(run.iterdir())) == 1
 
 
-def test_nothing_is_written_where_another_process_is_about_to_begin(run, home, record):
+def test_nothing_is_written_where_another_process_is_about_to_begin(run, directory, record):
     take_away(run, "rename")
     with locking.claim(run, resume=False):
-        with pytest.raises(Gone, match="another process is writing the run"):
-            home.keep(record, anew=True)
+        with pytest.raises(DirectoryGone, match="another process is writing the run"):
+            directory.prepare_save(record, recreate=True)
         assert list(run.iterdir()) == []
 
 
-def test_a_config_that_was_deleted_is_written_again(run, home, record):
+def test_a_config_that_was_deleted_is_written_again(run, directory, record):
     (run / "config.json").unlink()
-    said = home.keep(record, anew=False)
+    said = directory.prepare_save(record, recreate=False)
     assert said is not None and "config.json was gone. It was written again" in said
     assert run_files.read_json(run / "config.json") == CONFIG
 
 
-def test_a_directory_that_comes_back_is_used_again(run, home, record):
+def test_a_directory_that_comes_back_is_used_again(run, directory, record):
     take_away(run, "rename")
-    assert home.lost() is not None
+    assert directory.missing() is not None
     run.with_name("elsewhere").rename(run)
-    assert home.lost() is None and home.keep(record, anew=False) is None
+    assert directory.missing() is None and directory.prepare_save(record, recreate=False) is None
 
 
-def test_what_could_not_be_moved_at_once_is_moved_by_the_next_save(run, home, record, monkeypatch):
+def test_what_could_not_be_moved_at_once_is_moved_by_the_next_save(run, directory, record, monkeypatch):
     take_away(run, "delete")
     move = record.move
     monkeypatch.setattr(record, "move", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(SaveFailed, match="No space left on device"):
-        home.keep(record, anew=True)
+        directory.prepare_save(record, recreate=True)
     monkeypatch.setattr(record, "move", move)
-    said = home.keep(record, anew=True)
+    said = directory.prepare_save(record, recreate=True)
     assert said is not None and "It is made anew" in said
     assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1]

@@ -36,7 +36,8 @@ def job(K, method="fdg", momentum=0.9, cuts=None, accumulate=1, **options):
         K, DATA[0], optimizer=paper_sgd(lambda count: 0.1 / (1 + count), momentum), stages=split.stages(BLOCKS, cuts),
         variables=variables(cuts), method=method, guard=True, **options,
     )  # fmt: skip
-    return SimpleNamespace(pipeline=made, cuts=cuts, options=SimpleNamespace(K=K, accumulate=accumulate))
+    given = SimpleNamespace(K=K, accumulate=accumulate)
+    return SimpleNamespace(pipeline=made, partition=SimpleNamespace(cuts=cuts), options=given)
 
 
 def variables(cuts):

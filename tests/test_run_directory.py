@@ -28,8 +28,9 @@ from fdg_jax.runs.progress import per_second
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.storage import strict_json
 from fdg_jax.training import closing, launch, session, session_run, training_loop
-from fdg_jax.training.home import Home
-from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.nonfinite_policy import Diverged
+from fdg_jax.training.record import Record
 from fdg_jax.training.setup import learning_rates
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -49,7 +50,7 @@ def stored_run(path: Path, **changed) -> Options:
 
 
 def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):
-    with locking.claim(tmp_path / "a" / "b", resume=False) as path:
+    with locking.claim(tmp_path / "a" / "b", resume=False) as (path, _):
         (path / "config.json").write_text("{}")
     assert (tmp_path / "a" / "b" / "config.json").exists()
 
@@ -161,7 +162,7 @@ sys.stdin.readline()
 for turn in range(40):
     fails = (number + turn) % 2
     try:
-        with claim.claim_new(Options()) as path:
+        with claim.claim_new(Options()) as (path, _):
             if not fails:
                 (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
             time.sleep(0.001)
@@ -242,8 +243,8 @@ def test_auto_goes_on_with_what_can_be_gone_on_with(files, resumes, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         stored_run(tmp_path) if content is None else (tmp_path / name).write_text(content)
-    with locking.claim(tmp_path, "auto") as path:
-        assert locking.resumes(path) is resumes
+    with locking.claim(tmp_path, "auto") as (path, found):
+        assert found is resumes and locking.resumes(path) is resumes
     assert not locking.resumes(tmp_path / "none")
 
 
@@ -624,7 +625,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
-    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), Home(tmp_path, False))
+    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), LiveDirectory(tmp_path, False))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

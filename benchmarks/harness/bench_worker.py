@@ -147,8 +147,8 @@ class Trainer:
     def about(self) -> dict:
         pipeline = self.job.pipeline
         return {
-            "cuts": list(self.job.cuts),
-            "blocks": self.job.n_blocks,
+            "cuts": list(self.job.partition.cuts),
+            "blocks": len(self.job.partition.blocks),
             "parameters": pipeline.parameter_count,
             "staleness": pipeline.staleness,
             "device_kind": jax.devices()[0].device_kind,

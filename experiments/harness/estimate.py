@@ -22,6 +22,7 @@ from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING,
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, version
+from fdg_jax.runs.run_length import run_length
 
 IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # of the training sets
 AREA = {"tiny_imagenet": 4}  # pixels of an image, in those of the 32x32 images that are measured with
@@ -131,7 +132,7 @@ def remember(run: Run, core: int | None, step: Step) -> None:
 
 def steps_left(run: Run, now: State) -> int:
     """Batches that a missing or cut-off run has still to train on; an epoch's last, smaller batch is one too."""
-    per_epoch = math.ceil(IMAGES[run.flags["dataset"]] / run.flags["batch_size"])
+    per_epoch = run_length(IMAGES[run.flags["dataset"]], run.flags["batch_size"], run.flags["epochs"]).per_epoch
     done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
     return max(0, round((run.flags["epochs"] - done) * per_epoch))
 

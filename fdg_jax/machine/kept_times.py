@@ -13,6 +13,7 @@ from typing import Any
 
 from fdg_jax.machine import compile_cache
 from fdg_jax.machine.stderr import say
+from fdg_jax.storage import strict_json
 from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
 
@@ -38,7 +39,7 @@ def load(what: str, of: dict[str, Any], n: int) -> list[float] | None:
     """
     try:
         path = path_of(what, of)
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = strict_json.read(path)
         whole = found["of"] == of and found["checksum"] == digest([found["of"], found["seconds"]])
         if whole and len(found["seconds"]) == n and all(0 < s < math.inf for s in found["seconds"]):
             return found["seconds"]

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
-from fdg_jax.recipe import DROPS, WARMUP, WARMUP_LEARNING_RATE
+from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.runs.options import FIELDS
+from fdg_jax.runs.run_length import run_length
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
 LONGEST_TITLE = 120  # characters of which there is room for above the curves
@@ -98,15 +99,11 @@ def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[f
 
 
 def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
-    """[(epoch, rate)] with which the rate each batch is used with begins (fdg_jax.recipe.paper_schedule)."""
-    per_epoch, base = math.ceil((config["train_size"] or 0) / config["batch_size"]), config["learning_rate"]
-    total, M = config["epochs"] * per_epoch, config["accumulate"]
-    begins = {0: base}
-    if config["warmup"] == "on":
-        begins = {0: min(base, WARMUP_LEARNING_RATE), max(1, round(WARMUP * total)): base}
-    begins |= {round(drop * total): base / 10**n for n, drop in enumerate(DROPS, 1)}
-    begins = {math.ceil(b / M) * M: rate for b, rate in begins.items()}  # the first of M batches decides for all
-    return [(b / max(1, per_epoch), rate) for b, rate in begins.items()]
+    """[(epoch, learning rate)]: where each rate begins, as the batches were trained with it."""
+    length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
+    changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
+    begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M batches decides for all
+    return [(b / max(1, length.per_epoch), rate) for b, rate in begins.items()]
 
 
 def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> None:

@@ -1,8 +1,8 @@
 """Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a step.
 
-They are written by a thread while training goes on, and flushed to the disk by it. The newest are kept, and the best
-where that is wanted. One that is damaged (fdg_jax.storage.manifest) is put aside, aloud, and the one before it used.
-One that cannot be read at the moment is left as it is.
+A thread writes them while training goes on, and flushes them to the disk. The newest are kept, and the best if that
+is wanted. A damaged one (fdg_jax.storage.manifest) is put aside with a warning, and the one before it is used. One
+that cannot be read at the moment is left as it is.
 """
 
 import contextlib
@@ -21,14 +21,12 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage import durable, quiet
+from fdg_jax.storage import durable, finite, quiet
 from fdg_jax.storage.manifest import REPLACED, Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
 REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
 MOST_LOOKS, LOOK_SECONDS = 100, 0.1
-# Arrays of a state that are used up: messages, memos, gradients in a line or a sum, losses.
-PASSING = re.compile(r"^mail/|^stage\d+/(memo|weights|line|sum)/|^run/\.(lines|sums)|^loop/")
 
 
 class SaveFailed(Exception):
@@ -36,8 +34,8 @@ class SaveFailed(Exception):
 
 
 class NotFinite(Exception):
-    """A state with numbers that are none, or to which there would have been some, is not worth a checkpoint. step: the
-    batch after which it was taken; lasting: whether the batches to come will meet them, too."""
+    """The state contains NaN or infinity, or an update was refused, so it is not saved. step: the batch after which it
+    was taken; lasting: whether the batches to come are affected, too."""
 
     def __init__(self, fact: str, step: int, lasting: bool = True):
         super().__init__(fact)
@@ -87,12 +85,12 @@ class Saver:
             self.thread = thread
 
     def check(self) -> None:
-        """Raises SaveFailed or NotFinite if the last checkpoint has failed since one asked last. Does not wait."""
+        """Raises SaveFailed or NotFinite if a checkpoint has failed since the last call. Does not wait."""
         if self.thread is None or not self.thread.is_alive():
             self.wait()
 
     def wait(self) -> None:
-        """Until nothing is being written; raises as `check` does."""
+        """Waits until nothing is being written; raises as `check` does."""
         if self.thread is not None:
             self.thread.join()
         self.thread, failure, self.failure = None, self.failure, None
@@ -101,7 +99,7 @@ class Saver:
             raise failure
 
     def close(self) -> None:
-        """Leaves nothing half written behind, whatever else went wrong."""
+        """Waits for the checkpoint under way, so that nothing is left half written. Raises nothing."""
         if self.thread is not None:
             self.thread.join()
 
@@ -160,15 +158,13 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite naming the first of the pipeline's arrays that holds a NaN or an infinity, a stage's own before
-    those that are under way. losses: also those that nobody has read yet."""
-    from jax.numpy import floating, issubdtype  # which know bfloat16
+    """Raises NotFinite, which names the first of the pipeline's arrays that holds NaN or infinity: a stage's own arrays
+    come before those in flight. losses: whether losses that have not been read yet are checked, too."""
 
-    found = []
-    for name, value in content.items():
-        values, own = np.asarray(value), not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
-        if own and issubdtype(values.dtype, floating) and not np.isfinite(values).all():
-            found.append((PASSING.search(name) is not None, name))
+    def checked(name: str) -> bool:
+        return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
+
+    found = [(finite.PASSING.search(name) is not None, name) for name, *_ in finite.nonfinite_arrays(content, checked)]
     if found:
         passing, name = min(found)
         fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
@@ -196,7 +192,7 @@ def not_written(step: int, error: BaseException) -> SaveFailed:
 
 
 def sweep(root: Path, looks: int = 1) -> None:
-    """Removes what a process that was killed while saving left behind. Only for who holds the run directory.
+    """Removes what a process that was killed while saving left behind. Call it only while holding the run directory.
 
     looks: how often in a row nothing may be there, once there was something; after a save that failed, threads of Orbax
     still write for a while.

@@ -1,5 +1,4 @@
-"""Whose run directory it is: made, checked and held before any long work, and only by one process at a
-time."""
+"""Makes, checks and locks the run directory before any long work. Only one process at a time holds it."""
 
 import contextlib
 import os
@@ -7,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.runs import reading
@@ -60,23 +60,25 @@ def holds_results(path: Path) -> bool:
     return (path / SUMMARY).exists() or any("step-" in name for name in names)
 
 
-def refuse(path: Path, resume: Resume, flag: str) -> None:
-    """Raises BadInput where the directory is not what the command is to do with it."""
+def check_place(path: Path, flag: str) -> None:
+    """Raises BadInput where a path cannot be a run directory, whatever is in it."""
     check_name(path, flag)
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # the latter is said when it is made
+    except (FileNotFoundError, NotADirectoryError):  # the latter is reported when the directory is made
         pass
     except OSError as error:
         raise BadInput(f"{flag} {path} cannot be used: {error.strerror}. Choose another {flag}.") from None
     if path.exists() and not path.is_dir():
         raise BadInput(f"{flag} {path} is a file, not a directory. Choose another {flag}.")
-    if resume == "auto":
-        resumes(path)
-    elif resume and not (path / CONFIG).is_file():
+
+
+def check_content(path: Path, resume: bool, flag: str) -> None:
+    """Raises BadInput where a run is to be resumed and there is none, or one is to be begun and there is one."""
+    if resume and not (path / CONFIG).is_file():
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
         raise BadInput(f"{fact}. Leave --resume out to start one; --resume auto goes on or starts, whichever it takes.")
-    elif not resume and path.is_dir() and holds_run(path):
+    if not resume and path.is_dir() and holds_run(path):
         if not any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
             fact = f"{path} has checkpoints and no {CONFIG}: a --resume-into that was cut off left it"
             raise BadInput(f"{fact}. Delete it, or choose another directory.")
@@ -84,21 +86,34 @@ def refuse(path: Path, resume: Resume, flag: str) -> None:
         raise BadInput(f"{path} already holds a run. {going_on} another {flag}, or delete it.")
 
 
-@contextlib.contextmanager
-def claim(path: Path, resume: Resume, flag: str = "--run-dir") -> Iterator[Path]:
-    """Makes the directory and holds it against other processes; raises BadInput where that can't be.
+class Claimed(NamedTuple):
+    """A run directory that this process holds. resume: whether there is a run to go on with; --resume auto is decided
+    once, under the lock."""
 
-    A directory made here that is still empty at the end (the data set could not be read, say) is taken away
-    again, so that the corrected command can use the same name.
+    path: Path
+    resume: bool
+
+
+@contextlib.contextmanager
+def claim(path: Path, resume: Resume, flag: str = "--run-dir") -> Iterator[Claimed]:
+    """Makes the directory and holds it against other processes; raises BadInput where that is impossible.
+
+    A directory made here that is still empty at the end (the data set could not be read, say) is removed again, so
+    that the corrected command can use the same name.
     """
-    refuse(path, resume, flag)
+    check_place(path, flag)
+    if resume != "auto":
+        check_content(path, resume, flag)  # before anything is made
     with held(path, flag):
-        refuse(path, resume, flag)  # once more: another process may have been there in the meantime
-        yield path
+        if resume == "auto":
+            resume = resumes(path)
+        else:
+            check_content(path, resume, flag)  # once more: another process may have been there in the meantime
+        yield Claimed(path, resume)
 
 
 @contextlib.contextmanager
-def claim_new(options: Options) -> Iterator[Path]:
+def claim_new(options: Options) -> Iterator[Claimed]:
     """The same for a directory of a name that no other process has."""
     with contextlib.ExitStack() as stack:
         while True:
@@ -108,7 +123,7 @@ def claim_new(options: Options) -> Iterator[Path]:
                 break
             except FileExistsError:  # another process was faster
                 continue
-        yield path
+        yield Claimed(path, resume=False)
 
 
 @contextlib.contextmanager
@@ -174,7 +189,7 @@ def check_name(path: Path, flag: str) -> None:
 
 
 def forget(folders: list[Path]) -> None:
-    """Removes those that are empty, innermost first."""
+    """Removes empty folders, innermost first, until one is not empty."""
     for folder in folders:
         try:
             folder.rmdir()

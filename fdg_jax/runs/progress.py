@@ -50,7 +50,7 @@ class Progress:
 
 
 class Pace:
-    """Time left, from the wall clock since the first dispatch that did not compile."""
+    """Estimates the time left, from the wall clock since the first dispatch that did not compile."""
 
     def __init__(self, done: int):
         self.first, self.start = done, None

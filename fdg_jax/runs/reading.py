@@ -1,7 +1,7 @@
-"""Reads what an earlier session wrote: every value is judged here, so that a damaged file is one sentence.
+"""Reads and checks what an earlier session wrote, so that a damaged file gives one clear message.
 
-Files of a run are edited by hand, cut off by full disks and come from other versions. Who reads them through
-this module may use what it names without asking whether it is there.
+Files of a run are edited by hand, cut off by full disks and come from other versions. Values that this module has
+checked can be used without checking them again.
 """
 
 import types

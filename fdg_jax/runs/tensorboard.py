@@ -1,5 +1,5 @@
-"""TensorBoard's curves. They are written at once: the thread of tensorboardX's SummaryWriter dies of a full disk, and
-then whoever adds a number waits for ever."""
+"""TensorBoard's curves. Points are written directly, without tensorboardX's SummaryWriter: its thread dies when the
+disk is full, and then every call that adds a number waits for ever."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ from fdg_jax.storage import durable
 
 
 class Scalars:
-    """Curves in files below `path`, from after batch `step` on; none where `path` is None. A disk that cannot take
-    them ends them, aloud, and not the run."""
+    """Curves in files below `path`, from after batch `step` on; none where `path` is None. If they
+    cannot be written, the curves end with a warning, and the run goes on."""
 
     def __init__(self, path: Path | None, step: int):
         self.writer, self.folder = None, path

@@ -1,18 +1,13 @@
 """Reads a state while a pipeline is restored from it, and refuses one with missing, unused or non-finite entries."""
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.storage import finite
 from fdg_jax.storage.plain import check_usable
-
-# Weights, statistics and the optimizer's state. Data in flight and gradients are left out: a non-finite gradient may
-# still be refused.
-TRAINING_STATE = re.compile(r"(stage\d+/(state/|weights/|memo/\d+/extra)|run/\.stages\[)")
 
 
 class Reading(Mapping[str, Any]):
@@ -70,18 +65,9 @@ def number(flat: Mapping[str, Any], name: str) -> int:
 
 
 def check_finite(state: Mapping[str, Any]) -> None:
-    """Raises BadInput if weights, statistics or an optimizer's state contain NaN or Inf.
-
-    A scalar of an optimizer's state may be infinite: the best loss so far, before the first one.
-    """
-    for name, value in state.items():
-        if not TRAINING_STATE.match(name) or not jnp.issubdtype(getattr(value, "dtype", np.int8), jnp.inexact):
-            continue
-        array = np.asarray(value)
-        single = array.ndim == 0 and "opt_state" in name
-        wrong = np.isnan(array) if single else ~np.isfinite(array)
-        if wrong.any():
-            raise BadInput(
-                f"{np.count_nonzero(wrong)} of {array.size} numbers of the state's {name} are not finite (NaN or "
-                "infinity): training cannot go on from it. Restore an earlier state."
-            )
+    """Raises BadInput where weights, statistics or an optimizer's arrays hold a NaN or an infinity."""
+    for name, wrong, size in finite.nonfinite_arrays(state, finite.LASTING.match, infinite_counters=True):
+        raise BadInput(
+            f"{wrong} of {size} numbers of the state's {name} are not finite (NaN or infinity): training cannot go on "
+            "from it. Restore an earlier state."
+        )

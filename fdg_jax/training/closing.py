@@ -1,4 +1,4 @@
-"""The words and files that end a session: what came out, or where the run can be taken up again."""
+"""What a session prints and writes at its end: the results, or how the run can be resumed."""
 
 import contextlib
 import math
@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax import methods
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
 from fdg_jax.runs import checkpoints, run_files
 from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training.signals import Stopped
 
 if TYPE_CHECKING:
-    from fdg_jax.training.home import Home
+    from fdg_jax.training.live_directory import LiveDirectory
     from fdg_jax.training.record import Record
     from fdg_jax.training.rescue import Broken
     from fdg_jax.training.setup import Job
@@ -26,7 +26,7 @@ NOT_REPRODUCED = (
     "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
     "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
 )
-ABSURD = 1e6  # a training loss above it is no training; cross-entropy of 1000 classes starts at 7
+ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 
 
 def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
@@ -38,8 +38,8 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
     return {
-        **{name: getattr(o, name) for name in dict.fromkeys((*names, *methods.find(o.method).answers_to))},
-        "split": list(job.cuts),
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.method.answers_to))},
+        "split": list(job.partition.cuts),
         "parameters": pipeline.parameter_count,
         "auxiliary_parameters": pipeline.auxiliary_parameter_count,
         "steps": record.step,
@@ -69,7 +69,7 @@ def tell_diverged(path: Path, fact: str) -> int:
 
 
 def tell_done(path: Path, summary: dict[str, Any]) -> int:
-    """Says what came out, in all or not at all well; returns the exit code."""
+    """Prints the results, or that the training has diverged; returns the exit code."""
     loss, K = summary["train_loss"], summary["K"]
     untrained = math.isnan(loss) and not any(summary["updates"])
     if not untrained and not (math.isfinite(loss) and loss <= ABSURD):
@@ -98,15 +98,15 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
         report_page.write(path, config)
     except Exception as error:
         fact = f"the report of {path} could not be made ({reason(error)})"
-        way_out = f"{interpreter()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
+        way_out = f"{python_command()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
 
 
-def complete(home: "Home") -> None:
+def restore_config(directory: "LiveDirectory") -> None:
     """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
     with contextlib.suppress(OSError):  # a full disk, say, which is reported where it costs more
-        if mended := home.complete():
-            print(f"warning: {mended}.", file=sys.stderr)
+        if repaired := directory.restore_config():
+            print(f"warning: {repaired}.", file=sys.stderr)
 
 
 def tell_broken(path: Path, broken: "Broken", program: str) -> int:
@@ -151,10 +151,4 @@ def tell_damaged(path: Path, fact: str, program: str) -> int:
 
 def again(path: Path, program: str) -> str:
     """The command that goes on with a run."""
-    return shlex.join([interpreter(), *program.split()[1:], "--run-dir", str(path), "--resume"])
-
-
-def interpreter() -> str:
-    """The one that runs this, told from here where it lies below: the package may be in its environment only."""
-    python, here = Path(sys.executable), Path.cwd()
-    return str(python.relative_to(here) if python.is_relative_to(here) else python)
+    return shlex.join([python_command(), *program.split()[1:], "--run-dir", str(path), "--resume"])

@@ -50,9 +50,9 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
-    with claimed as path:
+    with claimed as (path, resume):
         if asked.resume == "auto":
-            asked = dataclasses.replace(asked, resume=locking.resumes(path))
+            asked = dataclasses.replace(asked, resume=resume)
             option_checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:

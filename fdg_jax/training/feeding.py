@@ -20,7 +20,7 @@ TEST_BATCH = 500  # at most; the largest that divides the test images, so that o
 
 
 class Work(NamedTuple):
-    """What a dispatch enters."""
+    """The batches of one dispatch."""
 
     shape: tuple[int, int]  # batches, images in each
     enter: Callable[[Any], object]  # takes the pipeline
@@ -57,7 +57,7 @@ class InMemory:
         return self.order[1], batch
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batch after `step`, whenever that was."""
+        """The batch after `step`, which may have been entered before."""
         B, (order, batch) = self.options.batch_size, self.place(step)
         rows = order[batch * B : (batch + 1) * B]
         return self.dataset.train_images[rows], self.dataset.train_labels[rows]

@@ -1,8 +1,7 @@
-"""From checked options to a finished run: what is said before, the training, and what is said and written after."""
+"""From checked options to a finished run: the opening lines, the training, and the results."""
 
 import dataclasses
 import errno
-import math
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fdg_jax.runs import option_checks, reading, run_files
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -24,8 +24,7 @@ def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if not os.path.lexists(path / run_files.SUMMARY):
         return False
-    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
-    steps = min(total, options.steps or total)
+    steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
     done = reading.summary(path)["steps"]
     if done < steps:
         return False
@@ -107,25 +106,25 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.jpeg import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.home import Gone, Home
-    from fdg_jax.training.record import Diverged
+    from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
+    from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
     config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
-    home = Home(path, job.options.tensorboard)
+    directory = LiveDirectory(path, job.options.tensorboard)
 
     def ended(tell: Callable[..., int], *what: Any) -> int:
         """The report comes first, so that what ended the training is the last line."""
-        if not home.lost():
-            closing.complete(home)
+        if not directory.missing():
+            closing.restore_config(directory)
             closing.write_report(path, config)
         return tell(path, *what)
 
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, home)
-    except Gone as gone:
+        record, parameters, state = session_run.run(job, path, signals, begun, directory)
+    except DirectoryGone as gone:
         print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
         return 1
     except SaveFailed as failed:

@@ -1,4 +1,4 @@
-"""Waiting for the processes that decode images, without depending on them.
+"""Takes batches from the processes that decode images, without hanging if one of them dies.
 
 A worker may be killed (by the kernel, when memory runs out) or stopped in the middle of sending a batch. Who reads from
 it would then wait for ever, in grain's `next` as well as in its `close`. So both are called in a thread of their own,
@@ -69,7 +69,7 @@ class Loading:
             return batch
         if dead := self.dead():
             self.check()  # a signal to the whole group of processes explains it better
-            raise LoaderFailed(told(dead)) from error
+            raise LoaderFailed(describe_deaths(dead)) from error
         raise error
 
     def answer(self) -> tuple[Batch | None, BaseException | None]:
@@ -83,7 +83,7 @@ class Loading:
             dead = self.dead()
             noticed = noticed or (time.monotonic() if dead else None)
             if noticed and time.monotonic() - noticed > DEAD_SECONDS:
-                raise LoaderFailed(told(dead))
+                raise LoaderFailed(describe_deaths(dead))
 
     def look(self) -> None:
         """Learns which processes are this loader's: those that were begun since it was made."""
@@ -113,8 +113,8 @@ class Loading:
             abandoned.append(self.thread)
 
 
-def told(dead: list[Any]) -> str:
-    """A sentence on workers that have died."""
+def describe_deaths(dead: list[Any]) -> str:
+    """A sentence on how the first of these workers died."""
     worker = dead[0]
     how = f"with exit code {worker.exitcode}"
     if worker.exitcode < 0:

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fdg_jax import methods, models
-from fdg_jax.recipe import DROPS, WARMUP, WARMUP_LEARNING_RATE
+from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.training import stages
@@ -15,13 +14,13 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
     of the stages (fdg_jax.training.stages)."""
     o, data, pipeline = job.options, job.dataset, job.pipeline
     height, width, channels = data.shape
-    asked = [f", {name}={getattr(o, name)}" for name in methods.find(o.method).answers_to]
-    auxiliary = pipeline.auxiliary_parameter_count
+    asked = [f", {name}={getattr(o, name)}" for name in job.method.answers_to]
+    blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
     lines = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
         f"data       {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test "
         f"images {height}x{width}x{channels}, {data.classes} classes",
-        f"model      {o.model}: {pipeline.parameter_count:,} parameters in {job.n_blocks} blocks, {o.dtype}",
+        f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {o.dtype}",
     ]
     if auxiliary:
         lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
@@ -30,19 +29,20 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
         lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
-        lines.append(f"split      {job.split}: {begin} at block {', '.join(map(str, job.cuts))}{whose(job)}")
+        cuts = ", ".join(map(str, job.partition.cuts))
+        lines.append(f"split      {job.partition.name}: {begin} at block {cuts}{whose_split(job)}")
     lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
     about = "engine" if o.engine == "delay-line" else "devices"
     return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
 
 
-def whose(job: Job) -> str:
-    """Whether the authors cut the network so, or do not cut it for this K at all."""
-    o = job.options
-    if job.split == "paper":
+def whose_split(job: Job) -> str:
+    """Says that the split is the authors', or that they have none for this K."""
+    o, parts = job.options, job.partition
+    if parts.name == "paper":
         return " (as in the authors' code)"
-    if job.split == "balanced" and models.paper_split(o.model, o.K) is None:
-        return f" (the authors' code has no split of {o.model} for K={o.K}, so stages are of about equal {job.cost})"
+    if parts.name == "balanced" and not parts.has_paper_split:
+        return f" (the authors' code has no split of {o.model} for K={o.K}, so stages are of about equal {parts.unit})"
     return ""
 
 
@@ -56,8 +56,8 @@ def schedule_sentence(options: Options, per_epoch: int) -> str:
     if options.epochs != 300:
         text += " (the paper's 150, 225 and 275 of 300, scaled)"
     if options.warmup == "on":
-        batches = max(1, round(WARMUP * options.epochs * per_epoch))
-        rate = min(options.learning_rate, WARMUP_LEARNING_RATE)
+        batches = warmup_updates(options.epochs * per_epoch)
+        rate = learning_rate_changes(options.learning_rate, options.epochs * per_epoch, warmup=True)[0][1]
         text += f"; warm-up with {rate:g} for the first {count(batches, 'batch', 'es')} (3 of 300 epochs)"
     if options.steps and options.steps < options.epochs * per_epoch:
         text += f"; stops after {count(options.steps, 'batch', 'es')} (--steps)"

@@ -1,11 +1,10 @@
-"""What a training loop writes down: losses averaged into lines, evaluations, and speed without compilation.
+"""What a training loop remembers: losses averaged into lines, evaluations, and speed without compilation.
 
 `Record` is the whole memory of the loop. It goes into every checkpoint, so that a resumed run logs the same
 lines at the same steps as one that was never stopped.
 """
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,33 +14,26 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.run_files import METRICS, MetricsLog
-from fdg_jax.runs.tensorboard import Scalars
-from fdg_jax.stage import nonfinite
+from fdg_jax.runs.run_length import run_length
+from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
+from fdg_jax.training.run_log import RunLog
 from fdg_jax.training.speed import Speed
 
 
-class Diverged(Exception):
-    """A loss or a gradient is no longer a number. step: the batch whose loss was being read."""
-
-    def __init__(self, fact: str, step: int = 0):
-        super().__init__(fact)
-        self.step = step
-
-
-def diverged(metrics: Metrics) -> None:
-    """Raises Diverged for a batch whose loss is not finite or with which a refused update became known."""
-    facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
-    if any(metrics.bad):
-        facts.append(nonfinite.told(metrics.bad))
-    raise Diverged(" and ".join(facts), metrics.step)
-
-
 class Record:
-    """step: batches entered. seconds: wall clock over all sessions, compilation and evaluation included."""
+    """The numbers of a run so far.
+
+    Arguments:
+        images: of the training set.
+        log_every: batches between two lines of metrics.jsonl.
+        learning_rates: [batches of all epochs]; entry b-1 is batch b's.
+
+    `step` is the number of batches entered, `seconds` the wall clock over all sessions, compilation and evaluation
+    included.
+    """
 
     def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray):
-        self.steps_per_epoch = math.ceil(images / batch_size)
+        self.steps_per_epoch = run_length(images, batch_size, epochs=1).per_epoch
         self.batch_size, self.last_batch_size = batch_size, images - (self.steps_per_epoch - 1) * batch_size
         self.log_every, self.learning_rates = log_every, learning_rates
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
@@ -51,45 +43,37 @@ class Record:
         self.error: float | None = None
         self.test_loss: float | None = None
         self.best_error, self.best_step = math.inf, None
-        self.unread: list[Metrics] = []  # losses that were under way when the checkpoint was written
+        self.unread: list[Metrics] = []  # losses that were unfinished when the checkpoint was written
         self.last_loss: float | None = None
         self.rate: float | None = None
-        self.bad: tuple[int, ...] = ()  # per stage the first update that was refused, as far as known
-        self.trouble: Callable[[Metrics], None] = diverged  # what is done about numbers that are none
+        self.bad: tuple[int, ...] = ()  # per stage the first update that is known to be refused, as Metrics.bad
+        self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
         self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
-        self.log = MetricsLog(run / METRICS, self.lines)
-        if self.log.lines < self.lines:
-            fact = f"{run / METRICS} has {self.log.lines} of the {self.lines} lines that it had at the checkpoint"
-            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
-        self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
+        self.log = RunLog(run, self.lines, self.step, tensorboard)
         self._began = time.monotonic()
 
     def catch_up(self) -> None:
-        """Takes the losses that were under way when the checkpoint was written; once."""
+        """Takes the losses that were unfinished when the checkpoint was written; once."""
         unread, self.unread = self.unread, []
         self.losses([each._replace(bad=self.bad) for each in unread])
 
     def close(self) -> None:
         self.log.close()
-        self.scalars.close()
 
     def move(self, run: Path, tensorboard: bool) -> None:
-        """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""
-        self.log.move(run / METRICS)
-        self.scalars.close()
-        self.scalars = Scalars(run / "tensorboard" if tensorboard else None, self.step)
+        """Goes on in another run directory."""
+        self.log.move(run, self.step, tensorboard)
 
     def flush(self) -> None:
-        """What was written down so far, to the disk. The thread that writes checkpoints calls it."""
+        """Brings what was written so far to the disk. The thread that writes checkpoints calls it."""
         self.log.flush()
-        self.scalars.flush()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it; `restore` is the inverse."""
+        """The numbers that a checkpoint keeps; `restore` is the inverse."""
         return {
             "step": self.step,
             "seconds": self.elapsed(),
@@ -123,44 +107,44 @@ class Record:
         return self.seconds + time.monotonic() - self._began
 
     def entered(self, batches: int, images: int) -> None:
-        """A dispatch of so many batches and images has been made."""
+        """Counts a dispatch of so many batches and images."""
         self.step += batches
         self.images += images
 
     def timed(self, images: int, seconds: float) -> None:
-        """So many images took so long, compilation and evaluation not included."""
+        """Counts so many images that took so long, compilation and evaluation not included."""
         self.timed_images += images
         self.timed_seconds += seconds
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
-        """Finished losses, in order of their batches. A mean is of those that are numbers."""
+        """Takes finished losses, in order of their batches. Only finite ones are part of a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             self.speed.finished(self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged)
             self.rate = self.speed.now() or self.rate
         for each in metrics:
-            sound = math.isfinite(each.loss)
-            if sound:
+            finite = math.isfinite(each.loss)
+            if finite:
                 self.pending.append(each.loss)
                 self.recent.append(each.loss)
                 self.last_loss = each.loss
             if each.step % self.log_every == 0:
                 self.line(each.step)
-            if self.news(each.bad) or not sound:
-                self.trouble(each)
+            if self.learn_refusals(each.bad) or not finite:
+                self.on_nonfinite(each)
 
-    def refused(self, bad: tuple[int, ...]) -> None:
-        """What became known of the updates after the last loss."""
-        if self.news(bad):
-            self.trouble(Metrics(self.step, 0.0, bad))
+    def late_refusals(self, bad: tuple[int, ...]) -> None:
+        """Takes the refused updates that became known after the last loss."""
+        if self.learn_refusals(bad):
+            self.on_nonfinite(Metrics(self.step, 0.0, bad))
 
-    def news(self, bad: tuple[int, ...]) -> bool:
-        """Whether another update has been refused than was known, which it is from now on."""
+    def learn_refusals(self, bad: tuple[int, ...]) -> bool:
+        """Remembers the refused updates; returns whether there are more than were known."""
         known, self.bad = self.bad, bad
-        return bad != known and any(bad)
+        return newly_refused(known, bad)
 
     def line(self, step: int) -> None:
-        """A line of metrics.jsonl: the mean loss of the batches since the last, `step` the newest of them."""
+        """Writes a line of metrics.jsonl: the mean loss of the batches since the last line, up to batch `step`."""
         loss = math.fsum(self.pending) / len(self.pending) if self.pending else None
         rate = self.rate or self.images_per_second()
         event = {
@@ -170,24 +154,23 @@ class Record:
             "learning_rate": float(f"{self.learning_rates[step - 1]:.7g}"),  # a float32's own digits
             "images_per_second": rate if rate is None else round(rate, 2),
         }
-        self.log.append(event)
-        self.scalars.add(step, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
+        self.log.append(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
 
     def last_line(self) -> None:
-        """What the last full line left over."""
+        """Writes the losses that no line contains yet."""
         if self.pending:
             self.line(self.step)
 
     def evaluation(self, loss: float, error_percent: float) -> bool:
-        """Returns whether this is the best so far."""
+        """Writes down an evaluation; returns whether it is the best so far."""
         self.error, self.test_loss, self.evaluated = error_percent, loss, self.step
         best = error_percent < self.best_error
         if best:
             self.best_error, self.best_step = error_percent, self.step
         event = {"step": self.step, "epoch": round(self.step / self.steps_per_epoch, 4)}
-        self.log.append({**event, "test_loss": loss, "test_error_percent": error_percent})
-        self.scalars.add(self.step, {"test/loss": loss, "test/error_percent": error_percent})
+        event |= {"test_loss": loss, "test_error_percent": error_percent}
+        self.log.append(event, {"test/loss": loss, "test/error_percent": error_percent})
         return best
 
     def train_loss(self) -> float:
@@ -195,5 +178,5 @@ class Record:
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
     def images_per_second(self) -> float | None:
-        """Of training, without compilation and evaluation; None where nothing else has been timed yet."""
+        """The speed of training, without compilation and evaluation; None if nothing else has been timed yet."""
         return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None

@@ -1,23 +1,27 @@
-"""Does a batch twice, now and then: a machine that computes something else the second time is not to be trusted.
+"""Repeats a batch now and then, to find a machine that does not compute the same result twice (`--replay-check`).
 
-Nothing else notices a number that is wrong and finite. One dispatch within every so many batches, chosen by the seed,
-is remembered: the pipeline's state before it, a hash of every array after it. Later the same pipeline goes back there,
-does it again, and returns to where it was, bit for bit, so that a run with these checks ends as one without.
+Nothing else notices a number that is wrong but finite. One dispatch within every so many batches, chosen by the seed,
+is remembered: the pipeline's state before it, and a hash of every array after it. Later the same pipeline goes back
+there, repeats it, and returns to where it was, bit for bit. So a run with these checks ends as one without.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax.training.feeding import Work
+from fdg_jax.training.record import Record
+
 
 class NotReproduced(Exception):
-    """A batch done again from the same state gave another one."""
+    """A batch repeated from the same state gave another result."""
 
 
 class Kept(NamedTuple):
-    """A dispatch to be done again. step: batches before it; window: where in the run it was chosen."""
+    """A dispatch to be repeated. step: batches before it; window: number of the `every` batches it was chosen from."""
 
     step: int
     window: int
@@ -27,7 +31,7 @@ class Kept(NamedTuple):
 
 
 class Replay:
-    """every: batches of which one is checked."""
+    """Chooses, remembers and repeats dispatches of a pipeline. every: batches of which one is checked."""
 
     def __init__(self, every: int, seed: int):
         self.every, self.seed = every, seed
@@ -35,36 +39,73 @@ class Replay:
         self.checked = 0
 
     def chosen(self, window: int) -> int:
-        """Of the batches window * every + 1 to (window + 1) * every how many lie before the chosen one, from the run's
-        beginning."""
+        """How many batches of the run come before the one that is chosen of the batches window * every + 1 to
+        (window + 1) * every."""
         return window * self.every + int(np.random.default_rng((self.seed, window)).integers(self.every))
 
     def wants(self, step: int, batches: int) -> bool:
-        """Whether a dispatch of so many batches after `step` is one to be done again."""
+        """Whether a dispatch of so many batches after `step` is to be repeated."""
         windows = range(step // self.every, (step + batches - 1) // self.every + 1)
         return self.kept is None and any(step <= self.chosen(window) < step + batches for window in windows)
 
     def due(self, step: int) -> bool:
-        """Whether the window of what was kept is over."""
+        """Whether the window of the remembered dispatch is over."""
         return self.kept is not None and step // self.every > self.kept.window
 
     def keep(self, step: int, work: Any, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         self.kept = Kept(step, step // self.every, work, before, hashes(after))
 
     def check(self, pipeline: Any) -> None:
-        """Does the dispatch again. Raises NotReproduced, and then leaves the pipeline as it came out. Losses must have
-        been read before, as restoring forgets them."""
+        """Repeats the remembered dispatch. Raises NotReproduced, and then leaves the pipeline as the repetition left
+        it. Losses must have been read before, as restoring forgets them."""
         kept, self.kept = self.kept, None
         if kept is None:
             return
         present = pipeline.state()
-        pipeline.restore(kept.before, finite=False)  # what was, is compared, whatever it is
+        pipeline.restore(kept.before, finite=False)  # a state that is not finite is compared like any other
         kept.work.enter(pipeline)
         again = hashes(pipeline.state())
         if again != kept.after:
             raise NotReproduced(difference(kept, again))
         pipeline.restore(present, finite=False)
         self.checked += 1
+
+
+class ReplayCheck:
+    """The checks of one training loop.
+
+    Arguments:
+        every: batches of which one is checked; 0: none.
+        paused: calls a function while the clock of images/s stands.
+    """
+
+    def __init__(
+        self, every: int, seed: int, pipeline: Any, record: Record, paused: Callable[[Callable[[], Any]], None]
+    ):
+        self.replay = Replay(every, seed) if every else None
+        self.pipeline, self.record, self.paused = pipeline, record, paused
+
+    def enter(self, work: Work) -> None:
+        """Makes the dispatch after the record's step, and remembers it if it is chosen."""
+        replay, step = self.replay, self.record.step
+        if replay is None or not replay.wants(step, work.shape[0]):
+            work.enter(self.pipeline)
+            return
+        before: dict[str, Any] = {}
+        self.paused(lambda: before.update(self.pipeline.state()))
+        work.enter(self.pipeline)
+        self.paused(lambda: replay.keep(step, work, before, self.pipeline.state()))
+
+    def check(self, due: bool = True) -> None:
+        """Repeats the remembered dispatch if `due`, or if its window is over. Raises NotReproduced."""
+        if self.replay and self.replay.kept and (due or self.replay.due(self.record.step)):
+            self.record.losses(self.pipeline.losses(wait=True))
+            self.paused(partial(self.replay.check, self.pipeline))
+
+    def forget(self) -> None:
+        """The pipeline has gone back to a checkpoint, so what was remembered is of another state."""
+        if self.replay:
+            self.replay.kept = None
 
 
 def hashes(state: Mapping[str, Any]) -> dict[str, str]:

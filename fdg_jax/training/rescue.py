@@ -1,43 +1,42 @@
-"""What a session that cannot go on leaves behind: a checkpoint of where it stands, if the state is that of whole
-batches."""
+"""The checkpoint that a session leaves when it cannot go on, if its state is that of whole batches."""
 
 import errno
 
 from fdg_jax.errors import reason
 from fdg_jax.runs import checkpoints
-from fdg_jax.training.record import Diverged
+from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.replay import NotReproduced
 from fdg_jax.training.training_loop import Loop
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Broken(Exception):
-    """Training ended by an exception that nobody expected, which is the cause of this one. The text says what became of
-    the checkpoint."""
+    """An unexpected exception, the cause of this one, has ended the training. The text says whether a checkpoint was
+    written."""
 
 
 def leave_checkpoint(loop: Loop) -> None:
-    """A checkpoint after the newest batch, waited for. Raises SaveFailed, Diverged or NotReproduced where there can be
-    none."""
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed, Diverged or NotReproduced if that
+    is impossible."""
     try:
-        loop.check_replay()
-        loop.save()
-        loop.check_saver(wait=True, needed=True)
+        loop.replay.check()
+        loop.saving.save()
+        loop.saving.check(wait=True, needed=True)
     except (checkpoints.SaveFailed, Diverged, NotReproduced):
         raise
-    except Exception as error:  # of JAX, say: the device may be lost
+    except Exception as error:  # for example of JAX, if the device is lost
         raise checkpoints.SaveFailed(f"The state cannot be had ({reason(error)}).") from error
-    if loop.saver.step != loop.record.step:
+    if not loop.saving.is_current():
         raise checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
 
 
 def try_checkpoint(loop: Loop) -> str:
-    """The same after a fault: never raises, and returns a sentence on what came of it."""
+    """Tries the same after a fault. Never raises; returns a sentence on whether it succeeded."""
     step = f"batch {loop.record.step:,}"
-    if not loop.whole:
+    if loop.in_dispatch:
         return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
-    if loop.drained and loop.saver.step != loop.record.step:
+    if loop.saving.drained and not loop.saving.is_current():
         return f"The batches in flight after {step} have been used up, so that state was not saved."
     try:
         leave_checkpoint(loop)
@@ -46,6 +45,6 @@ def try_checkpoint(loop: Loop) -> str:
     return f"A checkpoint after {step} was written."
 
 
-def has_words(error: BaseException) -> bool:
-    """Whether the command knows what to say of an exception: of a full disk."""
-    return isinstance(error, OSError) and error.errno in FULL
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an exception says that the disk, or this user's part of it, is full. The command explains that itself."""
+    return isinstance(error, OSError) and error.errno in DISK_FULL

@@ -20,6 +20,7 @@ from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, locking, option_checks, reading, run_files
 from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.runs.progress import count
+from fdg_jax.runs.run_length import run_length
 from fdg_jax.storage.manifest import Damaged
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals
@@ -162,8 +163,7 @@ def newest(run: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 def check_left(run: Path, step: int, options: Options) -> None:
     """Refuses a run that has nothing left to do."""
-    total = options.epochs * math.ceil((options.train_size or 0) / options.batch_size)
-    end = min(total, options.steps or total)
+    end = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
     if step >= end:
         fact = f"{run} stands at batch {step:,}, and the new run would end at batch {end:,}"
         raise BadInput(f"--resume-into: {fact}. Give more --epochs" + (" or --steps." if options.steps else "."))
@@ -180,7 +180,7 @@ class Moved(NamedTuple):
 def move(old: "Job", new: "Job", state: Flat) -> Moved:
     """Stages that are the same go on as they are, batches in flight included. Else the old ones are drained."""
     template = new.pipeline.state()
-    if old.cuts == new.cuts and same(new.pipeline, state):
+    if old.partition.cuts == new.partition.cuts and same(new.pipeline, state):
         return Moved(state, [], ["the stages are the same and go on exactly, batches in flight included"])
     pipeline = old.pipeline
     pipeline.restore(state, finite=False)  # its checkpoints are judged when they are written
@@ -190,7 +190,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     said = [f"batches in flight were used first: stages 1 to {old.options.K} made {made} more updates"]
     said = said if any(made) else ["nothing was in flight"]
     paces = old.options.accumulate, new.options.accumulate
-    cut, given_up = repartitioned(pipeline.state(), template, old.cuts, new.cuts, paces)
+    cut, given_up = repartitioned(pipeline.state(), template, old.partition.cuts, new.partition.cuts, paces)
     network = "parameters, running statistics and the optimizer's memory of every block are as they were"
     return Moved(cut, pipeline.losses(wait=True), [*said, network, *given_up])
 

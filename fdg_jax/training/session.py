@@ -41,7 +41,7 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
 
 
 def versions() -> dict[str, str]:
-    """What a checkpoint's bits depend on; jaxlib has the compiler."""
+    """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
     names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": fdg_jax.__version__}
     return {**names, "backend": jax.default_backend()}
 
@@ -54,7 +54,7 @@ def about_job(job: Job) -> dict[str, Any]:
 
 
 def where(begun: Session, steps: int) -> str:
-    """Where a resumed run stands."""
+    """A sentence on where a resumed run goes on."""
     step = begun.record.step
     if begun.fresh:
         return "there is no checkpoint: from the beginning"

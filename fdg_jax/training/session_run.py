@@ -1,4 +1,4 @@
-"""One session of a run, from its beginning to its end, with all that may end it."""
+"""One session of a run: opens and closes what the training loop needs, and decides which end leaves a checkpoint."""
 
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -6,23 +6,34 @@ from pathlib import Path
 from fdg_jax.data.jpeg import Damaged
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training.home import Home
-from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.nonfinite_policy import Diverged
+from fdg_jax.training.record import Record
 from fdg_jax.training.replay import NotReproduced
-from fdg_jax.training.rescue import Broken, has_words, leave_checkpoint, try_checkpoint
+from fdg_jax.training.rescue import Broken, is_disk_full, leave_checkpoint, try_checkpoint
+from fdg_jax.training.rollback import train_with_rollback
 from fdg_jax.training.session import Session, where
 from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.training_loop import Loop
 
 
-def run(job: Job, path: Path, signals: Signals, session: Session, home: Home) -> tuple[Record, str, str]:
-    """Trains to the end: (record, sha256 of the parameters, sha256 of the last checkpoint's state).
+def run(job: Job, path: Path, signals: Signals, session: Session, directory: LiveDirectory) -> tuple[Record, str, str]:
+    """Trains to the end.
 
-    Raises Stopped, after a checkpoint, when a signal came, and so Damaged when an image of the next batch cannot be
-    decoded; Diverged when the loss is no number; SaveFailed when a checkpoint that is needed cannot be written;
-    NotReproduced when a batch done twice came out differently. Whatever else goes wrong is raised as it is where the
-    command knows the words for it, else as Broken, after a checkpoint has been tried.
+    Arguments:
+        path: the run directory, which `directory` looks after.
+        session: where the training begins.
+    Returns:
+        The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
+    Raises:
+        Stopped: a signal came; a checkpoint was written.
+        Damaged: an image of the next batch cannot be decoded; a checkpoint was written.
+        Diverged: a loss, a gradient or the state is not finite.
+        SaveFailed: a checkpoint that is needed cannot be written.
+        NotReproduced: a batch that was repeated gave another result.
+        OSError: the disk is full; a checkpoint was tried.
+        Broken: anything else went wrong; a checkpoint was tried.
     """
     record = session.record
     record.open(path, job.options.tensorboard)
@@ -30,38 +41,21 @@ def run(job: Job, path: Path, signals: Signals, session: Session, home: Home) ->
         with Progress(job.steps, record.step, job.options.epochs) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
-            loop = Loop(job, home, signals, progress, record, session.fresh)
-            with closing(loop.feed), closing(loop.home), closing(loop.saver), loop.watchdog or nullcontext():
+            loop = Loop(job, directory, signals, progress, record, session.fresh)
+            with closing(loop.feed), closing(directory), closing(loop.saving), loop.watchdog or nullcontext():
                 try:
-                    return record, *to_the_end(loop)
+                    return record, *train_with_rollback(loop)
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
-                        loop.expect_repair()
+                        loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)
                     raise
-                except (Diverged, NotReproduced, checkpoints.SaveFailed):  # states that are not worth a checkpoint
+                except (Diverged, NotReproduced, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except BaseException as error:
-                    became = try_checkpoint(loop)
-                    if has_words(error):
+                    checkpoint = try_checkpoint(loop)
+                    if is_disk_full(error):
                         raise
-                    raise Broken(became) from error
+                    raise Broken(checkpoint) from error
     finally:
         record.close()
-
-
-def to_the_end(loop: Loop) -> tuple[str, str]:
-    """Trains and finishes, going back where that is the policy, but never twice for the same batch."""
-    furthest = 0
-    while True:
-        try:
-            loop.train()
-            return loop.finish()
-        except Diverged as found:
-            if loop.options.on_nan != "rollback":
-                raise
-            if found.step <= furthest:
-                raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
-            furthest = found.step
-            loop.progress.say(f"WARNING: {found}.")
-            loop.roll_back(found)

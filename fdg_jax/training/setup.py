@@ -5,26 +5,26 @@ must be asked for before JAX computes anything.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 import fdg_jax
-from fdg_jax import data, methods, models, split
+from fdg_jax import data, methods, split
 from fdg_jax.data import dataset, fingerprint
 from fdg_jax.data.augment import train_transform
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
+from fdg_jax.methods.interface import Method
 from fdg_jax.recipe import paper_schedule, paper_sgd
 from fdg_jax.runs.options import Options
-from fdg_jax.training import block_times
+from fdg_jax.runs.run_length import run_length
+from fdg_jax.training.partition import Partition, partition
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
@@ -32,24 +32,18 @@ WARMED_UP = ("resnet110", "resnet1202")
 
 
 class Job(NamedTuple):
-    """All a training loop needs."""
+    """What a training loop needs, with every name in the options resolved."""
 
     options: Options  # as used, nothing left to defaults
     dataset: dataset.Dataset | data.Stream
     pipeline: fdg_jax.Pipeline
-    split: str  # paper, even, balanced, measured or block numbers
-    cuts: tuple[int, ...]  # the first block of stages 2..K
-    costs: list[float]  # of each block; only their ratios count
-    cost: str  # what they are: time or FLOPs
+    method: Method
+    partition: Partition  # of the network into stages
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
-    devices: list[str]  # of the stages k = 1..K; of one that is spread all its devices
+    devices: list[str]  # of stages k = 1..K; a stage that is spread names all of its devices
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
-
-    @property
-    def n_blocks(self) -> int:
-        return len(self.costs)
 
 
 def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
@@ -75,29 +69,27 @@ def prepare(options: Options, note: str = "") -> Job:
     note: what the run that is being resumed had to say of its data.
     """
     dataset = load_data(options, note)
-    options, stage_devices, remark = choose_engine(options)
+    method = methods.find(options.method)
+    options, stage_devices, remark = choose_engine(options, method)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, blocks = len(dataset.train_images), models.blocks(options.model, dataset.classes)
-    name = options.split or default_split(options)
-    costs, cost = block_costs(name, options, blocks, dataset, stage_devices[0])
-    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
+    N, parts = len(dataset.train_images), partition(options, dataset, stage_devices[0])
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
         train_size=N,
-        split=",".join(map(str, cuts)) if options.K > 1 else name,
-        warmup="on" if wants_warmup(options) else "off",
+        split=",".join(map(str, parts.cuts)) if options.K > 1 else parts.name,
+        warmup="on" if wants_warmup(options, method) else "off",
         window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
-    check_last_batch(options, N)
-    per_epoch = math.ceil(N / options.batch_size)
-    if options.epochs * per_epoch > MOST_BATCHES:  # of each the learning rate is kept
-        fact = f"{options.epochs * per_epoch:,} batches are more than {MOST_BATCHES:,}"
+    check_last_batch(options, method, N)
+    length = run_length(N, options.batch_size, options.epochs, options.steps)
+    if length.all_epochs > MOST_BATCHES:  # the learning rate of each is kept
+        fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
-    by_batch = paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    by_batch = paper_schedule(options.learning_rate, options.epochs, length.per_epoch, options.warmup == "on")
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = fdg_jax.Pipeline(
-        stages=split.stages(blocks, cuts),
+        stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
         optimizer=paper_sgd(schedule, options.momentum, options.weight_decay),
         method=options.method,
@@ -107,15 +99,13 @@ def prepare(options: Options, note: str = "") -> Job:
         remat=options.remat,
         guard=True,
         preprocess=train_transform(dataset, options.seed),
-        **method_options(options),
+        **{name: getattr(options, name) for name in method.answers_to},
     )
-    initialise(pipeline, blocks, cuts, dataset, options)
-    total = options.epochs * per_epoch
-    steps = min(total, options.steps or total)
+    initialise(pipeline, parts, dataset, options)
     names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
-    rates = learning_rates(by_batch, total, options.accumulate)
+    rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
-        options, dataset, pipeline, name, cuts, costs, cost, per_epoch, steps, rates, names, remark
+        options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, remark
     )  # fmt: skip
 
 
@@ -136,17 +126,17 @@ def load_data(options: Options, note: str) -> dataset.Dataset | data.Stream:
     return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(dataset))
 
 
-def check_last_batch(options: Options, N: int) -> None:
+def check_last_batch(options: Options, method: Method, N: int) -> None:
     """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
     last, M = N % options.batch_size, options.micro_batches
-    if "micro_batches" in methods.find(options.method).answers_to and 0 < last < M:
+    if "micro_batches" in method.answers_to and 0 < last < M:
         raise BadInput(
             f"--micro-batches {M}: an epoch of {N} images ends in a batch of {last}, which has fewer images. Use fewer "
             f"micro-batches, or another --batch-size or --train-size."
         )
 
 
-def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
+def choose_engine(options: Options, method: Method) -> tuple[Options, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
     Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
@@ -156,21 +146,21 @@ def choose_engine(options: Options) -> tuple[Options, list[Any], str]:
     found, remark = devices.stage_devices(options.K)
     why = ""
     if options.engine == "auto":
-        why = reason_for_delay_line(options, found, shared=bool(remark))
+        why = reason_for_delay_line(options, method, found, shared=bool(remark))
         options = dataclasses.replace(options, engine="delay-line" if why else "pipeline")
     if options.engine == "delay-line":
         return options, [found[0]] * options.K, why
     return options, found, remark
 
 
-def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> str:
+def reason_for_delay_line(options: Options, method: Method, found: list[Any], shared: bool) -> str:
     """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
 
     K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
     """
     if found[0].platform == "cpu":  # there it is no faster
         return ""
-    if not methods.find(options.method).delay_line or options.weights != "stashed":
+    if not method.delay_line or options.weights != "stashed":
         return ""
     one, same = f"--engine auto chose delay-line, all stages on {device_name(found[0])}: ", "the training is the same."
     if shared:
@@ -178,21 +168,6 @@ def reason_for_delay_line(options: Options, found: list[Any], shared: bool) -> s
     if options.K == 1:
         return f"{one}it runs many batches a dispatch, as it does for K > 1 on one device; {same}"
     return ""
-
-
-def default_split(options: Options) -> str:
-    return "paper" if models.paper_split(options.model, options.K) is not None else "balanced"
-
-
-def block_costs(
-    name: str, options: Options, blocks: list[nn.Module], dataset: dataset.Dataset | data.Stream, device: Any
-) -> tuple[list[float], str]:
-    """What each block costs, and in what: time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
-    image = dataset.shape
-    if name == "measured" and options.K > 1:
-        x = jax.ShapeDtypeStruct((options.batch_size, *image), np.float32)
-        return block_times.seconds(blocks, x, device), "time"
-    return split.block_costs(options.model, dataset.classes, (1, *image)), "FLOPs"
 
 
 def default_window(options: Options, platform: str, images: int) -> int:
@@ -205,10 +180,10 @@ def default_window(options: Options, platform: str, images: int) -> int:
     return even if even > bound // 2 else min(bound, full)
 
 
-def wants_warmup(options: Options) -> bool:
+def wants_warmup(options: Options, method: Method) -> bool:
     """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to."""
     if options.warmup == "paper":
-        return options.model in WARMED_UP or (options.K >= 3 and not methods.find(options.method).same_for_every_K)
+        return options.model in WARMED_UP or (options.K >= 3 and not method.same_for_every_K)
     return options.warmup == "on"
 
 
@@ -219,12 +194,6 @@ def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) 
     return np.asarray(jnp.broadcast_to(jax.vmap(schedule)(first), (batches,)))
 
 
-def method_options(options: Options) -> dict[str, Any]:
-    """Of the flags those the method has."""
-    method = methods.find(options.method)
-    return {name: getattr(options, name) for name in method.answers_to}
-
-
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Mean over the batch. logits [batch, classes], labels [batch] int32."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
@@ -232,16 +201,15 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def initialise(
     pipeline: fdg_jax.Pipeline,
-    blocks: list[nn.Module],
-    cuts: tuple[int, ...],
+    parts: Partition,
     dataset: dataset.Dataset | data.Stream,
     options: Options,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
     key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.shape)
-    whole = split.init_whole(blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
+    whole = split.init_whole(parts.blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
     example = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(shape[:1], np.int32)
-    pipeline.init(key, example, variables=split.split_variables(whole, cuts))
+    pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))
 
 
 def device_name(device: Any) -> str:

@@ -1,4 +1,4 @@
-"""Signals end a run in good order: after the dispatch under way, with a checkpoint.
+"""Lets signals end a run cleanly: after the dispatch under way, with a checkpoint.
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (schedulers announce the end with it) are obeyed
 alike. A second SIGINT or SIGTERM leaves at once. Whoever checks `number` decides where the run can be stopped.

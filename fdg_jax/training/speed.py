@@ -1,4 +1,4 @@
-"""Images a second as they are now: over the last ten seconds of training, pauses and compilation left out.
+"""The current speed in images per second: over the last ten seconds of training, without pauses and compilation.
 
 A pipeline only dispatches, so finished batches, not dispatched ones, are counted; on a CPU they come in bursts,
 which is why a shorter stretch of time would tell little.
@@ -11,7 +11,7 @@ HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """finished() after every look at the losses; paused() after everything that was not training."""
+    """Call finished() whenever losses were read, and paused() after everything that was not training."""
 
     def __init__(self) -> None:
         self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, images finished by then)
@@ -34,11 +34,11 @@ class Speed:
         self.marks = deque((min(then, now), images) for then, images in self.marks)
 
     def compiled(self) -> None:
-        """The last dispatch may have compiled: what was before it tells nothing of the speed to come."""
+        """Forgets what was measured so far, as the last dispatch may have compiled."""
         self.marks.clear()
 
     def now(self) -> float | None:
-        """Images a second, None as long as there is too little to tell."""
+        """Images per second; None while too little has been measured."""
         if not self.marks:
             return None
         (start, before), (end, after) = self.marks[0], self.marks[-1]

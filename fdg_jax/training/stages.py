@@ -16,7 +16,7 @@ def facts(job: Job) -> list[dict[str, Any]]:
     fdg_jax.engine.memory; None where it is not predicted)."""
     engine, found = job.pipeline.engine, []
     predicted = {each.k: each for each in memory.predicted(engine)}
-    bounds = (0, *job.cuts, len(job.costs))
+    bounds, costs, unit = job.partition.bounds, job.partition.costs, job.partition.unit
     for k, ((a, b), size) in enumerate(zip(pairwise(bounds), stage_parameters(job.pipeline), strict=True), 1):
         sent = engine.parts.specs[k - 1].y if k < len(bounds) - 1 else None
         of = predicted.get(k)
@@ -25,9 +25,9 @@ def facts(job: Job) -> list[dict[str, Any]]:
                 "k": k,
                 "first_block": a,
                 "last_block": b - 1,
-                "share_percent": round(100 * sum(job.costs[a:b]) / sum(job.costs), 1),
-                "share_of": job.cost,
-                "seconds": round(sum(job.costs[a:b]), 6) if job.cost == "time" else None,
+                "share_percent": round(100 * sum(costs[a:b]) / sum(costs), 1),
+                "share_of": unit,
+                "seconds": round(sum(costs[a:b]), 6) if unit == "time" else None,
                 "parameters": size,
                 "sends": shapes.text(sent),
                 "sends_bytes": memory.size(sent),

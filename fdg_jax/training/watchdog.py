@@ -1,14 +1,15 @@
-"""Names what holds everything up, when something does: mostly a stage. It stops nothing and waits for nothing.
+"""Names the operation that everything else waits for: mostly one of a stage. It stops nothing and waits for nothing.
 
-A thread looks now and then at what was dispatched and is not finished (fdg_jax.engine.unfinished). If that is the same
-operation for long, a person learns which, on stderr and in `stalls.jsonl`; what to do about it is for the person to
-decide.
+A thread looks now and then at what was dispatched and is not finished (fdg_jax.engine.unfinished). If the oldest
+operation stays the same for long, the watchdog names it on stderr and in `stalls.jsonl`. What to do about it is for a
+person to decide.
 """
 
 import contextlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -18,7 +19,7 @@ from fdg_jax.engine.unfinished import Dispatched, Trail
 
 STALLS = "stalls.jsonl"
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
-# What is no stage's: who does it, and what it is of a batch. L and C are the training loop's own.
+# Operations of no stage: who does it, and what it is of a batch. L and C are what the training loop waits for.
 OTHERS = {
     "E": ("the evaluation", "test batch"),
     "L": ("the loader", "batch"),
@@ -27,16 +28,21 @@ OTHERS = {
 
 
 class Watchdog:
-    """As a context. seconds: until an operation is named, and again every so many.
+    """A context within which operations that do not finish are named.
 
-    cold: set while the host makes a dispatch that may compile, which takes long and is no stall.
+    Arguments:
+        trail: the operations under way.
+        seconds: until an operation is named, and between namings of the same one.
+        run: the run directory, for stalls.jsonl.
+
+    `may_compile` is set while the host makes a dispatch that may compile, which takes long and is no stall.
     """
 
     def __init__(self, trail: Trail, seconds: float, run: Path):
         self.trail, self.seconds, self.run = trail, seconds, run
-        self.cold = False
-        self.op: Dispatched | None = None  # the oldest when one last looked
-        self.since, self.told = 0.0, 0  # when it was seen first; how often it was named
+        self.may_compile = False
+        self.op: Dispatched | None = None  # the oldest one at the last look
+        self.since, self.times_named = 0.0, 0  # when it was seen first; how often it was named
         self.leaving = Event()
         self.thread = Thread(target=self.watch, name="watchdog", daemon=True)
 
@@ -56,14 +62,14 @@ class Watchdog:
         """Names the oldest operation if it has been that for long enough."""
         op = self.trail.oldest()
         if op is None or self.op is None or op.since != self.op.since:
-            self.since, self.told = now, 0
+            self.since, self.times_named = now, 0
         self.op = op
-        if op is not None and now - self.since >= (self.told + 1) * self.seconds:
-            self.told += 1
+        if op is not None and now - self.since >= (self.times_named + 1) * self.seconds:
+            self.times_named += 1
             self.tell(op, now)
 
     def tell(self, op: Dispatched, now: float) -> None:
-        may_compile = (self.cold and op.kind in WORDS) or op.kind == "E"
+        may_compile = (self.may_compile and op.kind in WORDS) or op.kind == "E"
         compiling = may_compile and not op.returned
         began = datetime.now().astimezone() - timedelta(seconds=now - op.since)
         print(f"WARNING: {sentence(op, now - op.since, began, compiling)}", file=sys.stderr, flush=True)
@@ -74,6 +80,24 @@ class Watchdog:
         # A disk that is full is reported elsewhere.
         with contextlib.suppress(OSError), (self.run / STALLS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
+
+
+class HostOperations:
+    """Lets the watchdog name what the training loop itself waits for. trail: None if nobody watches."""
+
+    def __init__(self, trail: Trail | None):
+        self.trail = trail
+
+    @contextlib.contextmanager
+    def waiting(self, kind: str, batch: int) -> Iterator[None]:
+        """A context for the waiting. kind: one of OTHERS."""
+        if self.trail:
+            self.trail.begin(kind, 0, batch, batch)
+        try:
+            yield
+        finally:
+            if self.trail:
+                self.trail.end(None)
 
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:

@@ -59,12 +59,12 @@ def fills_up(monkeypatch):
     """fills_up(disk, spare) -> [(step at the time, warning)]: the disk fills up in the middle of the run."""
 
     def arrange(disk, spare, patch=monkeypatch):
-        window, say, loops, told = training_loop.Loop.window, progress.Progress.say, [], []
+        window, say, loops, told = training_loop.Loop.dispatch, progress.Progress.say, [], []
 
         def filling(loop):
             loops[:] = [loop]
             if loop.record.step == AT - 1:
-                loop.check_saver(wait=True)  # what came before is saved
+                loop.saving.check(wait=True)  # what came before is saved
                 fill(disk, spare)
             window(loop)
 
@@ -73,7 +73,7 @@ def fills_up(monkeypatch):
                 told.append((loops[0].record.step, line))
             say(self, line)
 
-        patch.setattr(training_loop.Loop, "window", filling)
+        patch.setattr(training_loop.Loop, "dispatch", filling)
         patch.setattr(progress.Progress, "say", saying)
         return told
 

@@ -21,16 +21,16 @@ def words(path, policy):
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["go-on", "stop"])
 def test_a_run_whose_directory_is_deleted_ends_by_policy(policy, tmp_path, monkeypatch, capsys):
-    path, window = tmp_path / "run", training_loop.Loop.window
+    path, window = tmp_path / "run", training_loop.Loop.dispatch
 
     def deleting(loop):
         if loop.record.step == AT:
-            loop.check_saver(wait=True)
+            loop.saving.check(wait=True)
             shutil.rmtree(path)
         window(loop)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_loop.Loop, "window", deleting)
+        patch.setattr(training_loop.Loop, "dispatch", deleting)
         code = cifar.main(words(path, policy))
     said = capsys.readouterr()
     assert "is gone: it was deleted or renamed" in "".join(said) and "Traceback" not in "".join(said)

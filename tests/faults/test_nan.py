@@ -25,7 +25,7 @@ def lost(tree):
 
 def spoil_weights(patch, k, step):
     """The weights of stage k are lost just before batch `step` enters, once: as by a fault of its device."""
-    window, done = training_loop.Loop.window, []
+    window, done = training_loop.Loop.dispatch, []
 
     def spoilt(loop):
         if loop.record.step == step - 1 and not done:
@@ -34,7 +34,7 @@ def spoil_weights(patch, k, step):
             stage.state = stage.state._replace(params=lost(stage.state.params))
         window(loop)
 
-    patch.setattr(training_loop.Loop, "window", spoilt)
+    patch.setattr(training_loop.Loop, "dispatch", spoilt)
 
 
 def spoil_gradient(patch, k, number):

@@ -48,7 +48,7 @@ def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, cap
 
             def telling(op, now, dog=dog, tell=tell, named=named):
                 tell(op, now)
-                if (op.k, op.first) == (k, held) and dog.told >= 2:
+                if (op.k, op.first) == (k, held) and dog.times_named >= 2:
                     named.set()
 
             dog.tell = telling
@@ -115,7 +115,7 @@ def test_a_dispatch_that_does_not_return_is_an_operation_under_way_and_may_be_co
     dog = Watchdog(trail, 10.0, tmp_path)
     what = "its backward pass and update of batch 7"
     for cold, said in ((True, f"k=2 is compiling what {what} needs"), (False, f"{what} has been in its dispatch for")):
-        dog.op, dog.cold, now = None, cold, time.monotonic()
+        dog.op, dog.may_compile, now = None, cold, time.monotonic()
         for late in (0.0, 9.0, 11.0, 12.0, 21.0):
             dog.look(now + late)
         err = capsys.readouterr().err

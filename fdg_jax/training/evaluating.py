@@ -1,0 +1,61 @@
+"""Evaluations of a run: when one is due, on which batches, and the line that a person sees of it."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from fdg_jax.data.augment import test_transform
+from fdg_jax.runs.progress import Progress, per_second
+from fdg_jax.training.record import Record
+from fdg_jax.training.setup import Job
+
+
+class Evaluation:
+    """Evaluates a job's pipeline on the test images.
+
+    Arguments:
+        test_batches: gives the test set once, as batches (images, labels).
+        check_signals: called before every test batch; it raises Stopped after a signal.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        record: Record,
+        progress: Progress,
+        test_batches: Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]],
+        check_signals: Callable[[], None],
+    ):
+        self.job, self.record, self.progress = job, record, progress
+        self.test_batches, self.check_signals = test_batches, check_signals
+        self.transform = test_transform(job.dataset)
+
+    def due(self) -> bool:
+        """Whether --evaluate-every asks for one after the newest batch, and it has not been made yet."""
+        every, step = self.job.options.evaluate_every * self.job.steps_per_epoch, self.record.step
+        return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
+
+    def run(self) -> bool:
+        """Evaluates with the newest weights, batches in flight or not. Returns whether this is the best so far."""
+        found = self.job.pipeline.evaluate(self.interruptible_batches(), self.transform)
+        # The losses' lines come before the evaluation's, as they would without waiting.
+        self.record.losses(self.job.pipeline.losses(wait=True))
+        return self.record.evaluation(found.loss, found.error_percent or 0.0)
+
+    def interruptible_batches(self) -> Iterator[tuple[Any, Any]]:
+        for batch in self.test_batches():
+            self.check_signals()
+            yield batch
+
+    def say_result(self) -> None:
+        epoch, record = self.record.step / self.job.steps_per_epoch, self.record
+        self.progress.error = f"test error {record.error:.2f}%"
+        self.progress.say(
+            f"epoch {round(epoch, 2):g}: test error {record.error:.2f}%, training loss {record.train_loss():.4f}, "
+            f"{per_second(record.images_per_second())}, learning rate {self.learning_rate():g}"
+        )
+
+    def learning_rate(self) -> float:
+        """The rate of the newest batch, with the digits that a float32 has."""
+        return float(f"{self.job.learning_rates[max(self.record.step, 1) - 1]:.7g}")

@@ -1,0 +1,52 @@
+"""The blocks of a network and the stages that they are cut into, resolved once before a run."""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fdg_jax import data, models, split
+from fdg_jax.data import dataset
+from fdg_jax.runs.options import Options
+from fdg_jax.training import block_times
+
+
+class Partition(NamedTuple):
+    """How a network is cut into K stages."""
+
+    blocks: list[nn.Module]
+    name: str  # paper, even, balanced, measured or block numbers
+    cuts: tuple[int, ...]  # the first block of stages 2..K
+    costs: list[float]  # of each block; only their ratios count
+    unit: str  # of the costs: time (in seconds) or FLOPs
+    has_paper_split: bool  # whether the authors' code cuts this model into K stages
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """[K + 1] The first block of every stage, and the number of blocks."""
+        return (0, *self.cuts, len(self.blocks))
+
+
+def partition(options: Options, dataset: dataset.Dataset | data.Stream, device: Any) -> Partition:
+    """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
+
+    device: of stage 1, on which `--split measured` measures.
+    """
+    blocks = models.blocks(options.model, dataset.classes)
+    has_paper_split = models.paper_split(options.model, options.K) is not None
+    name = options.split or ("paper" if has_paper_split else "balanced")
+    costs, unit = block_costs(name, options, blocks, dataset, device)
+    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
+    return Partition(blocks, name, cuts, costs, unit, has_paper_split)
+
+
+def block_costs(
+    name: str, options: Options, blocks: list[nn.Module], dataset: dataset.Dataset | data.Stream, device: Any
+) -> tuple[list[float], str]:
+    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    image = dataset.shape
+    if name == "measured" and options.K > 1:
+        x = jax.ShapeDtypeStruct((options.batch_size, *image), np.float32)
+        return block_times.seconds(blocks, x, device), "time"
+    return split.block_costs(options.model, dataset.classes, (1, *image)), "FLOPs"

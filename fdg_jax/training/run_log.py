@@ -1,0 +1,55 @@
+"""What a run writes while it trains: lines of metrics.jsonl, and TensorBoard's curves of the same numbers."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.runs.run_files import METRICS, MetricsLog
+from fdg_jax.runs.tensorboard import Scalars
+
+
+class RunLog:
+    """The open files of a run directory.
+
+    Arguments:
+        run: the run directory.
+        lines: how many lines of metrics.jsonl the checkpoint counts; later ones are dropped.
+        step: the batch at which TensorBoard's curves begin.
+        tensorboard: whether there are curves.
+    """
+
+    def __init__(self, run: Path, lines: int, step: int, tensorboard: bool):
+        self.metrics = MetricsLog(run / METRICS, lines)
+        if self.metrics.lines < lines:
+            fact = f"{run / METRICS} has {self.metrics.lines} of the {lines} lines that it had at the checkpoint"
+            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
+        self.open_curves(run, step, tensorboard)
+
+    def open_curves(self, run: Path, step: int, tensorboard: bool) -> None:
+        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step)
+
+    @property
+    def lines(self) -> int:
+        """Lines of metrics.jsonl so far."""
+        return self.metrics.lines
+
+    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
+        """Adds a line, and a point to each curve at the event's step."""
+        self.metrics.append(event)
+        self.curves.add(event["step"], curves)
+
+    def move(self, run: Path, step: int, tensorboard: bool) -> None:
+        """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""
+        self.metrics.move(run / METRICS)
+        self.curves.close()
+        self.open_curves(run, step, tensorboard)
+
+    def flush(self) -> None:
+        """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
+        self.metrics.flush()
+        self.curves.flush()
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.curves.close()

@@ -1,0 +1,130 @@
+"""When a checkpoint of a run is written, and what is done when one cannot be: the policies of `--checkpoint-every`,
+`--keep-best` and `--on-failed-save`."""
+
+from fdg_jax.data import fingerprint
+from fdg_jax.runs import checkpoints
+from fdg_jax.runs.progress import Progress
+from fdg_jax.runs.run_files import CHECKPOINTS
+from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.nonfinite_policy import NonFinitePolicy
+from fdg_jax.training.record import Record
+from fdg_jax.training.session import about_job
+from fdg_jax.training.setup import Job
+from fdg_jax.training.watchdog import HostOperations
+
+
+class Saving:
+    """Asks a checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
+
+    Arguments:
+        fresh: whether the run has no checkpoint yet.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        directory: LiveDirectory,
+        record: Record,
+        progress: Progress,
+        nonfinite: NonFinitePolicy,
+        operations: HostOperations,
+        fresh: bool,
+    ):
+        self.job, self.options, self.pipeline = job, job.options, job.pipeline
+        self.directory, self.record, self.progress = directory, record, progress
+        self.nonfinite, self.operations = nonfinite, operations
+        self.root = directory.path / CHECKPOINTS
+        self.saver = checkpoints.Saver(self.root, about_job(job), job.options.keep, record.flush)
+        self.saver.best = record.best_step if job.options.keep_best else None
+        self.saver.step = -1 if fresh else record.step
+        self.saver.prune()  # a process that was killed may not have got to it
+        self.last_save_attempt = record.step  # the newest step at which a checkpoint was due
+        self.drained = False  # whether batches in flight have been used up: such a state is never saved
+
+    def due(self) -> bool:
+        """Whether --checkpoint-every asks for a checkpoint after the newest batch."""
+        every = self.options.checkpoint_every
+        every = self.job.steps_per_epoch if every is None else every
+        return every > 0 and self.record.step // every > self.last_save_attempt // every
+
+    def save(self, best: bool = False) -> None:
+        """Begins to write a checkpoint, unless the newest one is of this step. It contains unfinished losses as they
+        are. best: it is kept until there is a better one."""
+        self.last_save_attempt = self.record.step
+        self.check(wait=True)  # one at a time
+        if not self.repair_directory():
+            return
+        if self.is_current():
+            self.saver.best = self.record.step if best else self.saver.best
+            return
+        if self.drained:
+            return
+        self.record.losses(self.pipeline.losses())
+        unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
+        expected = self.nonfinite.refused_updates_expected(self.record)
+        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, expected, best)
+
+    def repair_directory(self) -> bool:
+        """Before a save: replaces what somebody has deleted from the run directory. Returns whether it can be used;
+        if not, the next check reports why."""
+        try:
+            repaired = self.directory.prepare_save(self.record, recreate=self.options.on_failed_save == "go-on")
+        except checkpoints.SaveFailed as failed:
+            self.saver.failure = failed
+            return False
+        if repaired:
+            self.progress.say(f"WARNING: {repaired}.")
+            if not checkpoints.folder(self.root, self.saver.step).is_dir():
+                self.saver.step = -1  # the checkpoint is gone as well
+        return True
+
+    def is_current(self) -> bool:
+        """Whether the newest checkpoint, written or under way, is of the newest batch."""
+        return self.saver.step == self.record.step
+
+    def check(self, wait: bool = False, needed: bool = False, last: bool = False) -> None:
+        """Reports a checkpoint that has failed, and obeys the policy for it.
+
+        Arguments:
+            wait: first waits for the checkpoint under way.
+            needed: the session ends with this checkpoint, so there is no going on without it.
+            last: so does the run.
+        Raises: SaveFailed, Diverged.
+        """
+        try:
+            if not wait:
+                self.saver.check()
+            else:
+                with self.operations.waiting("C", self.saver.step):
+                    self.saver.wait()
+        except checkpoints.SaveFailed as found:
+            failed = self.directory.missing() or found
+            if needed or last or self.options.on_failed_save == "stop":
+                raise failed from None
+            earlier = "The earlier ones stay, and the" if checkpoints.stored(self.root) else "The"
+            self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
+        except checkpoints.NotFinite as found:
+            self.nonfinite.handle_state(found, needed)
+
+    def allow_repaired_data(self) -> None:
+        """Makes the next checkpoint one that can be resumed after a damaged image has been repaired."""
+        now = self.job.dataset.fingerprint
+        self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
+        self.saver.step = -1  # a checkpoint of this very batch is written again
+
+    def abandon(self) -> None:
+        """Waits for the checkpoint under way, before the run goes back to an earlier one. Warns if it has failed."""
+        self.saver.close()
+        if self.saver.failure:
+            self.progress.say(f"WARNING: {self.saver.failure}")
+        self.saver.thread, self.saver.failure = None, None
+
+    def gone_back(self) -> None:
+        """Goes on from the checkpoint that the record has been restored from."""
+        self.saver.best = self.record.best_step if self.options.keep_best else None
+        self.saver.step = self.last_save_attempt = self.record.step
+        self.drained = False
+
+    def close(self) -> None:
+        """Waits for the checkpoint under way, whatever becomes of it."""
+        self.saver.close()
