@@ -341,7 +341,7 @@ def test_the_arrays_counted_are_those_the_programs_take_and_give():
     data = small.batches(1)[0]
     stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
     x, labels = jax.device_put(data)
-    params, extra, optimizer, _ = map(len, map(jax.tree.leaves, stage.state))
+    params, extra, optimizer, *_ = map(len, map(jax.tree.leaves, stage.state))
     assert (params, extra) == (1, 1)  # packed: Dense: kernel, bias; BatchNorm: scale, bias; mean, var
     loss = stage.forward(1, x, labels)
     counted, memo = count_leaves(stage, 1), stage.memos[0]
@@ -598,7 +598,7 @@ def test_the_readmes_speeds_are_those_of_the_page():
     number = "([0-9.]+[0-9])"
     for side, words in {
         "fdg:split=balanced": "makes {} \\(ResNet-20, batch 128\\) and {} \\(WRN-16-4, batch 64\\) times",
-        "bp-on-each-core": "a core each, make {} and {} times together",
+        "bp-on-each-core": "one per core, make {} and {} times together",
         "bp-two-cores": "BP with both cores {} and {}\\.",
     }.items():
         (pair,) = re.findall(words.format(number, number), told)

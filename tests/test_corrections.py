@@ -14,13 +14,15 @@ from small import (
     cross_entropy,
     goes_on_exactly,
     leaves,
+    mostly_slow,
     parts,
     pipeline,
     recipe,
 )
 from test_memory import SCALARS, predicted_and_live
 
-from fdg_jax import corrections, methods
+from fdg_jax import corrections
+from fdg_jax.checks import names
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
@@ -104,8 +106,8 @@ def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     assert corrected.parameters_sha256() == plain.parameters_sha256()
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("order", ["backward-first", "forward-first"])
+@pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("order", ["backward-first", pytest.param("forward-first", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("correct", EVERY)
 def test_both_engines_agree_bit_for_bit(correct, order, accumulate):
     asked = {"order": order, "accumulate": accumulate, **options_of(correct)}
@@ -144,7 +146,7 @@ def test_a_corrected_gradient_is_the_oracles():
 
 
 @pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("correct", EVERY)
+@pytest.mark.parametrize("correct", mostly_slow(EVERY, "ahead"))
 def test_a_resumed_run_is_the_same_run(correct, engine):
     goes_on_exactly(
         lambda: pipeline(3, DATA[0], engine=engine, correct=correct, **ASKED, **options_of(correct)), DATA, at=7
@@ -209,9 +211,8 @@ class Compensated(Stage):
 
 
 def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay(monkeypatch):
-    method = Method("mine", "", fdg, delay_line=True, stage=Compensated)
-    monkeypatch.setattr(methods, "names", lambda: ["mine"])
-    monkeypatch.setattr(methods, "find", lambda name: method)
+    method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
+    monkeypatch.setattr(names, "find_method", lambda name: method)
     pipeline(2, DATA[0], method="mine")
     with pytest.raises(BadInput, match="its stages are of a class of their own"):
         pipeline(2, DATA[0], method="mine", engine="delay-line")

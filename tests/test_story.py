@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fdg_jax.training.opening import whose
+from fdg_jax.models import paper_split
+from fdg_jax.training.opening import whose_split
 
 
 @pytest.mark.parametrize(
@@ -22,5 +23,7 @@ from fdg_jax.training.opening import whose
     ],
 )
 def test_a_run_says_whether_the_authors_cut_the_network_so(split, model, K, says):
-    job = SimpleNamespace(split=split, cost="FLOPs", options=SimpleNamespace(model=model, K=K))
-    assert whose(job) == (f" ({says})" if says else "")  # type: ignore[arg-type]
+    has_one = paper_split(model, K) is not None
+    partition = SimpleNamespace(name=split, unit="FLOPs", has_paper_split=has_one)
+    job = SimpleNamespace(partition=partition, options=SimpleNamespace(model=model, K=K))
+    assert whose_split(job) == (f" ({says})" if says else "")  # type: ignore[arg-type]

@@ -114,7 +114,7 @@ def count_leaves(stage: Stage, K: int) -> Leaves:
     def count(tree: Any) -> int:
         return len(jax.tree.leaves(tree))
 
-    params, extra, optimizer, _ = map(count, stage.state)
+    params, extra, optimizer, *_ = map(count, stage.state)
     closure = count(stage.memos[0].closure)
     return Leaves(
         F=params + extra + 1 + last + 1 + extra + closure,

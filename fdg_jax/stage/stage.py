@@ -135,7 +135,7 @@ class Stage:
         """Dispatches B and the update that falls due. Returns {"dy": dx}, the cotangent for stage k-1."""
         memo = self.oldest(batch)
         grads, dx = self._backward(memo.closure, self.backward_params(memo), memo.x, dy)
-        self.use(grads, memo.version, memo.params)
+        self.use(grads, memo.version, *([memo.params] if self._correct else []))
         return {"dy": dx}
 
     def forward_params(self) -> Tree:
