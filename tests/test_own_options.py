@@ -72,9 +72,17 @@ def folder(tmp_path, monkeypatch):
     path = tmp_path / "own_methods"
     path.mkdir()
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(path)])
+    forget_added_methods()  # of other tests, which may have used the same name
     yield path
-    for file in path.glob("*.py"):
-        sys.modules.pop(f"fdg_jax.methods.{file.stem}", None)
+    forget_added_methods()
+
+
+def forget_added_methods():
+    """Drops the imported modules of method files that lie outside the package."""
+    own = ROOT / "fdg_jax" / "methods"
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fdg_jax.methods.") and Path(str(module.__file__)).parent != own:
+            del sys.modules[name]
 
 
 def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str]:
