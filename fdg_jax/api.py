@@ -65,8 +65,8 @@ class Pipeline:
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
     optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
     correct: what is done about late gradients beside beta: a file of fdg_jax/corrections, whose own options are keyword
-    arguments here. learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not
-    tell.
+        arguments here.
+    learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
         the flags of the same names; a method refuses those it does not have.
     devices: one per stage; default accelerators, else emulated CPU devices.
@@ -135,8 +135,7 @@ class Pipeline:
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
-        jax.ShapeDtypeStruct, and of the dtypes that batches will have (fdg_jax.checks.batches says what becomes of 64
-        bits).
+        jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches).
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage; they are copied.
         """
         check_key(key)

@@ -1,5 +1,6 @@
 """Options that a method's file declares: a file as a user would write it, in Python and in the command."""
 
+import inspect
 import json
 import os
 import subprocess
@@ -10,13 +11,14 @@ from typing import Literal
 import pytest
 from small import batches, pipeline
 
+import fdg_jax
 from fdg_jax import methods
 from fdg_jax.checks import names
 from fdg_jax.errors import BadInput
 from fdg_jax.options import source
 from fdg_jax.options.fields import Option, of_class
 from fdg_jax.runs import reading, run_files
-from fdg_jax.runs.options import DECLARED, FIELDS, UNREADABLE, Options
+from fdg_jax.runs.options import DECLARED, FIELDS, TAKEN, UNREADABLE, Options
 from fdg_jax.training import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +66,12 @@ COMMAND = (
     "from fdg_jax.experiments import cifar\n"
     "sys.exit(max(cifar.main(words.split()) for words in sys.argv[1:]))\n"
 )
+
+
+def test_every_keyword_of_pipeline_is_taken():
+    """A method's option is a keyword of Pipeline too, so it cannot have the name of one with another meaning."""
+    keywords = set(inspect.signature(fdg_jax.Pipeline).parameters)
+    assert keywords - {option.option.name for option in DECLARED} <= TAKEN
 
 
 @pytest.fixture

@@ -87,14 +87,14 @@ def check_corrections(
 
     Raises BadInput for a correction that there is not, and for one that lacks an option.
     """
-    kind = corrections.find(name)
-    own = corrections.options_of(kind)
+    found = corrections.find(name)
+    own = corrections.options_of(found)
     chosen = {option: options.get(option, default) for option, default in own.items()}
     missing = [option for option, value in chosen.items() if value is inspect.Parameter.empty]
     if missing:
         raise BadInput(f"correction {name} needs {missing[0]}=..., which was not given.")
-    asked = [(corrections.find("shrink"), {"beta": float(beta)})] if kind.name != "shrink" else []
-    return [*asked, (kind, chosen)], {option: value for option, value in options.items() if option not in own}
+    asked = [(corrections.find("shrink"), {"beta": float(beta)})] if found.name != "shrink" else []
+    return [*asked, (found, chosen)], {option: value for option, value in options.items() if option not in own}
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> None:

@@ -8,13 +8,14 @@ once.
 import ast
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import interface
+from fdg_jax.options.source import assigned
 
 
 def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
@@ -65,17 +66,9 @@ def model_names() -> list[str]:
     names: list[ast.expr | None] = []
     patterns: list[ast.expr | None] = []
     for file in sorted((Path(__file__).parent.parent / "models").glob("*.py")):
-        for name, value in assigned(file):
+        for name, value in assigned(ast.parse(file.read_text(encoding="utf-8"))):
             if name == "NAMES" and isinstance(value, ast.Dict):
                 names += value.keys
             elif name == "PATTERNS" and isinstance(value, ast.Tuple):
                 patterns += value.elts
     return [str(each.value) for each in (*names, *patterns) if isinstance(each, ast.Constant)]
-
-
-def assigned(file: Path) -> Iterator[tuple[str, ast.expr]]:
-    """(name, value) of every assignment at the top level of a Python file."""
-    for statement in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            yield from ((target.id, statement.value) for target in targets if isinstance(target, ast.Name))

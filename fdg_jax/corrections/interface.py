@@ -23,8 +23,7 @@ class Late(NamedTuple):
 
     k, K: the stage's number from 1, and how many there are.
     staleness: updates of the stage between a batch's forward pass and the update by that batch, as an average once the
-    pipeline is full.
-        It is the schedule's, for every order and `accumulate`, so it may be a fraction.
+        pipeline is full. It is the schedule's, for every order and `accumulate`, so it may be a fraction.
     learning_rate: learning_rate(n) is the rate of the stage's update number n, from 0; None where nobody said it.
     momentum: of the optimizer; None where nobody said it.
     """
@@ -39,12 +38,12 @@ class Late(NamedTuple):
 class Correction(NamedTuple):
     """What is done about the late gradients of one stage. Every part may be left out; all are traced by JAX.
 
-    before: stands in front of the stage's optimizer. optimizer(chain) -> chain: around the stage's optimizer, `before`
-    included. init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every
-    checkpoint. forward(params, state) -> params: the weights to go forward with. Gradients are taken at these.
+    before: stands in front of the stage's optimizer.
+    optimizer(chain) -> chain: around the stage's optimizer, `before` included.
+    init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every checkpoint.
+    forward(params, state) -> params: the weights to go forward with. Gradients are taken at these.
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
-    weights of the batch's
-        forward pass; now: those that the gradient is about to be applied to.
+        weights of the batch's forward pass; now: those that the gradient is about to be applied to.
     """
 
     before: optax.GradientTransformation | None = None

@@ -42,9 +42,8 @@ class LossWindow:
 
     def read(self) -> None:
         step, losses, bad = self.pending[0]
-        losses, *bad = jax_internals.fetch(
-            [losses, *bad]
-        )  # may wait, so this is where Ctrl-C comes: nothing is lost then
+        # This may wait, so it is where Ctrl-C comes. Nothing is lost then.
+        losses, *bad = jax_internals.fetch([losses, *bad])
         refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
         read = [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
         self.pending.popleft()

@@ -126,7 +126,7 @@ class Held:
         """sent: bytes of messages of its last operation that are still on this device as well."""
         versions = {version for _, version in self.kept["B"]} | (set(self.waiting) if self.corrected else set())
         versions -= set() if self.ahead else {self.updates}  # the newest weights are counted already
-        under_way = min(self.passes, self.delay) + (max(0, self.passes - self.delay) % self.accumulate > 0)
+        under_way = len(self.waiting) + (max(0, self.passes - self.delay) % self.accumulate > 0)
         return self.base._replace(
             memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),
             old_weights=len(versions) * self.old,

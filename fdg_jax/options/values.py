@@ -12,7 +12,7 @@ LONGEST = 2**16  # characters of a text; a note may name several files
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The texts of a Literal, also of one beside None; () for any other type."""
+    """The texts of a Literal; () for any other type."""
     if typing.get_origin(kind) is typing.Literal:
         found = typing.get_args(kind)
         return found if all(isinstance(each, str) for each in found) else ()

@@ -13,7 +13,10 @@ from fdg_jax.runs.common_options import GROUPS, CommonOptions, Resume, flag
 __all__ = ["FIELDS", "GROUPS", "SWITCHES", "UNREADABLE", "Options", "Resume", "spelled"]
 
 # Names that mean something else as a keyword of fdg_jax.Pipeline, in config.json or in summary.json.
-KEYWORDS = ("stages", "loss", "optimizer", "devices", "preprocess", "guard", "read_behind", "variables", "options")
+KEYWORDS = (
+    *("stages", "loss", "optimizer", "correct", "devices", "preprocess", "guard", "read_behind", "variables"),
+    "options",
+)
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from"),

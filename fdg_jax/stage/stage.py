@@ -135,7 +135,8 @@ class Stage:
         """Dispatches B and the update that falls due. Returns {"dy": dx}, the cotangent for stage k-1."""
         memo = self.oldest(batch)
         grads, dx = self._backward(memo.closure, self.backward_params(memo), memo.x, dy)
-        self.use(grads, memo.version, *([memo.params] if self._correct else []))
+        then = (memo.params,) if self._correct else ()  # so that a subclass may override `use` without it
+        self.use(grads, memo.version, *then)
         return {"dy": dx}
 
     def forward_params(self) -> Tree:
@@ -155,9 +156,8 @@ class Stage:
         return memo
 
     def use(self, grads: Tree, version: int, then: Tree = None) -> None:
-        """Puts a gradient into the line and applies the one that comes out of it. then: the weights that it was taken
-        at."""
-        self.line.append((grads, version, then if self._correct else None))
+        """Puts a gradient into the line and applies what comes out. then: the weights it was taken at, if needed."""
+        self.line.append((grads, version, then))
         if len(self.line) > self.delay:
             self.apply(*self.line.popleft())
 

@@ -12,7 +12,6 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
@@ -21,9 +20,6 @@ from fdg_jax.runs.options import Options
 from fdg_jax.training import command_line, launch
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals, Stopped
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(arguments: Sequence[str], program: Program) -> int:

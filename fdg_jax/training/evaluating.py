@@ -53,9 +53,5 @@ class Evaluation:
         self.progress.error = f"test error {record.error:.2f}%"
         self.progress.say(
             f"epoch {round(epoch, 2):g}: test error {record.error:.2f}%, training loss {record.train_loss():.4f}, "
-            f"{per_second(record.images_per_second())}, learning rate {self.learning_rate():g}"
+            f"{per_second(record.images_per_second())}, learning rate {record.learning_rate(max(record.step, 1)):g}"
         )
-
-    def learning_rate(self) -> float:
-        """The rate of the newest batch, with the digits that a float32 has."""
-        return float(f"{self.job.learning_rates[max(self.record.step, 1) - 1]:.7g}")

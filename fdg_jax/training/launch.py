@@ -1,7 +1,6 @@
 """From checked options to a finished run: the opening lines, the training, and the results."""
 
 import dataclasses
-import errno
 import os
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from fdg_jax.runs import option_checks, reading, run_files
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
+from fdg_jax.storage import durable
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -65,7 +65,7 @@ def prepare_and_run(
 
 def tell_full(path: Path, error: OSError) -> int:
     """Says that the disk is full; returns the exit code. Raises any other error."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not durable.is_disk_full(error):
         raise error
     fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
     print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)

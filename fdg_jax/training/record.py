@@ -151,11 +151,15 @@ class Record:
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
             "train_loss": loss,
-            "learning_rate": float(f"{self.learning_rates[step - 1]:.7g}"),  # a float32's own digits
+            "learning_rate": self.learning_rate(step),
             "images_per_second": rate if rate is None else round(rate, 2),
         }
         self.log.append(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of batch `step`, from 1, with the digits that a float32 has."""
+        return float(f"{self.learning_rates[step - 1]:.7g}")
 
     def last_line(self) -> None:
         """Writes the losses that no line contains yet."""

@@ -1,14 +1,10 @@
 """The checkpoint that a session leaves when it cannot go on, if its state is that of whole batches."""
 
-import errno
-
 from fdg_jax.errors import reason
 from fdg_jax.runs import checkpoints
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.replay import NotReproduced
 from fdg_jax.training.training_loop import Loop
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Broken(Exception):
@@ -43,8 +39,3 @@ def try_checkpoint(loop: Loop) -> str:
     except Exception as failed:
         return f"A checkpoint after {step} was tried and failed ({reason(failed)})."
     return f"A checkpoint after {step} was written."
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an exception says that the disk, or this user's part of it, is full. The command explains that itself."""
-    return isinstance(error, OSError) and error.errno in DISK_FULL

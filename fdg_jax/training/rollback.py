@@ -1,16 +1,12 @@
 """Going back to the newest checkpoint after values that are not finite: `--on-nan rollback`."""
 
-from typing import TYPE_CHECKING
-
 from fdg_jax.runs import checkpoints
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.session import begin_again
-
-if TYPE_CHECKING:
-    from fdg_jax.training.training_loop import Loop
+from fdg_jax.training.training_loop import Loop
 
 
-def train_with_rollback(loop: "Loop") -> tuple[str, str]:
+def train_with_rollback(loop: Loop) -> tuple[str, str]:
     """Trains and finishes, going back where that is the policy, but never twice for the same batch.
 
     Returns: what Loop.finish returns. Raises: Diverged.
@@ -30,7 +26,7 @@ def train_with_rollback(loop: "Loop") -> tuple[str, str]:
             roll_back(loop, found)
 
 
-def roll_back(loop: "Loop", why: Diverged) -> None:
+def roll_back(loop: Loop, why: Diverged) -> None:
     """Restores the newest checkpoint. Raises Diverged if there is none, and BadInput if none is whole."""
     record, saving = loop.record, loop.saving
     saving.abandon()

@@ -6,11 +6,12 @@ from pathlib import Path
 from fdg_jax.data.jpeg import Damaged
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
+from fdg_jax.storage import durable
 from fdg_jax.training.live_directory import LiveDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
 from fdg_jax.training.replay import NotReproduced
-from fdg_jax.training.rescue import Broken, is_disk_full, leave_checkpoint, try_checkpoint
+from fdg_jax.training.rescue import Broken, leave_checkpoint, try_checkpoint
 from fdg_jax.training.rollback import train_with_rollback
 from fdg_jax.training.session import Session, where
 from fdg_jax.training.setup import Job
@@ -54,7 +55,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session, directory: Liv
                     raise
                 except BaseException as error:
                     checkpoint = try_checkpoint(loop)
-                    if is_disk_full(error):
+                    if durable.is_disk_full(error):
                         raise
                     raise Broken(checkpoint) from error
     finally:
