@@ -1,7 +1,7 @@
 """Fully decoupled learning with delayed gradients (FDG) in JAX and Flax.
 
-Names are resolved on first use (PEP 562): `import fdg_jax` and the schedule, which is plain integers, work
-without importing JAX, so that a command can refuse bad input within a second.
+`Pipeline` (fdg_jax/api.py) is where to begin. The names below are imported on first use (PEP 562), so `import fdg_jax`
+and `fdg_jax.schedule`, which is plain integers, work without JAX, and a command can refuse bad input within a second.
 """
 
 from importlib import import_module
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_HOME = {
+_MODULE_OF = {
     "Pipeline": "api",
     "Metrics": "engine.losses",
     "Evaluation": "engine.evaluate",
@@ -31,6 +31,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str):
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'fdg_jax' has no attribute {name!r}")
-    return getattr(import_module(f"fdg_jax.{_HOME[name]}"), name)
+    return getattr(import_module(f"fdg_jax.{_MODULE_OF[name]}"), name)

@@ -4,57 +4,33 @@ Everything that can be wrong is checked by `jax.eval_shape` before anything comp
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.core import unfreeze
 
-from fdg_jax import corrections
-from fdg_jax.checks import names
-from fdg_jax.checks.arguments import (
-    check_beta,
-    check_correctable,
-    check_corrections,
-    check_devices,
-    check_dtype,
-    check_key,
-    check_options,
-    check_problem,
-    check_rate,
-    check_read_behind,
-)
-from fdg_jax.checks.batches import check_batch, check_example, check_indices, checked_batches, copy_arrays
-from fdg_jax.corrections.interface import Late
+from fdg_jax.checks.arguments import check_read_behind
+from fdg_jax.checks.batches import check_batch, check_indices, checked_batches, copy_arrays
+from fdg_jax.checks.configuration import Configuration
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
-from fdg_jax.engine.interface import Engine, Parts
-from fdg_jax.engine.losses import Metrics, warn_of_lost
+from fdg_jax.engine.interface import Engine, Problem
+from fdg_jax.engine.losses import FinishedLosses, Metrics
 from fdg_jax.engine.turn import Turn
-from fdg_jax.engine.unfinished import Trail
+from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
-from fdg_jax.stage import remat as rematerialisation
-from fdg_jax.stage.functions import How, Spec, init_variables
-from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes, zeros
-from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import check_finite, check_state
-from fdg_jax.transport.devices import Place
 
 Tree = Any
-ENGINES: dict[str, Callable[[Parts], Engine]] = {
+ENGINES: dict[str, Callable[[Problem], Engine]] = {
     "pipeline": HostEngine,
     "delay-line": delay_line_engine,
 }
-UNREAD = 100_000  # losses kept for a caller who never asks for them
 
 
 class Pipeline:
@@ -63,9 +39,9 @@ class Pipeline:
     stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and a
         "dropout" key are handled where a module has them.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
-    optimizer: an optax chain; each stage gets its own state of it, behind the shrink beta**(K-k) (Eq. 17).
-    correct: what is done about late gradients beside beta: a file of fdg_jax/corrections, whose own options are keyword
-        arguments here.
+    optimizer: an optax chain; each stage gets its own state of it, after the shrink by beta**(K-k) (Eq. 17).
+    correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
+        arguments here. Shrinking by beta is one of these files, and comes first unless the one asked for takes beta.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
         the flags of the same names; a method refuses those it does not have.
@@ -105,30 +81,16 @@ class Pipeline:
         read_behind: int = 16,
         **options: Any,
     ):
-        self._stages = check_problem(stages, loss, optimizer)
-        check_beta(beta)
-        self.K = K = len(stages)
-        self.method = names.find_method(method)
-        self.beta, self.weights = beta, weights or "stashed"
-        asked = {"order": order, "weights": weights, "beta": None if beta == 1.0 else beta, **options}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        self.corrections, asked = check_corrections(correct, beta, asked)
-        self._learning_rate, self._momentum = check_rate(learning_rate), momentum
-        of_schedule, self._stage_options = self.method.accepted(asked)
-        self.schedule = self.method.schedule(K, **of_schedule)
-        check_options(self.weights, engine, ENGINES, self.method)
-        check_dtype(dtype)
+        self._configuration = given = Configuration(
+            stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
+            learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
+            preprocess=preprocess, guard=guard, options={"order": order, **options},
+        )  # fmt: skip
         check_read_behind(read_behind)
-        again = rematerialisation.parse(remat, K)
-        self._other = self.method.other_weights(self.schedule, self.weights)
-        rematerialisation.check(again, self._other)
-        self._how = [How(precision(dtype, last=k == K), k in again) for k in range(1, K + 1)]
-        self.devices = check_devices(devices, K)
-        spread = self.method.places
-        self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
-        self.engine_name = engine
-        self._loss, self._optimizer = loss, optimizer
-        self._preprocess, self._read_behind, self._guard = preprocess, read_behind, guard
+        self.K, self.method, self.schedule = given.K, given.method, given.schedule
+        self.beta, self.weights, self.corrections = given.beta, given.weights, given.corrections
+        self.devices, self.places = given.devices, given.places
+        self.engine_name, self._read_behind = engine, read_behind
         self._engine: Engine | None = None
 
     def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
@@ -138,57 +100,20 @@ class Pipeline:
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches).
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage; they are copied.
         """
-        check_key(key)
-        example = check_example(example_batch)
-        stage = self.method.stage or Stage
-        stages = list(zip(self._stages, self._how, self._other, strict=True))
-        shapes = check_shapes(stages, self._loss, self._optimizer, self._preprocess, example, variables)
-        specs = []
-        for k, (module, how, x) in enumerate(zip(self._stages, self._how, shapes.inputs, strict=True), 1):
-            stage_key = jax.random.fold_in(key, k)
-            staleness = self.schedule.mean_staleness[k - 1]
-            late = Late(k, self.K, staleness, self._learning_rate, self._momentum)
-            correction = corrections.for_stage(self.corrections, late)
-            check_correctable(k, correction, stage)
-            # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-            init = jax.jit(
-                lambda key, module=module, how=how, x=x: init_variables(module, key, how.precision.example(zeros(x)))
-            )
-            given = None if variables is None else jax.tree.map(partial(jnp.array, copy=True), variables[k - 1])
-            made = unfreeze(dict(init(stage_key) if given is None else given))
-            if shapes.draws[k - 1]:
-                made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
-            specs.append(
-                Spec(
-                    k=k,
-                    K=self.K,
-                    module=module,
-                    optimizer=correction.around(self._optimizer),
-                    loss=self._loss,
-                    variables=made,
-                    x=x,
-                    y=[*shapes.inputs, shapes.outputs][k],
-                    outputs=shapes.outputs,
-                    labels=shapes.labels,
-                    value=shapes.loss,
-                    key=jax.random.fold_in(stage_key, 2),
-                    options=self._stage_options,
-                    how=how,
-                    guard=self._guard,
-                    correction=correction,
-                )
-            )
-        delays = (0,) * self.K
-        parts = Parts(
-            self.schedule, stage, specs, self._preprocess, self.places, delays, self.weights, self._read_behind
-        )
-        self._engine, self._example = ENGINES[self.engine_name](parts), example
+        given = self._configuration
+        specs, example = given.specs(key, example_batch, variables)
+        delays = (0,) * self.K  # beside those of the schedule
+        problem = Problem(
+            self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
+            self._read_behind,
+        )  # fmt: skip
+        self._engine, self._example = ENGINES[self.engine_name](problem), example
         self._turn = Turn(self._engine)
-        self._forget()
+        self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
         return self
 
     def __repr__(self) -> str:
-        stages = ", ".join(type(stage).__name__ for stage in self._stages)
+        stages = ", ".join(type(stage).__name__ for stage in self._configuration.stages)
         devices = ", ".join(f"{device.platform}:{device.id}" for device in self.devices)
         return f"Pipeline(method={self.method.name!r}, K={self.K}, stages=[{stages}], devices=[{devices}])"
 
@@ -196,11 +121,6 @@ class Pipeline:
         """What copy.copy, copy.deepcopy and pickle ask for."""
         way_out = "Make a second one with the same arguments, call its init, and then second.restore(first.state())."
         raise BadInput(f"a pipeline cannot be copied or pickled: it holds devices and compiled programs. {way_out}")
-
-    def _forget(self) -> None:
-        self._seen: Metrics | None = None
-        self._warned = self._guard  # of a loss that is not finite; a guarded pipeline tells by Metrics.bad
-        self._unread: deque[Metrics] = deque(maxlen=UNREAD)
 
     @property
     def engine(self) -> Engine:
@@ -219,7 +139,7 @@ class Pipeline:
         check_batch(self._example, batch)
         with self._turn:
             engine.step(*copy_arrays(tuple(batch)))
-        return self._newest()
+        return self._metrics.newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: rows of indices [W, batch] into images [N, ...] and labels [N].
@@ -230,7 +150,7 @@ class Pipeline:
         check_indices(self._example, images, labels, indices)
         with self._turn:
             engine.train(images, labels, indices)
-        return self._newest()
+        return self._metrics.newest()
 
     @property
     def interrupted(self) -> bool:
@@ -238,26 +158,15 @@ class Pipeline:
         stand at the same batch: step, train, drain, state, snapshot and evaluate refuse, restore and init help."""
         return self._engine is not None and self._engine.within_tick
 
-    def _newest(self) -> Metrics | None:
-        finished = self.engine.losses.take()
-        if finished:
-            self._unread += finished
-            self._seen = finished[-1]
-            if not self._warned:
-                self._warned = warn_of_lost(finished)
-        return self._seen
-
     def losses(self, wait: bool = False) -> list[Metrics]:
         """Metrics finished since the last call, in order; `wait` reads those still under way too.
 
         Of a caller who does not ask, the newest 100,000 are kept.
         """
+        engine = self.engine
         if wait:
-            self.engine.losses.read_all()
-        self._newest()
-        taken = list(self._unread)
-        self._unread.clear()
-        return taken
+            engine.losses.read_all()
+        return self._metrics.take()
 
     def unread(self) -> dict[int, jax.Array]:
         """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
@@ -285,7 +194,7 @@ class Pipeline:
         has been dispatched: `Metrics.bad` tells the same without waiting, but not of updates after the last loss."""
         return self.engine.refused()
 
-    def watch(self) -> Trail:
+    def watch(self) -> UnfinishedOperations:
         """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
         return self.engine.watch()
 
@@ -356,12 +265,13 @@ class Pipeline:
 
         All or nothing: a state that does not fit, is not whole, or (unless `finite` is False) holds a NaN or an
         infinity among its weights, statistics or the optimizer's arrays is refused, and nothing has changed. The arrays
-        are copied. The pipeline's beta and the optimizer's settings are its own and no part of a state.
+        are copied. Beta, the correction's options and the optimizer's settings are the pipeline's own: no state has
+        them.
         """
         engine = self.engine
         state = check_state(state)
         if finite:
             check_finite(state)
-        with self._turn.anyway():
+        with self._turn.even_if_interrupted():
             engine.restore(state)
-        self._forget()
+        self._metrics = FinishedLosses(engine, warned=self._configuration.guard)

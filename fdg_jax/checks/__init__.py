@@ -1,1 +1,1 @@
-"""Checks of what a caller passes in: a mistake is refused in one sentence before anything is computed."""
+"""Checks of what a caller passes in, before anything is computed; what has been checked is a `Configuration`."""

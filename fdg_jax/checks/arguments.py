@@ -81,20 +81,21 @@ def check_beta(beta: Any) -> None:
 
 
 def check_corrections(
-    name: Any, beta: float, options: Mapping[str, Any]
+    name: Any, beta: float, options: Mapping[str, Any], method: interface.Method
 ) -> tuple[list[tuple[Kind, dict[str, Any]]], dict[str, Any]]:
-    """(the corrections with their options, the options left for the method). beta is a correction of its own.
+    """(the corrections with their options, the options left for the method).
 
-    Raises BadInput for a correction that there is not, and for one that lacks an option.
+    Shrinking by beta comes first, unless the correction asked for takes beta itself. Raises BadInput for a correction
+    that there is not, and for options that it cannot have.
     """
     found = corrections.find(name)
-    own = corrections.options_of(found)
-    chosen = {option: options.get(option, default) for option, default in own.items()}
-    missing = [option for option, value in chosen.items() if value is inspect.Parameter.empty]
-    if missing:
-        raise BadInput(f"correction {name} needs {missing[0]}=..., which was not given.")
-    asked = [(corrections.find("shrink"), {"beta": float(beta)})] if found.name != "shrink" else []
-    return [*asked, (found, chosen)], {option: value for option, value in options.items() if option not in own}
+    if both := found.declared.keys() & set(method.answers_to):
+        fact = f"correction {found.name} and method {method.name} both have the option {min(both)}"
+        raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{found.name}.py another name.")
+    asked = [(found, found.accepted({**options, "beta": float(beta)}))]
+    if "beta" not in found.takes:
+        asked.insert(0, (corrections.find("shrink"), {"beta": float(beta)}))
+    return asked, {option: value for option, value in options.items() if option not in found.answers_to}
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> None:
@@ -175,7 +176,7 @@ def check_devices(devices: Any, K: int) -> list[Any]:
     if devices is None:
         found, remark = stage_devices(K)
         if remark:
-            warnings.warn(remark, stacklevel=3)
+            warnings.warn(remark, stacklevel=4)
         return found
     way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or leave it out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):

@@ -15,7 +15,7 @@ import numpy as np
 
 from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.shapes import text
+from fdg_jax.stage.shapes import describe
 from fdg_jax.storage.plain import check_usable
 
 Tree = Any
@@ -69,7 +69,7 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
                 fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
                 raise BadInput(f"{fact}. Use numpy.asarray({name}), say.")
             if not leaf.shape:
-                raise BadInput(f"the {name} are {text(leaf)}: the first axis of an array is the batch. Use {use}.")
+                raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
             lengths.add(leaf.shape[0])
     if len(lengths) > 1:
         raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}.")
@@ -92,11 +92,11 @@ def check_alike(example: Pair, given: Pair) -> None:
     """Raises BadInput if tree structure, dtypes or shapes (without the first axis) differ from the example's."""
     for name, like, found in zip(NAMES, example, given, strict=True):
         if jax.tree.structure(found) != jax.tree.structure(like):
-            raise BadInput(f"the {name} are {text(found)}, at init they were {text(like)}: other arrays.")
+            raise BadInput(f"the {name} are {describe(found)}, at init they were {describe(like)}: other arrays.")
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
             if a.shape[1:] == b.shape[1:] and a.dtype == b.dtype:
                 continue
-            fact = f"the {name} are {text(a)}, at init {text(b)}."
+            fact = f"the {name} are {describe(a)}, at init {describe(b)}."
             if a.shape[1:] != b.shape[1:] or canonical(a.dtype) != canonical(b.dtype):
                 raise BadInput(f"{fact} Only the batch size may differ.")
             if a.dtype != canonical(b.dtype):
@@ -160,7 +160,9 @@ def check_labels(like: Tree, found: Tree) -> None:
     same = jax.tree.structure(found) == jax.tree.structure(like)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
     if not same or any(sort_of_number(a.dtype) != sort_of_number(b.dtype) for a, b in pairs):
-        raise BadInput(f"the labels are {text(found)}, at init they were {text(like)}. Give labels of the same dtype.")
+        raise BadInput(
+            f"the labels are {describe(found)}, at init they were {describe(like)}. Give labels of the same dtype."
+        )
 
 
 def sort_of_number(dtype: Any) -> str:

@@ -1,5 +1,7 @@
 """Finds what a user asks for by name: a method (whose file may be the user's own), a model, a data set.
 
+Corrections are found by `fdg_jax.corrections.find`.
+
 Both the command and `fdg_jax.Pipeline` look names up here, so that a misspelled name or an unfinished file gives the
 same one-sentence error in both. JAX is imported only by those methods' files that need it, so that commands answer at
 once.
@@ -15,6 +17,7 @@ from typing import Any
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import interface
+from fdg_jax.options.declared import check_class_named
 from fdg_jax.options.source import assigned
 
 
@@ -51,8 +54,7 @@ def find_method(name: Any) -> interface.Method:
         raise BadInput(f"{file} has no METHOD. {way_out}") from None
     if not isinstance(found, interface.Method):
         raise BadInput(f"METHOD in {file} is of type {type(found).__name__}, not a fdg_jax.methods.Method. {way_out}")
-    if found.options is None and "Options" in vars(sys.modules[f"fdg_jax.methods.{name}"]):
-        raise BadInput(f"{file} has a class Options, which its METHOD does not name. Add options=Options to METHOD.")
+    check_class_named(sys.modules[f"fdg_jax.methods.{name}"], found.options, file, "METHOD")
     found.accepted({})
     return found
 

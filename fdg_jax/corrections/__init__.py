@@ -1,36 +1,58 @@
-"""What can be done about late gradients: one file a correction, found by its name."""
+"""What can be done about late gradients: one file a correction, found by its name.
+
+`CORRECTION` in `corrections/<name>.py` is all there is to it; nothing needs to be registered. Options of its own are
+fields of a class `Options` in the same file (fdg_jax.options.fields).
+"""
 
 import inspect
-import pkgutil
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.options import declared
+
+WAY_OUT = "Write CORRECTION = Kind(name=..., summary=..., make=...), as fdg_jax/corrections/shrink.py does."
+TAKES, NEEDS = ("beta",), ("learning_rate", "momentum")
+
+
+def files() -> dict[str, Path]:
+    """The file of every correction, by the correction's name: what lies in this folder."""
+    return declared.files(__path__)
 
 
 def names() -> list[str]:
-    """Every correction there is: the files of this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "interface")
+    """Every correction there is."""
+    return list(files())
 
 
 def find(name: Any) -> Kind:
-    """The correction of that name. BadInput names the nearest ones."""
+    """The correction of that name. BadInput where there is none, or where its file does not describe one."""
     if not isinstance(name, str) or name not in names():
         hint = did_you_mean(str(name), names(), cutoff=0.3)
         raise BadInput(f"correction {name!r} is not known.{hint} There are {', '.join(names())}.")
-    found = getattr(import_module(f"{__name__}.{name}"), "CORRECTION", None)
+    module, file = import_module(f"{__name__}.{name}"), f"fdg_jax/corrections/{name}.py"
+    found = getattr(module, "CORRECTION", None)
     if not isinstance(found, Kind):
-        way_out = "Write CORRECTION = Kind(name=..., summary=..., make=...), as fdg_jax/corrections/shrink.py does."
-        raise BadInput(f"fdg_jax/corrections/{name}.py has no CORRECTION of type Kind. {way_out}")
+        raise BadInput(f"{file} has no CORRECTION of type Kind. {WAY_OUT}")
+    declared.check_class_named(module, found.options, file, "CORRECTION")
+    check(found, file)
     return found
 
 
-def options_of(kind: Kind) -> dict[str, Any]:
-    """The options of a correction with their defaults: the keyword arguments of its `make`."""
-    _, *options = inspect.signature(kind.make).parameters.values()
-    return {option.name: option.default for option in options}
+def check(kind: Kind, file: str) -> None:
+    """Raises BadInput where a correction's file contradicts itself."""
+    for what, given, known in (("takes", kind.takes, TAKES), ("needs", kind.needs, NEEDS)):
+        if unknown := set(given) - set(known):
+            fact = f"{file}: {what} names {min(unknown)!r}"
+            raise BadInput(f"{fact}. It can name {' and '.join(map(repr, known))} only.")
+    _, *parameters = inspect.signature(kind.make).parameters
+    if set(parameters) != set(kind.answers_to):
+        fact = f"{file}: make takes {', '.join(parameters) or 'no option'}"
+        has = ", ".join(kind.answers_to) or "none"
+        raise BadInput(f"{fact}, but the options are {has}. Give make a parameter for each field of class Options.")
 
 
 def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Correction:
@@ -48,7 +70,11 @@ def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Co
                     f"correction {kind.name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
                     f"not tell. Give it as Pipeline(..., {need}=...)."
                 )
-        made.append(kind.make(late, **options))
+        correction = kind.make(late, **options)
+        if not isinstance(correction, Correction):
+            fact = f"make in fdg_jax/corrections/{kind.name}.py returned {type(correction).__name__}"
+            raise BadInput(f"{fact}. Return a Correction, NONE where there is nothing to do.")
+        made.append(correction)
     return together([correction for correction in made if correction is not NONE])
 
 

@@ -8,8 +8,11 @@ engines use the same object.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fdg_jax.options import fields
+from fdg_jax.options.fields import Option
 
 if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
     import optax
@@ -70,11 +73,36 @@ NONE = Correction()
 class Kind(NamedTuple):
     """A correction as a file of this folder describes it.
 
-    make(late, **options) -> Correction. Its keyword arguments, with their defaults, are the options of the correction.
+    make(late, **options) -> Correction.
+    options: the file's class `Options`, where the correction has options of its own (fdg_jax.options.fields).
+    takes: of the options that every run has, those that `make` takes too: "beta".
     needs: what `make` cannot do without: "learning_rate", "momentum".
     """
 
     name: str
     summary: str
     make: Callable[..., Correction]
+    options: type | None = None
+    takes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+
+    @property
+    def declared(self) -> dict[str, Option]:
+        """Its own options by name. BadInput where `options` is not a class that declares them."""
+        return fields.of_class(self.options, f"fdg_jax/corrections/{self.name}.py: Options")
+
+    @property
+    def answers_to(self) -> tuple[str, ...]:
+        """The names of all that it can be asked for."""
+        return (*self.declared, *self.takes)
+
+    def accepted(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that go to `make`: all of its own options, and of those that it `takes` what was asked.
+
+        Arguments:
+            asked: name -> value; names that the correction does not answer to are left alone.
+
+        Raises: BadInput for a value that is not of its type, or that the class `Options` refuses.
+        """
+        taken = {name: asked[name] for name in self.takes if name in asked}
+        return fields.instance(self.options, self.declared, asked) | taken

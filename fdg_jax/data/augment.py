@@ -42,6 +42,7 @@ def train_transform(
         return lambda images, step: normalise(images)
 
     def transform(images, step):
+        """Images [B, H, W, C] uint8, as batch number `step` of the run has them: [B, H, W, C] float32."""
         images = jnp.asarray(images)
         batch, height, width, _ = images.shape
         down, right, mirrored = draw(seed, step, batch, meta.pad)
@@ -78,6 +79,7 @@ def test_transform(meta: Dataset | Stream) -> Callable[[jax.typing.ArrayLike], j
     mean, scale = mean.astype(np.float32), (1 / std).astype(np.float32)
 
     def transform(images):
+        """Images [..., C] uint8, normalised: [..., C] float32."""
         return (jnp.asarray(images).astype(jnp.float32) - mean) * scale
 
     return transform

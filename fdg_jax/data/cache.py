@@ -2,7 +2,7 @@
 
 There is one file for each prepared directory, in the user's cache directory (data directories are often read-only and
 shared). It is used only if it was made from exactly these source files and its checksum is right. Otherwise it is made
-anew. No error here ends a run: it prints a sentence, and the images are decoded again.
+again. No error here ends a run: it prints a sentence, and the images are decoded again.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
     for label, name in enumerate(wanted):
         found = images(split / name)
         if not found:
-            raise BadInput(f"{split / name} holds no images (*.JPEG), so class {name} is missing. Unpack it anew.")
+            raise BadInput(f"{split / name} holds no images (*.JPEG), so class {name} is missing. Unpack it again.")
         names += [f"{name}/{image}" for image in found]
         labels += [label] * len(found)
     return shuffled(split, names, labels)
@@ -138,12 +138,12 @@ def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequen
     names = images(folder)
     for name in names:
         if name not in class_of:
-            raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack both anew.")
+            raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack both again.")
         if class_of[name] not in number:
             raise BadInput(f"{source} says that {name} is of class {class_of[name]}, of which there are no images.")
     if missing := sorted(class_of.keys() - set(names)):
         listed = f"{len(missing)} of the {len(class_of)} images listed in {source}"
-        raise BadInput(f"{folder / missing[0]} is missing ({listed}). Unpack both anew.")
+        raise BadInput(f"{folder / missing[0]} is missing ({listed}). Unpack both again.")
     return shuffled(folder, names, [number[class_of[name]] for name in names])
 
 
@@ -152,6 +152,6 @@ def lines(path: Path, holds: str) -> list[str]:
     try:
         return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except FileNotFoundError:
-        raise BadInput(f"{path} is missing, and only it says {holds}. Unpack the archive anew.") from None
+        raise BadInput(f"{path} is missing, and only it says {holds}. Unpack the archive again.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} can't be read: {error}.") from None

@@ -142,7 +142,7 @@ def parse_number(text: str) -> int:
     return int(text)
 
 
-WAY_OUT = "Prepare it anew, or use another --data-dir or --dataset."
+WAY_OUT = "Prepare it again, or use another --data-dir or --dataset."
 
 
 def read_json(path: Path) -> dict:

@@ -43,9 +43,9 @@ class Shards:
         try:
             content, label = example(reader(self.paths[shard]).read([number])[0])
         except Exception as error:  # array_record and protobuf each have their own
-            raise Damaged(f"{where} can't be read ({error}). Prepare it anew.") from None
+            raise Damaged(f"{where} can't be read ({error}). Prepare it again.") from None
         if not 0 <= label < self.classes:
-            raise Damaged(f"{where} has the label {label} and not one of 0..{self.classes - 1}. Prepare it anew.")
+            raise Damaged(f"{where} has the label {label} and not one of 0..{self.classes - 1}. Prepare it again.")
         return content, label, where
 
     def listing(self) -> tuple[list[np.ndarray], np.ndarray]:

@@ -1,1 +1,1 @@
-"""Runs a schedule: the host loop, the engines around it, and what they tell of the work under way."""
+"""Runs a schedule: the host loop, the two engines around it, and what they report of losses and memory."""

@@ -1,4 +1,4 @@
-"""Loss and top-1 error of the composed stages, with whatever weights they have when asked."""
+"""Loss and top-1 error of the whole network, with the weights that the stages have when asked."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -7,22 +7,28 @@ import jax
 import jax.numpy as jnp
 from flax.errors import FlaxError
 
-from fdg_jax.engine.unfinished import Trail
+from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.shapes import text
+from fdg_jax.stage.shapes import describe
 
 
 class Evaluation(NamedTuple):
-    """loss: mean over images; error_percent: top-1 over all labels, None where outputs are not class scores; images:
-    how many (the length of the labels)."""
+    """The result of an evaluation.
+
+    loss: the mean over images.
+    error_percent: the top-1 error over all labels; None if the outputs are not class scores.
+    images: number of images (the length of the labels).
+    """
 
     loss: float
     error_percent: float | None
     images: int
 
 
-def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> tuple[jax.Array, jax.Array | None]:
-    """(loss of the batch, number of wrong top-1 predictions or None), traceable."""
+def loss_and_errors(
+    loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """(loss of a batch, number of wrong top-1 predictions or None). It can be traced."""
     arrays = isinstance(outputs, jax.Array) and isinstance(labels, jax.Array)
     scores = arrays and outputs.ndim == labels.ndim + 1 and jnp.issubdtype(labels.dtype, jnp.integer)
     return loss(outputs, labels), jnp.sum(jnp.argmax(outputs, -1) != labels) if scores else None
@@ -31,26 +37,37 @@ def tally(loss: Callable[[Any, Any], jax.Array], outputs: Any, labels: Any) -> t
 def evaluate(
     run: Callable[[Any, Any], tuple[jax.Array, jax.Array | None]],
     batches: Iterable,
-    trail: Trail | None = None,
+    unfinished: UnfinishedOperations | None = None,
     expected: tuple[Any, Any] = (None, None),
 ) -> Evaluation:
-    """Sums `run(inputs, labels) -> (loss, wrong)` over batches; the host reads once, at the end. trail: told of it.
+    """Evaluates batches. The host reads results once, at the end.
 
-    expected: shapes of what stage 1 takes, and of labels, in training: to be told where a batch does not fit.
+    Arguments:
+        run: run(inputs, labels) -> (loss, number of wrong predictions or None).
+        batches: (inputs, labels) of each batch.
+        unfinished: where to note the operations; None if nobody watches.
+        expected: shapes of stage 1's inputs and of labels in training, for an error message.
+
+    Returns: the mean loss and the error.
+
+    Raises:
+        BadInput: there are no batches, or one does not fit the network.
     """
     results, predictions = [], 0
     for number, (inputs, labels) in enumerate(batches, 1):
         leaves = jax.tree.leaves(labels)
-        if trail:
-            trail.begin("E", 0, number, number)
+        if unfinished:
+            unfinished.begin("E", 0, number, number)
         try:
             results.append((len(leaves[0]), *run(inputs, labels)))
-        except (TypeError, ValueError, AssertionError, FlaxError) as error:  # what tracing the user's code may raise
-            fact = f"evaluate cannot take inputs {text(inputs)} with labels {text(labels)}: {sentence(error)}"
-            x, y = map(text, expected)
-            raise BadInput(f"{fact} In training stage 1 takes {x} and labels are {y}. Use the like.") from error
-        if trail:
-            trail.end(results[-1][1])
+        except (TypeError, ValueError, AssertionError, FlaxError) as error:  # what tracing the user's code raises
+            fact = f"evaluate cannot take inputs {describe(inputs)} with labels {describe(labels)}: {sentence(error)}"
+            x, y = map(describe, expected)
+            raise BadInput(
+                f"{fact} In training stage 1 takes {x} and labels are {y}. Use arrays like these."
+            ) from error
+        if unfinished:
+            unfinished.end(results[-1][1])
         predictions += leaves[0].size
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
@@ -61,8 +78,12 @@ def evaluate(
     return Evaluation(loss, error, images)
 
 
-class Compiled:
-    """Jits a function of evaluation's transform; keeps the last one, as callers give the same again and again."""
+class CompiledTransform:
+    """Compiles functions of an evaluation's transform. It keeps the newest, as callers pass the same transform again.
+
+    Arguments:
+        make: make(transform) -> the function to compile.
+    """
 
     def __init__(self, make: Callable[[Any], Callable]):
         self.make, self.last = make, None

@@ -1,8 +1,7 @@
-"""Algorithm I on one page: the host loop. It dispatches and never waits.
+"""The host loop runs any schedule; with FDG's it is Algorithm I on one page. It dispatches and never waits.
 
-All knowledge of who does what when, and of who writes to whom, is in the schedule; all knowledge of how is in the
-stages. Messages lie in mailboxes keyed by (what, stage, batch): an operation that comes too early finds its box
-empty, so a wrong schedule is an immediate error and never a wrong number.
+The schedule knows who does what when, and who writes to whom; the stages know how. A message lies in the mailbox (what,
+stage, batch). An operation that comes too early finds its box empty: an error at once, and never a wrong number.
 """
 
 from collections.abc import Callable
@@ -12,20 +11,19 @@ from typing import Any
 class HostLoop:
     """Runs the *local* stages of a schedule; several loops can share one pipeline.
 
-    schedule: a fdg_jax.schedule.Schedule. stages: {k: stage} with run(kind, batch, {what: message}) -> {what: message}.
-    send(box, message): starts an asynchronous copy to stage box.k and returns the message there, at once. For a stage
-    of another loop it delivers into that loop's mail instead, and what it returns is not used.
-    on_loss(batch, loss): is handed every loss, an array that may not have been computed yet.
+    stages: {k: stage}, with run(kind, batch, {what: message}) -> {what: message}.
+    send(box, message): starts to copy a message to stage box.k and returns it as it will be there, without waiting. For
+        a stage of another loop it delivers into that loop's mail, and what it returns is not used.
+    on_loss(batch, loss): is called with every loss, an array that may not have been computed yet.
     """
 
     def __init__(self, schedule, stages: dict[int, Any], send: Callable, on_loss: Callable[[int, Any], None]):
         self.schedule, self.stages, self.send, self.on_loss = schedule, stages, send, on_loss
-        self.t = 0  # ticks done since the pipeline was last empty; a new batch enters at every tick
+        self.t = 0  # ticks done since the pipeline was last empty; until `drain` a new batch enters at every tick
         self.mail: dict[Any, Any] = {}
 
     def step(self, parts) -> None:
-        """One tick, in which a new batch enters in its micro-batches (for most methods one, the whole batch): a list
-        of what comes from outside, {"x": ..., "labels": ...}."""
+        """Does one tick, in which a batch enters: {"x": ..., "labels": ...} of each micro-batch (mostly one)."""
         for number, part in enumerate(parts, self.t * self.schedule.micro_batches + 1):
             for box in self.schedule.messages.enters(number):
                 if box.k in self.stages:
@@ -33,13 +31,14 @@ class HostLoop:
         self.tick(self.t + 1, None)
 
     def drain(self) -> None:
-        """The ticks after the last batch, until it has updated every stage. The pipeline is then empty, t = 0."""
+        """Does the ticks after the last batch, until it has updated every stage. The pipeline is then empty, t = 0."""
         last = self.t
         for t in range(last + 1, self.schedule.ticks(last) + 1):
             self.tick(t, last)
         self.t = 0
 
     def tick(self, t: int, last: int | None) -> None:
+        """Dispatches the operations of tick t; last: the final batch, once it is known."""
         takes, gives, _ = self.schedule.messages
         for op in self.schedule.tick(t, last):
             stage = self.stages.get(op.k)
@@ -51,6 +50,7 @@ class HostLoop:
         self.t = t
 
     def post(self, box, message) -> None:
+        """Sends a message, or reports a loss."""
         if box.what == "loss":
             self.on_loss(box.batch, message)
             return
@@ -59,6 +59,7 @@ class HostLoop:
             self.mail[box] = message
 
     def take(self, box, t: int):
+        """Takes a message out of its box. Raises AssertionError if the box is empty."""
         try:
             return self.mail.pop(box)
         except KeyError:

@@ -1,4 +1,4 @@
-"""What an engine is, and what it is made of: a training problem that has been checked."""
+"""What an engine is, and the training problem that it gets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from fdg_jax.engine.evaluate import Evaluation
-from fdg_jax.engine.losses import LossWindow
-from fdg_jax.engine.unfinished import Trail
+from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Schedule
@@ -20,33 +20,45 @@ Tree = Any
 HOST_LOOP, SCAN = "host loop", "scan"
 
 
-class Parts(NamedTuple):
-    """A checked training problem, ready to be run by either engine."""
+class Problem(NamedTuple):
+    """A training problem that has been checked, for either engine.
+
+    schedule: the method's, for K stages.
+    stage: the class of the method's stages.
+    specs: of the stages k = 1..K.
+    preprocess: (inputs, step) -> what stage 1 takes, traced; None if that is the inputs.
+    places: where each stage is.
+    delays: for each stage, the backward passes by which it delays gradients; 0 if the schedule itself is the delay.
+    weights: "stashed" or "current".
+    read_behind: dispatches whose losses may be unread.
+    """
 
     schedule: Schedule
-    stage: type[Stage]  # the method's
-    specs: Sequence[Spec]  # of the stages k = 1..K
+    stage: type[Stage]
+    specs: Sequence[Spec]
     preprocess: Callable[[Tree, jax.Array], Tree] | None
-    places: Sequence[Place]  # of each stage
-    delays: Sequence[int]  # of each stage's gradient, in backward passes; 0 where the schedule itself is the delay
+    places: Sequence[Place]
+    delays: Sequence[int]
     weights: str
     read_behind: int
 
 
-def signature(parts: Parts, engine: str) -> str:
-    """What a state belongs to, beside its shapes."""
-    schedule = parts.schedule
-    behind = "/".join(str(b + d) for b, d in zip(schedule.behind, parts.delays, strict=True))  # tells the order too
+def signature(problem: Problem, engine: str) -> str:
+    """What a saved state belongs to, beside its shapes: method, K, staleness, updates, weights, dtype, engine."""
+    schedule = problem.schedule
+    behind = "/".join(
+        str(b + d) for b, d in zip(schedule.behind, problem.delays, strict=True)
+    )  # depends on the order, too
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
-    computed = parts.specs[0].how.precision.compute
+    computed = problem.specs[0].compute.precision.compute_dtype
     dtype = "" if computed is None else f" in {np.dtype(computed).name}"
-    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {parts.weights} weights{dtype}, {engine}"
+    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {problem.weights} weights{dtype}, {engine}"
 
 
-def check_signature(parts: Parts, engine: str, flat: Mapping[str, Any]) -> None:
-    """Raises BadInput where a state is of another run, or of this one on the other kind of machine."""
+def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> None:
+    """Raises BadInput if a saved state belongs to another problem, or to another kind of engine."""
     of = np.asarray(flat["of"] if "of" in flat else np.zeros(0, np.uint8))
-    ours, theirs = signature(parts, engine), of.tobytes().decode(errors="replace")
+    ours, theirs = signature(problem, engine), of.tobytes().decode(errors="replace")
     if ours == theirs:
         return
     if {ours.rpartition(", ")[2], theirs.rpartition(", ")[2]} == {HOST_LOOP, SCAN}:
@@ -55,19 +67,22 @@ def check_signature(parts: Parts, engine: str, flat: Mapping[str, Any]) -> None:
     raise BadInput(f"the checkpoint is of another run ({theirs or 'unknown'}); this one is {ours}.")
 
 
-def signed(parts: Parts, engine: str) -> dict[str, np.ndarray]:
-    return {"of": np.frombuffer(signature(parts, engine).encode(), np.uint8)}
+def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
+    """The signature as an entry of a saved state."""
+    return {"of": np.frombuffer(signature(problem, engine).encode(), np.uint8)}
 
 
 class Engine(Protocol):
-    """Runs a training problem. All engines have these members, so that whoever drives one need not know which it is.
+    """Trains a problem. Both engines have these members, so that nobody needs to know which engine it is.
 
-    parts: the problem. losses: the losses of the batches so far. entered: how many batches have entered.
-    within_tick: whether a call was cut off within a tick, or is within one now; then only `restore` helps.
+    problem: what it trains.
+    losses: losses that are not read yet.
+    entered: number of batches that have entered.
+    within_tick: whether a call is within a tick, or was cut off there. After that, only `restore` helps.
     """
 
-    parts: Parts
-    losses: LossWindow
+    problem: Problem
+    losses: PendingLosses
     entered: int
     within_tick: bool
 
@@ -84,23 +99,23 @@ class Engine(Protocol):
         ...
 
     def wait(self) -> None:
-        """Blocks until everything dispatched has been computed."""
+        """Blocks until everything that was dispatched has been computed."""
         ...
 
-    def watch(self) -> Trail:
-        """From now on notes every operation until it is finished."""
+    def watch(self) -> UnfinishedOperations:
+        """From now on, notes every operation until it is finished."""
         ...
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights of all stages."""
+        """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
         ...
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
-        """The first stage that gives a NaN or an infinity for a batch; step: batches before it."""
+        """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
         ...
 
     def snapshot(self) -> dict[str, Any]:
-        """The exact state, batches in flight included, as {path: array}; arrays may still be under way."""
+        """The exact state, batches in flight included, as {path: array}. Its arrays may be under way."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -108,21 +123,21 @@ class Engine(Protocol):
         ...
 
     def stage_variables(self) -> list[dict[str, Tree]]:
-        """Per stage the network's Flax variables."""
+        """For each stage, the network's Flax variables."""
         ...
 
     def auxiliary(self) -> list[Tree]:
-        """Per stage the trained parameters that the method adds to the network's."""
+        """For each stage, the trained parameters that the method adds to the network's."""
         ...
 
     def refused(self) -> tuple[int, ...]:
-        """Per guarded stage the number of its first refused update, 0 if none. Waits for the devices."""
+        """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
         ...
 
     def staleness(self) -> list[int]:
-        """Per stage the most updates between a batch's forward pass and its update, as measured."""
+        """For each stage, the largest measured staleness, in updates."""
         ...
 
     def updates(self) -> list[int]:
-        """Per stage the updates made so far."""
+        """For each stage, the number of its updates."""
         ...

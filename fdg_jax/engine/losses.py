@@ -1,30 +1,41 @@
-"""Losses, which are read late, so that the host never waits for a device."""
+"""Losses are read late, so that the host never waits for a device."""
 
 import math
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fdg_jax.machine import jax_internals
 
+MOST_KEPT = 100_000  # losses, for a caller who never takes them
+
 
 class Metrics(NamedTuple):
-    """step: the batch's number, from 1. loss: of that batch, at the weights it met. bad: of a guarded pipeline, per
-    stage the number of its first update that was refused (0: none), as far as was known then."""
+    """The result of one batch.
+
+    step: the batch's number, from 1.
+    loss: the batch's loss, at the weights of its forward pass.
+    bad: for each stage of a guarded pipeline, the number of its first refused update (0: none), as far as known by
+        then.
+    """
 
     step: int
     loss: float
     bad: tuple[int, ...] = ()
 
 
-class LossWindow:
-    """Reads losses late: only what is finished, or, beyond `limit` dispatches, the oldest one.
+class PendingLosses:
+    """Losses on the devices. It reads those that are finished and, beyond `limit` dispatches, the oldest.
 
-    The bound keeps the run-ahead on an accelerator finite; nothing else in the loop ever waits.
+    The limit bounds how far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
+
+    limit: dispatches that may be unread.
+    finished: what has been read and not been taken.
+    pending: (step, losses, bad) of what has not been read.
     """
 
     def __init__(self, limit: int):
@@ -32,17 +43,25 @@ class LossWindow:
         self.pending = deque[tuple[int, jax.Array, Sequence[jax.Array]]]()
 
     def add(self, step: int, losses: jax.Array, bad: Sequence[jax.Array] = ()) -> None:
-        """losses [] of batch `step`, or [W] of the batches from `step` on; bad: of the stages in order."""
+        """Adds the losses of a dispatch, then reads what is finished.
+
+        Arguments:
+            step: the batch's number, or that of the first of several.
+            losses: [] of one batch, or [W] of several.
+            bad: for each stage, the number of its first refused update.
+        """
         self.pending.append((step, losses, bad))
         while self.pending and (len(self.pending) > self.limit or self.ready(*self.pending[0][1:])):
             self.read()
 
     def ready(self, losses: jax.Array, bad: Sequence[jax.Array]) -> bool:
+        """Whether these arrays have been computed."""
         return jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, bad))
 
     def read(self) -> None:
+        """Reads the oldest losses, and waits for them if they are not finished."""
         step, losses, bad = self.pending[0]
-        # This may wait, so it is where Ctrl-C comes. Nothing is lost then.
+        # This may wait, so Ctrl-C may come here. Nothing has been removed by then.
         losses, *bad = jax_internals.fetch([losses, *bad])
         refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
         read = [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
@@ -50,22 +69,59 @@ class LossWindow:
         self.finished += read
 
     def read_all(self) -> None:
+        """Reads all losses, and waits for them."""
         while self.pending:
             self.read()
 
     def take(self) -> list[Metrics]:
+        """Removes and returns what has been read."""
         taken, self.finished = self.finished, []
         return taken
 
 
-def warn_of_lost(finished: Sequence[Metrics]) -> bool:
-    """Whether one of the losses is not finite. Then a warning names its batch."""
+class FinishedLosses:
+    """The finished losses of an engine that a caller has not taken yet.
+
+    engine: its `losses` are read, which `restore` replaces. warned: whether a warning of a loss that is not finite has
+        been given; True for none.
+    """
+
+    def __init__(self, engine: Any, warned: bool):
+        self.engine, self.warned = engine, warned
+        self.last: Metrics | None = None
+        self.kept: deque[Metrics] = deque(maxlen=MOST_KEPT)
+
+    def newest(self) -> Metrics | None:
+        """The newest finished loss, None before any. Warns of the first one that is not finite."""
+        finished = self.engine.losses.take()
+        if finished:
+            self.kept += finished
+            self.last = finished[-1]
+            self.warned = self.warned or warn_if_nonfinite(finished)
+        return self.last
+
+    def take(self) -> list[Metrics]:
+        """All that finished since the last call, in order."""
+        self.newest()
+        taken = list(self.kept)
+        self.kept.clear()
+        return taken
+
+
+def warn_if_nonfinite(finished: Sequence[Metrics]) -> bool:
+    """Warns if one of the losses is NaN or infinite.
+
+    Arguments:
+        finished: losses that were read.
+
+    Returns: whether it warned.
+    """
     lost = next((metrics for metrics in finished if not math.isfinite(metrics.loss)), None)
     if lost is not None:
         warnings.warn(
             f"the loss of batch {lost.step:,} is {lost.loss}. Look for a NaN in the data, labels outside the classes "
             "or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such gradients from "
-            "the weights. This is said once.",
+            "the weights. This warning comes only once.",
             stacklevel=4,
         )
     return lost is not None

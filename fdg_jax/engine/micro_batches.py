@@ -1,7 +1,7 @@
-"""A batch as M micro-batches on its way in, and their M losses as one on its way out (GPipe).
+"""Splits a batch into M micro-batches on its way in, and joins their M losses on the way out (GPipe).
 
-The parts are as equal as can be. Each counts by its share of the images: the share is the cotangent that its mean loss
-starts from, so that the sum of the parts' gradients is the gradient of the batch's mean.
+The parts are as equal as can be. Each counts by its share of the images. The backward pass of a part's mean loss begins
+with this share as its cotangent, so that the parts' gradients add up to the gradient of the batch's mean.
 """
 
 from functools import partial
@@ -17,9 +17,12 @@ Tree = Any
 
 
 class MicroBatches:
-    """Of one batch at a time: all of it happens within one tick. M = 1 leaves everything as it is.
+    """Splits one batch at a time, all within a tick. M = 1 leaves everything as it is.
 
-    first, last: places of stages 1 and K. dtype: of the loss.
+    Arguments:
+        M: number of parts.
+        first, last: places of stages 1 and K.
+        dtype: of the loss.
     """
 
     def __init__(self, M: int, first: Place, last: Place, dtype: Any):
@@ -30,7 +33,7 @@ class MicroBatches:
         self._losses: list[jax.Array] = []
 
     def check(self, labels: Tree) -> None:
-        """Raises BadInput where a batch has fewer examples than it is to have parts."""
+        """Raises BadInput if a batch has fewer examples than M."""
         n = len(jax.tree.leaves(labels)[0])
         if n < self.M:
             raise BadInput(
@@ -38,13 +41,20 @@ class MicroBatches:
             )
 
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
-        """What enters the pipeline for each part; x is on stage 1's device already."""
+        """What enters the pipeline.
+
+        Arguments:
+            x: the inputs, on stage 1's device.
+            labels: the labels.
+
+        Returns: {"x": ..., "labels": ..., "dy": the part's share} for each part.
+        """
         if self.M == 1:
             return [{"x": x, "labels": labels}]
         n = len(jax.tree.leaves(labels)[0])
         shares = (np.diff(bounds(n, self.M)) / n).astype(self.dtype)
-        self._shares = self.last.weights(shares)
-        parts = zip(self._cut(x), self._cut(self.last.batch(labels)), shares, strict=True)
+        self._shares = self.last.put_weights(shares)
+        parts = zip(self._cut(x), self._cut(self.last.put_batch(labels)), shares, strict=True)
         return [{"x": x, "labels": y, "dy": share} for x, y, share in parts]
 
     def forget(self) -> None:
@@ -52,7 +62,14 @@ class MicroBatches:
         self._losses = []
 
     def loss(self, number: int, loss: jax.Array) -> tuple[int, jax.Array] | None:
-        """(batch, its loss) once the last of its parts has come; number: of the part, counted over all batches."""
+        """Takes the loss of a part.
+
+        Arguments:
+            number: the part's number, counted over all batches, from 1.
+            loss: its mean loss.
+
+        Returns: (batch, its loss) if this was the batch's last part, else None.
+        """
         if self.M == 1:
             return number, loss
         self._losses.append(loss)
@@ -63,12 +80,12 @@ class MicroBatches:
 
 
 def bounds(n: int, M: int) -> list[int]:
-    """Where M parts of n things begin and end, as equal as can be, the larger ones first."""
+    """Where M parts of n things begin and end. They are as equal as can be, the larger ones first."""
     return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
 
 
 def cut(tree: Tree, M: int) -> list[Tree]:
-    """M parts of arrays along their first axis."""
+    """Splits arrays into M parts along their first axis."""
 
     def part(leaf, m):
         at = bounds(len(leaf), M)

@@ -1,4 +1,4 @@
-"""One call at a time, and none after one that was cut off within a tick."""
+"""Lets one thread at a time use a pipeline, and nobody after a call that was cut off within a tick."""
 
 import threading
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ INTERRUPTED = (
 
 
 class Turn:
-    """A context in which one thread works with an engine. Costs the host well under a microsecond.
+    """A context in which one thread works with an engine. It costs the host well under a microsecond.
 
-    A plain lock would stay locked if Ctrl-C came between taking it and the first line under it. So the thread that has
-    the turn is noted instead: its own next call goes on, and so does anybody's once that thread has ended.
+    A plain lock would stay locked if Ctrl-C came between taking the lock and the first line under it. So this notes the
+    thread instead. The next call of the same thread goes on, and so does anybody's once that thread has ended.
     """
 
     def __init__(self, engine: Any):
@@ -43,6 +43,7 @@ class Turn:
             ) from error
 
     def take(self) -> None:
+        """Waits for nothing: raises BadInput if another live thread is within a call."""
         me = threading.get_ident()
         owner = self._owner.setdefault("thread", me)
         if owner != me:
@@ -51,8 +52,8 @@ class Turn:
             self._owner["thread"] = me
 
     @contextmanager
-    def anyway(self) -> Iterator[None]:
-        """A turn also after an interruption."""
+    def even_if_interrupted(self) -> Iterator[None]:
+        """A turn that is also given after an interruption."""
         self.take()
         try:
             yield
@@ -60,7 +61,7 @@ class Turn:
             self._owner.clear()
 
     def check_whole(self) -> None:
-        """Raises BadInput where another thread is within a call, or one was cut off."""
+        """Raises BadInput if another thread is within a call, or if a call was cut off."""
         owner = self._owner.get("thread", threading.get_ident())
         if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
             raise BadInput(BUSY)

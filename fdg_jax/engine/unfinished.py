@@ -1,8 +1,9 @@
-"""Which operations have been dispatched and are not finished: what one asks when nothing moves, and nobody waits.
+"""Tracks operations that were dispatched and are not finished. A watchdog names the one that all others wait for.
 
-The host loop never waits, so it cannot notice that a stage has stopped; it goes on until some bound holds it, which is
-elsewhere. But an operation depends only on earlier ones, so the earliest unfinished one is what all the others wait
-for. To know it an engine notes, for every operation, a small array that it computes.
+The host loop never waits, so it does not notice that a stage has stopped: it runs on until it reaches a limit,
+somewhere else. But an operation depends on earlier ones only. So the earliest unfinished operation is the one that
+everything waits for. To find it, an engine keeps a small result of every operation: an array that is ready when the
+operation is finished.
 """
 
 import time
@@ -19,8 +20,14 @@ Tree = Any
 
 
 class Dispatched(NamedTuple):
-    """An operation of stage k (0: of all stages, or the host's own) on the batches first to last. since: when its
-    dispatch began, on the clock of time.monotonic. returned: whether that dispatch has come back to the host."""
+    """An operation that was dispatched.
+
+    kind: "F", "B", a method's own, "E" (evaluation), "window" (a scan) or what the host does itself.
+    k: the stage; 0 for all stages or for the host.
+    first, last: the batches that it works on.
+    since: when its dispatch began, in seconds of time.monotonic.
+    returned: whether the dispatch has returned to the host.
+    """
 
     kind: str
     k: int
@@ -30,11 +37,11 @@ class Dispatched(NamedTuple):
     returned: bool
 
 
-class Trail:
-    """Operations under way. Written by the thread that dispatches, read by any other; neither ever waits for a device.
+class UnfinishedOperations:
+    """Operations under way. The dispatching thread writes it and any other reads it; neither waits for a device.
 
-    A stage's operations finish in the order of their dispatch, so finished ones are at the head of its queue. They are
-    dropped at the next dispatch of any stage, and with them the arrays that told.
+    The operations of a stage finish in the order of their dispatch, so finished ones are at the head of the stage's
+    queue. They are dropped at the next dispatch of any stage, together with their arrays.
     """
 
     def __init__(self) -> None:
@@ -43,11 +50,15 @@ class Trail:
         self.entering: Dispatched | None = None
 
     def begin(self, kind: str, k: int, first: int, last: int) -> None:
-        """The host is about to dispatch an operation."""
+        """Notes that the host is about to dispatch an operation.
+
+        Arguments:
+            kind, k, first, last: as in `Dispatched`.
+        """
         self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
 
     def end(self, array: Any) -> None:
-        """It has. array: something the operation computes, None where nothing can tell."""
+        """Notes that the dispatch has returned. array: a result of the operation; None if there is none."""
         op = self.entering
         with self.lock:
             if op is not None:
@@ -56,12 +67,13 @@ class Trail:
             self.drop()
 
     def drop(self) -> None:
+        """Forgets the operations that are finished."""
         for queue in self.queues.values():
             while queue and finished(queue[0][1]):
                 queue.popleft()
 
     def oldest(self) -> Dispatched | None:
-        """What everything else waits for; None if nothing is under way."""
+        """The operation that everything waits for; None if nothing is under way."""
         with self.lock:
             self.drop()
             heads = [queue[0][0] for queue in self.queues.values() if queue]
@@ -70,31 +82,41 @@ class Trail:
 
 
 def finished(array: Any) -> bool:
-    """Whether it has been computed. An array that was given away tells nothing more, and counts as finished."""
+    """Whether an array has been computed. One that was donated cannot be asked and counts as finished."""
     return array is None or array.is_deleted() or jax_internals.is_ready(array)
 
 
-class Watched:
-    """A stage whose operations leave a trail. whole: from the host loop's number of a batch to the batch's own."""
+class TrackedStage:
+    """A stage whose operations are noted.
 
-    def __init__(self, stage: Any, trail: Trail, whole: Callable[[int], int]):
-        self.stage, self.trail, self.whole = stage, trail, whole
-        self.extra, self.params = smallest(stage.state.extra), smallest(stage.state.params)
+    Arguments:
+        stage: the stage.
+        unfinished: where they are noted.
+        whole: whole(number) -> the batch to which a micro-batch of that number belongs.
+    """
+
+    def __init__(self, stage: Any, unfinished: UnfinishedOperations, whole: Callable[[int], int]):
+        self.stage, self.unfinished, self.whole = stage, unfinished, whole
+        self.extra, self.params = getter_of_smallest(stage.state.extra), getter_of_smallest(stage.state.params)
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
+        """As Stage.run."""
         number, updates = self.whole(batch), self.stage.updates
-        self.trail.begin(kind, self.stage.k, number, number)
+        self.unfinished.begin(kind, self.stage.k, number, number)
         array = None
         try:
             sent = self.stage.run(kind, batch, messages)
-            array = self.telling(kind, sent, updates)
+            array = self.array_of(kind, sent, updates)
         finally:
-            self.trail.end(array)
+            self.unfinished.end(array)
         return sent
 
-    def telling(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:
-        """The smallest array at hand that the operation computes: of a forward pass a statistic, of a backward pass a
-        weight, which are never given away; where there are none a message, which then lives until it is computed."""
+    def array_of(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:
+        """The smallest array at hand that an operation computes.
+
+        For a forward pass that is a statistic, for a backward pass a weight, which are never donated. If there is none
+        it is a message, which then stays in memory until it is computed.
+        """
         state = self.stage.state
         if kind == "F" and self.extra is not None:
             return self.extra(state.extra)
@@ -103,8 +125,8 @@ class Watched:
         return next(iter(jax.tree.leaves(sent)), None)
 
 
-def smallest(tree: Tree) -> Callable[[Tree], Any] | None:
-    """A quick way to the smallest array of such a tree; None if it has none, or not below dictionaries and tuples."""
+def getter_of_smallest(tree: Tree) -> Callable[[Tree], Any] | None:
+    """A fast function that picks the smallest array of such a tree; None if it finds none."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     known = (jax.tree_util.DictKey, jax.tree_util.SequenceKey)
     ways = [(leaf.size, n, way) for n, (way, leaf) in enumerate(leaves) if all(isinstance(key, known) for key in way)]

@@ -1,6 +1,6 @@
 """Restarts the command once with huge pages and a glibc that keeps freed memory, which speeds up training on a CPU.
 
-XLA's temporary arrays on a CPU are so large that glibc maps them anew, page by page, at every step. glibc reads its
+XLA's temporary arrays on a CPU are so large that glibc maps them again, page by page, at every step. glibc reads its
 settings (tunables) before a process starts, so they can only be set by a restart. The restarted command has the same
 process number, terminal and signals. FDG_JAX_HUGE_PAGES=0 turns this off.
 """

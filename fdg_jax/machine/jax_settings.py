@@ -80,7 +80,7 @@ def check_resumed(before: Mapping[str, Any]) -> None:
         raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or go on as another run: --resume-into DIR.")
     if changed:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
-        warn(f"the run began with other settings of JAX: {fact}. It may not be the same to the last bit.")
+        warn(f"the run began with other settings of JAX: {fact}. The last bits may differ.")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ class Forgiving:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
+        """Writes what the stream can show; after it is lost, nothing. Returns the number of characters."""
         if not self.lost:
             with self.losing():
                 try:

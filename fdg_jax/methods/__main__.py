@@ -1,7 +1,7 @@
-"""What tells the methods apart: the paper's Tables 1 and 2 for every method there is, for any K.
+"""The paper's Tables 1 and 2 for every method and any K: what distinguishes the methods.
 
-Nothing in them is typed in. Locks and times are read off the schedules (fdg_jax.schedule.ideal), memos and staleness
-are those of a run on integers, and parameters are counted in the real pipeline, of which only the shapes are made.
+All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), memos and staleness from a run
+on integers, parameters from the shapes of the real pipeline.
 """
 
 import sys
@@ -17,11 +17,19 @@ from fdg_jax.schedule.drawing import draw
 from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
 from fdg_jax.schedule.running import trace_run
 
-BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's; only shapes are made of them
+BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's, for shapes
 
 
 class Row(NamedTuple):
-    """A method in both tables. memos, staleness: the most of any stage. speed-ups are over BP."""
+    """A method's row in both tables.
+
+    name, schedule: the method's.
+    locks: which of its operations wait.
+    auxiliary: number of trained parameters that do not belong to the network.
+    memos, staleness: the largest of any stage.
+    time, speed_up: per batch with a barrier after each tick, and over BP.
+    free, free_speed_up: the same without a barrier.
+    """
 
     name: str
     schedule: Schedule
@@ -36,7 +44,14 @@ class Row(NamedTuple):
 
 
 def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
-    """All that is derived from a method's schedule; of the options it gets those it has."""
+    """Derives a method's row.
+
+    Arguments:
+        name: the method.
+        K: number of stages.
+        auxiliary: its auxiliary parameters.
+        options: values of schedule options; each method gets those that it has.
+    """
     method = methods.find(name)
     own = {option: n for option, n in options.items() if option in method.schedule_options}
     schedule, cost = method.schedule(K, **own), method.costs(K)
@@ -57,10 +72,17 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
 
 
 def parameters(name: str, K: int, model: str) -> tuple[int, int]:
-    """(the network's, the method's own) trained parameters, from the shapes of the method's pipeline for that model.
+    """Counts trained parameters, from the shapes of the method's pipeline. Nothing is computed.
 
-    A command stands above all else, so it may use what a method may not know; it is imported when it is needed, as
-    --help and a refusal need none of it. The processor will do: an accelerator would be woken for nothing.
+    It imports JAX and the models when it is called, since --help and error messages need neither. It uses the CPU,
+    since there is no need to start an accelerator.
+
+    Arguments:
+        name: the method.
+        K: number of stages.
+        model: the network, with 10 classes.
+
+    Returns: (parameters of the network, parameters that the method adds).
     """
     import jax
     import numpy as np
@@ -79,26 +101,26 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
     def loss(outputs, labels):
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
 
-    def made(key):
+    def init_and_list(key):
         where, _ = devices.stage_devices(K)
         pipeline = api.Pipeline(split.stages(blocks, cuts), loss, optax.sgd(0.1), name, devices=where)
         pipeline.init(key, (images, labels))
         return [stage["params"] for stage in pipeline.params], pipeline.engine.auxiliary()
 
-    shapes = jax.eval_shape(made, jax.eval_shape(jax.random.key, 0))
+    shapes = jax.eval_shape(init_and_list, jax.eval_shape(jax.random.key, 0))
     network, auxiliary = (sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in shapes)
     return network, auxiliary
 
 
 def trains_more(name: str) -> bool:
-    """Whether its stages say that they train anything beside the network. Others need not be built to be counted."""
+    """Whether a method's stages train parameters beside the network's; if not, its pipeline need not be built."""
     from fdg_jax.stage.stage import Stage
 
     return (methods.find(name).stage or Stage).auxiliary is not Stage.auxiliary
 
 
 def table_1(rows: Sequence[Row]) -> str:
-    """Lockings and auxiliary networks."""
+    """Table 1: lockings, auxiliary networks, memos and staleness."""
     head = ["method", "forward", "backward", "update", "lockings", "auxiliary networks", "parameters"]
     table = [[*head, "memos", "staleness"]]
     for r in rows:
@@ -109,7 +131,7 @@ def table_1(rows: Sequence[Row]) -> str:
 
 
 def table_2(rows: Sequence[Row]) -> str:
-    """Ideal times per batch."""
+    """Table 2: ideal times per batch."""
     table = [["method", "time per batch", "speed-up", "without a barrier", "speed-up"]]
     for r in rows:
         barrier = [formula(r.time), f"{float(r.speed_up):.2f}"]
@@ -142,10 +164,12 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
 
 
 def names(rows: Sequence[Row]) -> str:
+    """The names of methods, separated by commas."""
     return ", ".join(r.name for r in rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables. Returns the exit status."""
     parser = Parser(
         prog="python -m fdg_jax.methods",
         description="Compare the training methods: the paper's Table 1 (lockings, auxiliary networks) and Table 2 "

@@ -1,17 +1,17 @@
-"""A stage that does not wait for the network's gradient needs a small network of its own to get one from.
+"""Small networks that give a stage a gradient when it does not wait for the network's.
 
-`HEADS` are local classifiers, the values of `--aux`: DGL and local error learning train a stage on what `local_loss`
-says of their outputs. `Synthesizer` is DNI's: it guesses the gradient itself. All take what a stage gives, feature
-maps [b, h, w, c] or vectors [b, features] (dense layers then stand for convolutions), compute in float32, and read
-every other size off their input. Used so, for each of the heads alike:
+`HEADS` are local classifiers, the values of `--aux`. DGL and local error learning train a stage on the `local_loss` of
+their outputs. `Synthesizer` is DNI's, and guesses the gradient itself. All take a stage's outputs, feature maps [b, h,
+w, c] or vectors [b, features] (for these, dense layers replace convolutions). They compute in float32 and read all
+other sizes off their inputs. Every head is used like this:
 
     aux = HEADS["mlp-sr"](classes)
     outputs = aux.apply(variables, y, train)
     value = local_loss(loss, outputs, labels)  # loss(scores, labels) is the user's
 
-Deviations that concern all: biases start at zero, where PyTorch draws them; convolutions start from He's normal
-distribution over the fan-out, as elsewhere in this package, and have no bias (but a synthesizer's last). Nothing here
-computes at import.
+Deviations that concern all: biases start at zero, where PyTorch draws them. Convolutions start from He's normal
+distribution over the fan-out, as elsewhere in this package, and have no bias (except a synthesizer's last one). Nothing
+here computes at import.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,15 +26,19 @@ from jax import lax
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
 
-# Numbers that enter a linear classifier: 2 x 2 x 32 of ResNet-20's maps in the middle. With the 2048 of Nokland and
-# Eidnes, who train with Adam, SGD at the paper's rate of 0.1 diverges (LOG.md, 2026-11-21).
+# How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
+# 2048, and Adam. With so many, SGD at the paper's rate of 0.1 diverges (LOG.md, 2026-11-21).
 ENTRIES = 128
-MATCHING = 0.99  # the similarity matching's share of PredSim's loss
+MATCHING = 0.99  # the share of similarity matching in PredSim's loss
 zeros = nn.initializers.zeros
 
 
 class Outputs(NamedTuple):
-    """What a head gives: scores [b, classes], and where similarities are matched what they are taken of, [b, n]."""
+    """The outputs of a head.
+
+    scores: class scores [b, classes].
+    features: [b, n], what similarities are computed from; None if they are not matched.
+    """
 
     scores: jax.Array
     features: jax.Array | None = None
@@ -43,9 +47,17 @@ class Outputs(NamedTuple):
 def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: Any) -> jax.Array:
     """The scalar that a stage with a head is trained on: loss(scores, labels), or PredSim's mixture.
 
-    PredSim (Nokland and Eidnes 2019): (1 - 0.99) L_pred + 0.99 L_sim, where L_pred is the user's loss and L_sim the
-    mean over all b^2 pairs of (S(features) - S(one-hot labels))^2, S being `similarity`; labels are integers [b].
+    PredSim (Nokland and Eidnes 2019): (1 - 0.99) L_pred + 0.99 L_sim. L_pred is the user's loss. L_sim is the mean over
+    all b^2 pairs of (S(features) - S(one-hot labels))^2, where S is `similarity`.
     Deviation: the mean, as in their code; the paper prints the squared Frobenius norm, which is the sum.
+
+    Arguments:
+        loss: the user's loss(scores, labels) -> scalar.
+        outputs: the head's.
+        labels: the batch's; integers [b] for PredSim.
+
+    Raises:
+        BadInput: PredSim gets other labels.
     """
     value = loss(outputs.scores, labels)
     if outputs.features is None:
@@ -55,54 +67,55 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
 
 
 def similarity(x: jax.Array) -> jax.Array:
-    """x [b, n] -> [b, b]: cosines between the rows, each centred on its own mean.
+    """Cosines between the rows of x [b, n], each row centred on its own mean: [b, b].
 
     Deviation from the code of Nokland and Eidnes: what rounding leaves above 1 (1e-7) is not cut off.
     """
     centred = x - jnp.mean(x, axis=1, keepdims=True)
-    unit = centred / (1e-8 + root(jnp.sum(jnp.square(centred), axis=1, keepdims=True)))
+    unit = centred / (1e-8 + safe_sqrt(jnp.sum(jnp.square(centred), axis=1, keepdims=True)))
     return jnp.matmul(unit, unit.T, precision=lax.Precision.HIGHEST)
 
 
-def root(x: jax.Array) -> jax.Array:
-    """The square root, with the derivative 0 at 0: a channel that is dead everywhere sends back no NaN."""
+def safe_sqrt(x: jax.Array) -> jax.Array:
+    """The square root, with derivative 0 at 0, so that a channel that is zero everywhere sends no NaN back."""
     return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1.0)), 0.0)
 
 
 class MLPSR(nn.Module):
-    """DGL's MLP-SR-aux (Belilovsky et al. 2020), as its public code for ResNets on CIFAR has it.
+    """DGL's MLP-SR-aux (Belilovsky et al. 2020), as in its public code for ResNets on CIFAR.
 
-    Maps: averaged to ceil(h/4) x ceil(w/4); three times 1x1 convolution, batch norm, ReLU at the same width c;
-    averaged to 2 x 2 and flattened; three times linear, batch norm, ReLU at width 4c; linear to the classes. Vectors:
-    the linear part, at their own width. The linear layers have biases, like the original's and unlike the
-    convolutions', although the batch norm behind them takes them out again: they count as auxiliary parameters.
-    Deviation: the original declares one more batch norm (2c parameters) and never uses it here; it is left out.
+    Maps are averaged to ceil(h/4) x ceil(w/4). Then come three times 1x1 convolution, batch norm and ReLU at the same
+    width c. The result is averaged to 2 x 2 and flattened. Then come three times linear layer, batch norm and ReLU at
+    width 4c, and a linear layer to the classes. Vectors take the linear part only, at their own width. The linear
+    layers have biases, as in the original, although the batch norms behind them cancel these: they count as auxiliary
+    parameters.
+    Deviation: the original declares one more batch norm (2c parameters) that it never uses here. It is left out.
     """
 
     classes: int
 
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
-        y = accepted(y)
+        y = check_activations(y)
         if y.ndim == 4:
-            y = averaged(y, -(-y.shape[1] // 4), -(-y.shape[2] // 4))
+            y = average_pool(y, -(-y.shape[1] // 4), -(-y.shape[2] // 4))
             for i in range(1, 4):
                 y = layers.Conv(y.shape[-1], size=1, name=f"conv{i}")(y)
-                y = layers.relu(normalised(y, train, f"conv_norm{i}"))
-            y = flat(averaged(y, 2, 2))
+                y = layers.relu(batch_norm(y, train, f"conv_norm{i}"))
+            y = flatten(average_pool(y, 2, 2))
         for i in range(1, 4):
             y = nn.Dense(y.shape[-1], kernel_init=layers.torch_linear, name=f"dense{i}")(y)
-            y = layers.relu(normalised(y, train, f"dense_norm{i}"))
+            y = layers.relu(batch_norm(y, train, f"dense_norm{i}"))
         return Outputs(nn.Dense(self.classes, kernel_init=layers.torch_linear, name="scores")(y))
 
 
 class LinearClassifier(nn.Module):
-    """A local linear classifier (Mostafa et al. 2018) as the "pred" head of Nokland and Eidnes (2019) has it: trained,
-    where Mostafa et al. keep theirs fixed and random.
+    """A local linear classifier (Mostafa et al. 2018), as the "pred" head of Nokland and Eidnes (2019).
 
-    Maps are averaged until at most `entries` numbers an example enter, halving height and width in turns. As in their
-    code its weights start at zero, so that the first batch trains the classifier and leaves the stage alone.
-    Deviation: where halving does not come out even, their pooling counts zeros from a padding; ours does not.
+    It is trained, whereas Mostafa et al. keep theirs fixed and random. Maps are averaged, halving height and width in
+    turns, until at most `entries` numbers per example enter. As in the code of Nokland and Eidnes its weights start at
+    zero, so that the first batch trains the classifier and leaves the stage alone.
+    Deviation: where halving does not come out even, their pooling counts zeros of a padding. Ours does not.
     """
 
     classes: int
@@ -111,18 +124,19 @@ class LinearClassifier(nn.Module):
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
         del train
-        y = accepted(y)
+        y = check_activations(y)
         if y.ndim == 4:
-            y = flat(averaged(y, *reduced(*y.shape[1:], entries=self.entries)))
+            y = flatten(average_pool(y, *pooled_size(*y.shape[1:], entries=self.entries)))
         return Outputs(nn.Dense(self.classes, kernel_init=zeros, name="scores")(y))
 
 
 class PredSim(nn.Module):
-    """The linear classifier beside a similarity-matching head (Nokland and Eidnes 2019, "predsim").
+    """The linear classifier and a similarity-matching head (Nokland and Eidnes 2019, "predsim").
 
-    The second head is a 3x3 convolution c -> c, and of its maps the standard deviation over space per channel (theirs
-    divides by one place less, which no cosine sees); for vectors a linear layer of their own width. Neither has a
-    bias. As in their code the maps themselves are compared where there are 3 channels or fewer, or one place only.
+    For maps, the second head is a 3x3 convolution c -> c, of which it takes the standard deviation over space per
+    channel. (Theirs divides by one place less, which changes no cosine.) For vectors it is a linear layer of their own
+    width. Neither has a bias. As in their code, the maps themselves are compared if there are 3 channels or fewer, or
+    only one place.
     """
 
     classes: int
@@ -130,29 +144,33 @@ class PredSim(nn.Module):
 
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
-        y, channels = accepted(y), y.shape[-1]
+        y, channels = check_activations(y), y.shape[-1]
         scores = LinearClassifier(self.classes, self.entries, name="pred")(y, train).scores
         if y.ndim == 2:
             dense = nn.Dense(channels, use_bias=False, kernel_init=layers.torch_linear, name="sim")
             return Outputs(scores, dense(y))
         maps = layers.Conv(channels, name="sim")(y)
         if channels <= 3 or maps.shape[1] * maps.shape[2] == 1:
-            return Outputs(scores, flat(maps))
-        return Outputs(scores, root(jnp.var(maps, axis=(1, 2))))
+            return Outputs(scores, flatten(maps))
+        return Outputs(scores, safe_sqrt(jnp.var(maps, axis=(1, 2))))
 
 
 HEADS: Mapping[str, Callable[[int], nn.Module]] = {"mlp-sr": MLPSR, "linear": LinearClassifier, "predsim": PredSim}
 
 
 class Synthesizer(nn.Module):
-    """DNI's model of a boundary's gradient (Jaderberg et al. 2017): (y, labels) -> dy, of y's shape and dtype.
+    """DNI's model of the gradient at a stage boundary (Jaderberg et al. 2017): (y, labels) -> dy, of y's shape and
+    dtype.
 
-    Maps: 5x5 convolution to `width`, batch norm, ReLU, 5x5 at that width, batch norm, ReLU, 5x5 to y's channels.
-    Vectors: linear layers of the same widths. conditional (cDNI): a linear map of the one-hot label is added to every
-    place behind the first layer. The last layer starts at zero, so the first gradients are 0.
-    labels: integers [b]; looked at only if conditional.
-    Deviation: no biases but the last layer's. Those of the original stand before a batch norm, which takes them out
-    again, and Adam, dividing their gradients' rounding noise by its own size, would set them walking at full speed.
+    For maps: 5x5 convolution to `width`, batch norm, ReLU, 5x5 convolution at that width, batch norm, ReLU, 5x5
+    convolution to y's channels. For vectors: linear layers of the same widths. The last layer starts at zero, so the
+    first gradients are 0.
+    Deviation: only the last layer has biases. Those of the original stand before a batch norm, which cancels them. Adam
+    divides their gradients, which are rounding noise, by the noise's own size, and would so move them at full speed.
+
+    classes: number of classes.
+    conditional: whether a linear map of the one-hot labels (integers [b]) is added behind the first layer (cDNI).
+    width: of the hidden layers.
     """
 
     classes: int
@@ -166,13 +184,13 @@ class Synthesizer(nn.Module):
                 return layers.Conv(self.width, size=5, name=name)(x)
             return nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name=name)(x)
 
-        x = hidden(accepted(y), "hidden1")
+        x = hidden(check_activations(y), "hidden1")
         if self.conditional:
             label = nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name="label")
             shift = label(one_hot(labels, self.classes))
             x = x + (shift if x.ndim == 2 else shift[:, None, None, :])
-        x = layers.relu(normalised(x, train, "norm1"))
-        x = layers.relu(normalised(hidden(x, "hidden2"), train, "norm2"))
+        x = layers.relu(batch_norm(x, train, "norm1"))
+        x = layers.relu(batch_norm(hidden(x, "hidden2"), train, "norm2"))
         if x.ndim == 4:
             dy = nn.Conv(y.shape[-1], (5, 5), padding=2, kernel_init=zeros, name="gradient")(x)
         else:
@@ -180,8 +198,8 @@ class Synthesizer(nn.Module):
         return dy.astype(y.dtype)
 
 
-def accepted(y: Any) -> jax.Array:
-    """y in float32. BadInput where it is neither maps nor vectors."""
+def check_activations(y: Any) -> jax.Array:
+    """y in float32. Raises BadInput if it is neither maps nor vectors."""
     if getattr(y, "ndim", None) not in (2, 4):
         raise BadInput(
             "an auxiliary network takes feature maps [b, h, w, c] or vectors [b, features]; this stage gives "
@@ -191,7 +209,7 @@ def accepted(y: Any) -> jax.Array:
 
 
 def one_hot(labels: Any, classes: int) -> jax.Array:
-    """labels, integers [b] -> [b, classes]. BadInput where they are anything else."""
+    """Labels [b] as [b, classes]. Raises BadInput if they are not integers [b]."""
     if getattr(labels, "ndim", None) != 1 or not jnp.issubdtype(labels.dtype, jnp.integer):
         raise BadInput(
             "PredSim and the conditional synthesizer need integer labels [b]; these are "
@@ -200,35 +218,36 @@ def one_hot(labels: Any, classes: int) -> jax.Array:
     return jax.nn.one_hot(labels, classes)
 
 
-def normalised(x: jax.Array, train: bool, name: str) -> jax.Array:
-    """The batch norm of our networks, for maps and for vectors alike; a submodule of the module that calls this."""
+def batch_norm(x: jax.Array, train: bool, name: str) -> jax.Array:
+    """The batch norm of our networks, for maps and vectors alike; a submodule of the module that calls this."""
     maps = x if x.ndim == 4 else x[:, None, None, :]
     return layers.BatchNorm(name=name)(maps, train).reshape(x.shape)
 
 
-def flat(y: jax.Array) -> jax.Array:
+def flatten(y: jax.Array) -> jax.Array:
+    """y [b, ...] as [b, n]."""
     return y.reshape(y.shape[0], -1)
 
 
-def averaged(y: jax.Array, rows: int, columns: int) -> jax.Array:
-    """PyTorch's adaptive average pooling: y [b, h, w, c] -> [b, rows, columns, c], for any two sizes."""
+def average_pool(y: jax.Array, rows: int, columns: int) -> jax.Array:
+    """PyTorch's adaptive average pooling, for any two sizes: y [b, h, w, c] -> [b, rows, columns, c]."""
     b, h, w, c = y.shape
-    if h % rows == 0 and w % columns == 0:  # windows all alike: 3 to 8 times as fast as the products on a CPU
+    if h % rows == 0 and w % columns == 0:  # equal windows: 3 to 8 times as fast as the products on a CPU
         return jnp.mean(y.reshape(b, rows, h // rows, columns, w // columns, c), axis=(2, 4))
-    down, across = windows(h, rows), windows(w, columns)
+    down, across = pooling_matrix(h, rows), pooling_matrix(w, columns)
     return jnp.einsum("ih,bhwc,jw->bijc", down, y, across, precision=lax.Precision.HIGHEST)
 
 
-def windows(n: int, parts: int) -> np.ndarray:
-    """[parts, n]: row i averages the places from floor(i n / parts) up to, without it, ceil((i + 1) n / parts)."""
+def pooling_matrix(n: int, parts: int) -> np.ndarray:
+    """[parts, n]: row i averages the places from floor(i n / parts) to ceil((i + 1) n / parts), the latter excluded."""
     start, end = np.arange(parts) * n // parts, -(-np.arange(1, parts + 1) * n // parts)
     place = np.arange(n)
     inside = (start[:, None] <= place) & (place < end[:, None])
     return (inside / (end - start)[:, None]).astype(np.float32)
 
 
-def reduced(h: int, w: int, c: int, entries: int) -> tuple[int, int]:
-    """(rows, columns): the larger side halved, rounding up, until rows * columns * c <= entries or one is left."""
+def pooled_size(h: int, w: int, c: int, entries: int) -> tuple[int, int]:
+    """(rows, columns) after halving the larger side, rounded up, until rows * columns * c <= entries or both are 1."""
     while h * w * c > entries and h * w > 1:
         h, w = (-(-h // 2), w) if h >= w else (h, -(-w // 2))
     return h, w

@@ -1,4 +1,4 @@
-"""Back-propagation, the baseline: forward, backward and update locked; stage k waits for every other."""
+"""Back-propagation, the baseline. Forward passes, backward passes and updates are locked."""
 
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp

@@ -1,18 +1,19 @@
-"""Data parallelism, the other thing to do with K devices: K replicas of the whole network, 1/K of the batch for each.
+"""Data parallelism, the other way to use K devices: K replicas of the whole network, 1/K of the batch for each.
 
-The network is cut into K stages as ever, so that parameters, flags and checkpoints are those of every method, and the
-schedule is BP's. What differs is where a stage lies: on all K devices, its weights on every one of them, a batch cut
-along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce), then there is
-one update, the same everywhere.
+The network is cut into K stages as ever, so that parameters, flags and checkpoints are the same for every method, and
+the schedule is BP's. Only the places differ: a stage is on all K devices, its weights on each of them, and a batch is
+split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). Then
+comes one update, the same everywhere.
 
-`--batch-norm sync`: a stage is simply BP's, computed on arrays that are spread; XLA inserts the communication. A batch
-norm sees the whole batch, so this is BP for any module, but for the rounding of sums. A batch that the devices do not
-divide is computed on every device: exact, only not faster.
+`--batch-norm sync`: a stage is simply BP's, computed on arrays that are spread over the devices; XLA inserts the
+communication. A batch norm sees the whole batch, so this is BP for any module, except for the rounding of sums. A batch
+whose size the number of devices does not divide is computed on every device, which is exact but no faster.
 
-`--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises by its own part of the batch
-and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. A batch that K
-does not divide is filled up with its own first examples, as DistributedSampler does with a whole epoch; they count
-twice, in the loss too. Deviation: images are augmented before the batch is cut, so those examples are the very same.
+`--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
+and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. A batch whose
+size K does not divide is filled up with its own first examples, as DistributedSampler does for a whole epoch; these
+count twice, in the loss too. Deviation: images are augmented before the batch is split, so a repeated example is
+augmented the same way.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ REPLICA = "replica"  # the mesh's only axis
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What data parallelism can be asked for."""
+    """Data parallelism's options."""
 
     batch_norm: Literal["local", "sync"] = option(
         "local",
@@ -47,10 +48,11 @@ class Options:
     )
 
 
-class Spread(Place):
-    """All devices: weights on each of them, a batch cut along its first axis where they divide it.
+class ReplicaPlace(Place):
+    """A place on all devices: weights on each of them, a batch split along its first axis if they divide its size.
 
-    K replicas on fewer than K distinct devices: as many on one device as on any other.
+    Arguments:
+        devices: of the K replicas. If fewer than K are distinct, each gets as many replicas as any other.
     """
 
     def __init__(self, devices: Sequence[Any]):
@@ -60,68 +62,72 @@ class Spread(Place):
         self.devices = distinct[:n]
         self.mesh = Mesh(np.array(distinct[:n]), (REPLICA,))
 
-    def weights(self, tree: Tree) -> Tree:
+    def put_weights(self, tree: Tree) -> Tree:
+        """Starts to copy a tree of arrays to every device; returns the copies."""
         return jax.device_put(tree, NamedSharding(self.mesh, P()))
 
-    def batch(self, tree: Tree) -> Tree:
+    def put_batch(self, tree: Tree) -> Tree:
+        """Starts to copy a tree of arrays [batch, ...] to the devices, a part to each; returns the copies."""
+
         def sharding(leaf):
             return NamedSharding(self.mesh, P() if len(leaf) % self.mesh.size else P(REPLICA))
 
         return jax.device_put(tree, jax.tree.map(sharding, tree))
 
 
-def everywhere(devices: Sequence[Any]) -> list[Spread]:
-    """The places of K stages: all of them on all devices."""
-    return [Spread(devices)] * len(devices)
+def replica_places(devices: Sequence[Any]) -> list[ReplicaPlace]:
+    """The places of K stages: each is on all devices."""
+    return [ReplicaPlace(devices)] * len(devices)
 
 
-class Replicated(Stage):
-    """A stage on all devices. With local batch norms every leaf of `state.extra` is [K, ...], one for each replica."""
+class ReplicatedStage(Stage):
+    """A stage on all devices. With local batch norms, leaves of `state.extra` are [K, ...], one entry per replica."""
 
     packs = False
 
     def make(self, spec: Spec):
+        """The stage's functions for all replicas; with local batch norms each replica has statistics of its own."""
         batch_norm, place = spec.options["batch_norm"], self.place
         functions, state = super().make(spec)
-        self.local = batch_norm == "local" and spec.K > 1  # one replica is BP
-        assert isinstance(place, Spread)
+        self.local = batch_norm == "local" and spec.K > 1  # a single replica is BP
+        assert isinstance(place, ReplicaPlace)
         if not self.local:
             return functions, state
-        return by_replica(functions, spec.K, place.mesh), state._replace(extra=copies(state.extra, spec.K, spec.key))
+        return by_replica(functions, spec.K, place.mesh), state._replace(extra=replicate(state.extra, spec.K, spec.key))
 
     def __init__(self, spec: Spec, place: Place, **options):
         super().__init__(spec, place, **options)
-        self._first = jax.jit(first)
-        self.patient = place.device.platform == "cpu"
-        self.spread()
+        self._first = jax.jit(first_replica)
+        self.waits = place.device.platform == "cpu"
+        self.spread_extra()
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
-        self.settle(messages)
+        self.wait_on_cpu(messages)
         return super().run(kind, batch, messages)
 
     def outputs(self, x: Tree) -> Tree:
-        self.settle(x)
+        self.wait_on_cpu(x)
         return super().outputs(x)
 
-    def settle(self, arrays: Tree) -> None:
-        """On a CPU, waits for what is about to be used, so that few programs are under way.
+    def wait_on_cpu(self, arrays: Tree) -> None:
+        """On a CPU, waits for the arrays that the next operation uses, so that few programs are under way.
 
-        An all-reduce among emulated devices occupies a thread for each until all have come, of as many threads as there
-        are devices (or cores, if more). When too many programs are under way on a device, launching the next one blocks
-        a thread too, and the rest no longer suffice: seen on 2 cores, for K = 8 within 40 batches. Little is lost, as
-        the method is locked anyway.
+        An all-reduce among emulated devices blocks one thread per device until all have come, and there are as many
+        threads as devices (or cores, if these are more). If too many programs are under way on a device, launching the
+        next one blocks a thread, too. Then too few threads are left and nothing goes on: this was seen on 2 cores for K
+        = 8, within 40 batches. Waiting costs little, as the method is locked anyway.
         """
-        if self.patient:
+        if self.waits:
             jax.block_until_ready(arrays)
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         super().restore(flat)
-        self.spread()
+        self.spread_extra()
 
-    def spread(self) -> None:
-        """Puts what belongs to a replica on that replica's device only."""
+    def spread_extra(self) -> None:
+        """Puts each replica's statistics on that replica's device only."""
         if self.local:
-            self.state = self.state._replace(extra=self.place.batch(self.state.extra))
+            self.state = self.state._replace(extra=self.place.put_batch(self.state.extra))
 
     def variables(self):
         variables = super().variables()
@@ -131,13 +137,13 @@ class Replicated(Stage):
         return {"params": params, **self._first(variables)}
 
 
-def first(tree: Tree) -> Tree:
-    """Replica 1's of leaves [K, ...]."""
+def first_replica(tree: Tree) -> Tree:
+    """The entries of replica 1, of leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
-def copies(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tree]:
-    """Statistics for each of K replicas, all alike at first, and a key for each; replica 1's is the one there was."""
+def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tree]:
+    """Statistics and random key for K replicas. All statistics are alike at first; replica 1 has the original key."""
     copied = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (K, *leaf.shape)), dict(extra))
     if "rng" in extra:
         others = jax.random.key_data(jax.random.split(key, K - 1))
@@ -145,8 +151,8 @@ def copies(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tree]
     return copied
 
 
-def cut(tree: Tree, K: int) -> Tree:
-    """Arrays [b, ...] as [K, b/K, ...], filled up with their own first examples where K does not divide b."""
+def split_batch(tree: Tree, K: int) -> Tree:
+    """Arrays [b, ...] as [K, b/K, ...], filled up with their own first examples if K does not divide b."""
 
     def parts(leaf):
         b = len(leaf)
@@ -157,40 +163,50 @@ def cut(tree: Tree, K: int) -> Tree:
     return jax.tree.map(parts, tree)
 
 
-def joined(tree: Tree) -> Tree:
+def merge_batch(tree: Tree) -> Tree:
     """Arrays [K, n, ...] as [K n, ...]."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
 
 
-def average(tree: Tree) -> Tree:
-    """The mean over replicas: between devices an all-reduce."""
+def average_replicas(tree: Tree) -> Tree:
+    """The mean over replicas; an all-reduce between devices."""
     return jax.tree.map(lambda leaf: jnp.mean(leaf, 0), tree)
 
 
 def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
-    """A stage's functions on K replicas: each goes forward and backward on its own part of the batch from its own mean
-    loss, and gradients are averaged. Messages between stages stay [b, ...]."""
-    each = partial_map(K, mesh)
+    """Makes a stage's functions run on K replicas.
+
+    Each replica goes forward and backward on its own part of the batch, from its own mean loss. Gradients are averaged.
+    Messages between stages stay [b, ...].
+    """
+    each = map_replicas(K, mesh)
     forwards = each(functions.forward)
     backwards = each(lambda params, closure, x, dy: functions.backward(closure, params, x, dy))
 
     def forward(params, extra, x, labels=None):
-        messages, extra, closure = forwards(params, extra, cut(x, K), cut(labels, K))
-        return {what: (average if what == "loss" else joined)(m) for what, m in messages.items()}, extra, closure
+        messages, extra, closure = forwards(params, extra, split_batch(x, K), split_batch(labels, K))
+        return (
+            {what: (average_replicas if what == "loss" else merge_batch)(m) for what, m in messages.items()},
+            extra,
+            closure,
+        )
 
     def backward(closure, params, x, dy):
-        grads, dx = backwards(params, closure, cut(x, K), cut(dy, K))
-        return average(grads), joined(dx)
+        grads, dx = backwards(params, closure, split_batch(x, K), split_batch(dy, K))
+        return average_replicas(grads), merge_batch(dx)
 
     return functions._replace(
-        forward=forward, backward=backward, outputs=lambda params, extra, x: functions.outputs(params, first(extra), x)
+        forward=forward,
+        backward=backward,
+        outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
     )
 
 
-def partial_map(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
-    """each(run): run(params, *trees) for every replica on its own device; leaves of trees and result are [K, ...].
+def map_replicas(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
+    """Returns each(run), which calls run(params, *trees) for every replica on its device; leaves are [K, ...].
 
-    Not jax.vmap: it makes grouped convolutions of some, and ResNet-8 then takes three times as long on a CPU.
+    It is not jax.vmap, which turns some convolutions into grouped ones: ResNet-8 then takes three times as long on a
+    CPU.
     """
 
     def each(run: Callable) -> Callable:
@@ -198,12 +214,12 @@ def partial_map(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
             own = [jax.tree.map(lambda leaf, i=i: leaf[i], trees) for i in range(K // mesh.size)]
             ran = [run(params, *mine) for mine in own]
             leaves, structures = zip(*map(jax.tree.flatten, ran), strict=True)
-            # Closures of the same function are alike but not equal, so jax.tree.map would refuse them.
+            # Closures of the same function have equal leaves but unequal structures, which jax.tree.map refuses.
             return jax.tree.unflatten(structures[0], [jnp.stack(leaf) for leaf in zip(*leaves, strict=True)])
 
         def mapped(params, *trees):
             specs = (P(), *[P(REPLICA)] * len(trees))
-            # check_vma would sum gradients of replicated weights by itself.
+            # With check_vma, JAX would sum the gradients of replicated weights itself.
             return jax.shard_map(here, mesh=mesh, in_specs=specs, out_specs=P(REPLICA), check_vma=False)(params, *trees)
 
         return mapped
@@ -211,8 +227,8 @@ def partial_map(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:
     return each
 
 
-def share(K: int) -> Mapping[str, tuple[float, float, float]]:
-    """What an operation costs a device: K of them do it together."""
+def shared_costs(K: int) -> Mapping[str, tuple[float, float, float]]:
+    """What an operation costs one of K devices that do it together."""
     return {"F": (1 / K, 0, 0), "B": (0, 1 / K, 0)}
 
 
@@ -222,7 +238,7 @@ METHOD = Method(
     schedule=lambda K: bp(K)._replace(name="data_parallel"),
     options=Options,
     same_for_every_K=True,
-    cost=share,
-    stage=Replicated,
-    places=everywhere,
+    cost=shared_costs,
+    stage=ReplicatedStage,
+    places=replica_places,
 )

@@ -1,8 +1,8 @@
 """DGL, decoupled greedy learning (Belilovsky et al. 2020), pipelined: every stage learns from a loss of its own.
 
-A stage below K ends in a small auxiliary network (`--aux`) that sees the labels; nothing comes back from above, so a
-batch is done with in the tick in which it comes. With the linear head or with similarity matching it is local error
-learning (Mostafa et al. 2018; Nokland and Eidnes 2019), cut by stages instead of layers.
+A stage below K ends in a small auxiliary network (`--aux`) that gets the labels. Nothing comes back from above, so a
+stage is finished with a batch in the tick in which it gets it. With the linear head, or with similarity matching, this
+is local error learning (Mostafa et al. 2018; Nokland and Eidnes 2019), by stages instead of layers.
 """
 
 import dataclasses
@@ -18,14 +18,22 @@ from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import Spec, StageState, applied, differentiated, ended, flax_variables, split
+from fdg_jax.stage.functions import (
+    Spec,
+    StageState,
+    flax_variables,
+    make_apply,
+    make_functions,
+    make_outputs,
+    split_variables,
+)
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What DGL can be asked for."""
+    """DGL's options."""
 
     aux: Literal["mlp-sr", "linear", "predsim"] = option(
         "mlp-sr",
@@ -35,18 +43,22 @@ class Options:
 
 
 def dgl(K: int) -> Schedule:
-    """Tick t: stage k forwards and backwards batch t-k+1; nobody waits for anybody, and nothing is stale."""
+    """Tick t: stage k goes forward and backward on batch t-k+1. Nobody waits for anybody, and nothing is stale.
+
+    Raises:
+        BadInput: K is below 1.
+    """
     check_K(K)
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op(kind, k, t - k + 1) for k in range(1, K + 1) for kind in "FB"]
         return existing_ops(ops, last)
 
-    return Schedule("dgl", K, tick, (0,) * K, lambda batches: batches + K - 1 if batches else 0, upwards(K))
+    return Schedule("dgl", K, tick, (0,) * K, lambda batches: batches + K - 1 if batches else 0, dgl_messages(K))
 
 
-def upwards(K: int) -> Messages:
-    """Activations go up, labels to every stage, no cotangent comes down."""
+def dgl_messages(K: int) -> Messages:
+    """Activations go up, labels go to every stage, no cotangent comes down."""
     takes, gives, enters = chain(K, local=True)
     return Messages(
         takes=lambda op: takes(op) if op.kind == "F" else (),
@@ -55,20 +67,21 @@ def upwards(K: int) -> Messages:
     )
 
 
-class Local(Stage):
-    """A stage that trains the pair (module's parameters, auxiliary network's parameters) on its local loss.
+class LocalLossStage(Stage):
+    """A stage whose params are a pair, (the module's, the auxiliary network's), trained on the stage's own loss.
 
-    The auxiliary network's statistics lie in extra["auxiliary"]. Stage K is an ordinary one.
+    The auxiliary network's statistics are in extra["auxiliary"]. Stage K is an ordinary stage.
     """
 
     cotangent_down = False
     local_loss = True
 
     def make(self, spec: Spec):
+        """The stage's functions on its local loss, with its auxiliary network; those of stage K are BP's."""
         if spec.last:
             return super().make(spec)
-        aux, apply, weights = head(spec), applied(spec.module, spec.how), spec.how.precision.weights
-        of_network, loss, dtype = ended(apply, spec.how), spec.loss, spec.value.dtype
+        aux, apply, weights = head(spec), make_apply(spec.module, spec.compute), spec.compute.precision.weights
+        of_network, loss, dtype = make_outputs(apply, spec.compute), spec.loss, spec.value.dtype
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
@@ -80,22 +93,22 @@ class Local(Stage):
         def outputs(params, extra, x):
             return of_network(params[0], network(extra), x)
 
-        params, extra = split(spec.variables)
-        aux_params, aux_extra = split(jax.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
+        params, extra = split_variables(spec.variables)
+        aux_params, aux_extra = split_variables(jax.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
         pair = (params, aux_params)
         state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
         # The auxiliary network computes in float32, whatever the network does.
         pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
-        return differentiated(objective, outputs, spec.optimizer, dtype, spec.how, pair_weights), state
+        return make_functions(objective, outputs, spec.optimizer, dtype, spec.compute, pair_weights), state
 
     def variables(self):
         if self.spec.last:
             return super().variables()
         params, extra, _ = self.layout
-        return flax_variables(params.open(self.state.params)[0], network(extra.open(self.state.extra)))
+        return flax_variables(params.unpack_now(self.state.params)[0], network(extra.unpack_now(self.state.extra)))
 
     def auxiliary(self):
-        return () if self.spec.last else self.layout.params.open(self.state.params)[1]
+        return () if self.spec.last else self.layout.params.unpack_now(self.state.params)[1]
 
 
 def network(extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +117,7 @@ def network(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def head(spec: Spec) -> nn.Module:
-    """The auxiliary network of a stage, with as many classes as the network has. BadInput where that is no number."""
+    """Makes the auxiliary network of a stage. Raises BadInput if the network's outputs are not class scores."""
     outputs, kind = spec.outputs, spec.options["aux"]
     array = isinstance(outputs, jax.ShapeDtypeStruct)
     if not (array and outputs.ndim == 2 and jnp.issubdtype(outputs.dtype, jnp.floating)):
@@ -121,5 +134,5 @@ METHOD = Method(
     schedule=dgl,
     options=Options,
     cost={"F": (1, 0, 0), "B": (0, 1, 1)},
-    stage=Local,
+    stage=LocalLossStage,
 )

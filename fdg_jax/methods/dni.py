@@ -1,15 +1,16 @@
-"""DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for one.
+"""DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for it.
 
-A synthesizer at every boundary maps activations (and labels) to the gradient that stage k+1 would send. It is trained
-on what stage k+1 does send a tick later, which is itself made of a guess (bootstrapped).
+At every boundary, a synthesizer maps activations (and labels) to the gradient that stage k+1 would send. It is trained
+on what stage k+1 does send a tick later, which itself comes from a guess (bootstrapping).
 
-Deviation: the stages themselves are trained as all methods are here, with the recipe they are given (in the commands
-SGD with momentum, rate 0.1); only the synthesizers have Adam. DGL's code, which compares with DNI, trains everything
-with Adam at 3e-5 and says that SGD does not converge. So our results with DNI, which are poor, say little about DNI.
-The FDG paper has none: it leaves DNI out of its tables of errors, because of what others say of it in deep networks.
+Deviation: the stages are trained with the recipe that all methods get here (in the commands SGD with momentum, rate
+0.1); only the synthesizers have Adam. DGL's code, which compares with DNI, trains everything with Adam at 3e-5 and says
+that SGD does not converge. So our results with DNI, which are poor, say little about DNI. The FDG paper has no errors
+of DNI: it leaves DNI out, because of what others report for deep networks.
 
-What is modelled is the gradient of an example's own loss, batch size times that of the batch's mean: a step of Adam
-moves every output of a synthesizer by a fixed amount, which would else be a hundred times larger than the gradients.
+The synthesizer models the gradient of an example's own loss, which is the batch size times the gradient of the batch's
+mean loss. A step of Adam changes every output of a synthesizer by a fixed amount; otherwise that would be a hundred
+times larger than the gradients.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ from fdg_jax.methods._auxiliary import Synthesizer
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import Spec, split
+from fdg_jax.stage.functions import Spec, split_variables
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
@@ -37,19 +38,22 @@ LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What DNI can be asked for."""
+    """DNI's options."""
 
     conditional: bool = option(
-        True, "dni: synthesizers are told the labels (conditional DNI). --no-conditional: they are not."
+        True, "dni: synthesizers get the labels (conditional DNI). --no-conditional: they do not."
     )
 
 
 def dni(K: int) -> Schedule:
-    """Tick t: stage k < K trains its synthesizer (S) on batch t-k-1, then forwards and backwards batch t-k+1.
+    """Tick t: stage k < K trains its synthesizer (S) on batch t-k-1. Then it goes forward and backward on batch t-k+1.
 
-    K = 2:  t=1    2      3        4
-      k=1   F1B1   F2B2   S1F3B3   S2F4B4
-      k=2          F1B1   F2B2     F3B3
+        K = 2:  t=1    2      3        4
+          k=1   F1B1   F2B2   S1F3B3   S2F4B4
+          k=2          F1B1   F2B2     F3B3
+
+    Raises:
+        BadInput: K is below 1.
     """
     check_K(K)
 
@@ -63,11 +67,11 @@ def dni(K: int) -> Schedule:
     def ticks(batches: int) -> int:
         return batches + (K if K > 1 else 0) if batches else 0
 
-    return Schedule("dni", K, tick, (0,) * K, ticks, guessed(K))
+    return Schedule("dni", K, tick, (0,) * K, ticks, dni_messages(K))
 
 
-def guessed(K: int) -> Messages:
-    """B waits for no cotangent, S takes the one that came; labels go to every stage."""
+def dni_messages(K: int) -> Messages:
+    """B waits for no cotangent; S takes the one that came. Labels go to every stage."""
     takes, gives, enters = chain(K, local=True)
     return Messages(
         takes=lambda op: () if op.kind == "B" else takes(op),
@@ -76,28 +80,37 @@ def guessed(K: int) -> Messages:
     )
 
 
-class Guesser(NamedTuple):
-    """A synthesizer's state."""
+class SynthesizerState(NamedTuple):
+    """The state of a synthesizer.
+
+    params, extra: its Flax variables.
+    opt_state: the state of its Adam.
+    """
 
     params: Any
     extra: Any
     opt_state: Any
 
 
-class Asked(NamedTuple):
-    """What the synthesizer was asked about a batch, kept until the answer comes."""
+class Guess(NamedTuple):
+    """What a synthesizer made a guess from, kept until the gradient comes.
+
+    batch: the batch's number.
+    y, labels: the activations and the labels.
+    """
 
     batch: int
     y: Any
     labels: Any
 
 
-class Synthetic(Stage):
-    """A stage whose `own` is a synthesizer. Stage K is an ordinary one."""
+class SyntheticGradientStage(Stage):
+    """A stage with a synthesizer in `own`. Stage K is an ordinary stage."""
 
     keeps: Mapping[str, str] = {"memo": "B", "asked": "S"}
 
     def make(self, spec: Spec):
+        """The stage's functions, and its synthesizer with an optimizer of its own."""
         functions, state = super().make(spec)
         if spec.last:
             return functions, state
@@ -105,7 +118,7 @@ class Synthetic(Stage):
             raise BadInput(f"method dni guesses the gradient of one array; stage k={spec.k} or {spec.K} gives several.")
         module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
         init = jax.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
-        params, extra = split(init(spec.key))
+        params, extra = split_variables(init(spec.key))
         adam = optax.adam(LEARNING_RATE)
 
         def apply(params, extra, y, labels):
@@ -113,25 +126,27 @@ class Synthetic(Stage):
 
         def error(params, extra, y, labels, dy):
             guess, extra = apply(params, extra, y, labels)
-            guess, dy = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (guess, dy))  # bfloat16 too coarse
+            guess, dy = (
+                a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (guess, dy)
+            )  # bfloat16 is too coarse
             return jnp.sum(jnp.square(guess - len(dy) * dy)) / len(dy), dict(extra)
 
-        def learn(own: Guesser, y, labels, dy) -> Guesser:
+        def learn(own: SynthesizerState, y, labels, dy) -> SynthesizerState:
             grads, extra = jax.grad(error, has_aux=True)(own.params, own.extra, y, labels, dy)
             updates, opt_state = adam.update(grads, own.opt_state, own.params)
-            return Guesser(optax.apply_updates(own.params, updates), extra, opt_state)
+            return SynthesizerState(optax.apply_updates(own.params, updates), extra, opt_state)
 
-        # Guessing looks at the batch's own statistics and leaves the running ones alone.
+        # A guess uses the batch's own statistics and leaves the running ones unchanged.
         platform = self.place.device.platform
         self._guess = programs.jit(
             lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y), platform, reductions=False
         )
         self._learn = programs.jit(learn, platform, reductions=False, donate_argnums=0)
-        return functions, state._replace(own=Guesser(params, extra, adam.init(params)))
+        return functions, state._replace(own=SynthesizerState(params, extra, adam.init(params)))
 
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
-        self.asked: deque[Asked] = deque()
+        self.asked: deque[Guess] = deque()
 
     def run(self, kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
         return self.learn(batch, **messages) if kind == "S" else super().run(kind, batch, messages)
@@ -140,7 +155,7 @@ class Synthetic(Stage):
         if self.spec.last:
             return super().forward(batch, x, labels)
         messages = super().forward(batch, x)
-        self.asked.append(Asked(batch, messages["x"], labels))
+        self.asked.append(Guess(batch, messages["x"], labels))
         return messages
 
     def backward(self, batch: int, dy=None):
@@ -151,15 +166,15 @@ class Synthetic(Stage):
         return super().backward(batch, self._guess(self.state.own, newest.y, newest.labels))
 
     def learn(self, batch: int, dy) -> dict[str, Any]:
-        """Dispatches S: the synthesizer's step towards the gradient that came."""
+        """Dispatches S: trains the synthesizer on the gradient that came. It sends nothing."""
         asked = self.asked.popleft()
         assert asked.batch == batch
         self.state = self.state._replace(own=self._learn(self.state.own, asked.y, asked.labels, dy))
         return {}
 
-    def kept(self, x, labels):
-        kept = super().kept(x, labels if self.spec.last else None)
-        return kept if self.spec.last else {**kept, "S": Asked(0, self.spec.y, labels)}
+    def kept_shapes(self, x, labels):
+        kept_shapes = super().kept_shapes(x, labels if self.spec.last else None)
+        return kept_shapes if self.spec.last else {**kept_shapes, "S": Guess(0, self.spec.y, labels)}
 
     def auxiliary(self):
         return () if self.spec.last else self.state.own.params
@@ -174,8 +189,8 @@ class Synthetic(Stage):
         super().restore(flat)
         self.asked.clear()
         for batch in checkpoint.numbers(flat, "asked/"):
-            y, labels = self.restored((self.spec.y, self.spec.labels), flat, f"asked/{batch}/")
-            self.asked.append(Asked(batch, y, labels))
+            y, labels = self.restored_message((self.spec.y, self.spec.labels), flat, f"asked/{batch}/")
+            self.asked.append(Guess(batch, y, labels))
 
 
 METHOD = Method(
@@ -185,5 +200,5 @@ METHOD = Method(
     options=Options,
     words={"S": "the synthesizer's step towards the gradient that has come for batch 3"},
     cost={"F": (1, 0, 0), "B": (0, 1, 0), "S": (0, 0, 1)},
-    stage=Synthetic,
+    stage=SyntheticGradientStage,
 )

@@ -1,8 +1,8 @@
-"""FA, feedback alignment (Lillicrap et al. 2016): BP that goes back through fixed random weights.
+"""FA, feedback alignment (Lillicrap et al. 2016): BP whose backward pass goes through fixed random weights.
 
-Every parameter with more than one axis (kernels) is replaced, where a cotangent passes it, by a random one of the
-same distribution; scales and biases of batch norms are the true ones. A layer's own gradient, input times cotangent,
-is as ever. It costs no line of calculus: a stripped VJP closure takes the weights it is given.
+Where a cotangent passes a parameter with more than one axis (a kernel), it meets a random one of the same distribution
+instead. Scales and biases of batch norms are the true ones. A layer's own gradient, inputs times cotangent, is computed
+as ever. No derivative has to be written for it: a stripped VJP closure takes the weights that it is given.
 """
 
 import jax
@@ -16,17 +16,18 @@ from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
 
 
-class Feedback(Stage):
-    """A stage whose `own` is a second set of weights, for the way back."""
+class FeedbackStage(Stage):
+    """A stage with a second set of weights in `own`, for the backward pass."""
 
     backward_at_other_weights = "method=fa"
     packs = False
 
     def make(self, spec: Spec):
+        """The stage's functions, and fixed random weights for the backward pass."""
         if not jax_internals.strippable():
             raise BadInput(f"method fa needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
         functions, state = super().make(spec)
-        example = spec.how.precision.example
+        example = spec.compute.precision.example
         variables = jax.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)
         return functions, state._replace(own=variables.get("params", {}))
 
@@ -39,5 +40,5 @@ METHOD = Method(
     summary="feedback alignment (Lillicrap et al. 2016): BP through fixed random weights",
     schedule=lambda K: bp(K)._replace(name="fa"),
     same_for_every_K=True,
-    stage=Feedback,
+    stage=FeedbackStage,
 )

@@ -1,4 +1,4 @@
-"""FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradient 2(K-k) ticks late."""
+"""FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradients 2(K-k) ticks late."""
 
 import dataclasses
 from typing import Literal
@@ -13,7 +13,7 @@ Order = Literal["backward-first", "forward-first"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What FDG can be asked for, beside beta and weights."""
+    """FDG's options, beside beta and weights."""
 
     order: Literal["backward-first", "forward-first"] = option(
         "backward-first",
@@ -28,17 +28,28 @@ class Options:
     )
     accumulation: Literal["sum", "mean"] = option(
         "sum",
-        "What becomes of the M gradients: their sum (ADL's) or their mean (like one batch M times as large).",
+        "Whether an update uses the sum of the M gradients (ADL's) or their mean (like one batch M times as large).",
     )
 
 
 def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum") -> Schedule:
-    """Algorithm I: at tick t stage k forwards batch t-k+1 and backwards batch t-2K+k+1.
+    """Algorithm I: at tick t, stage k goes forward on batch t-k+1 and backward on batch t-2K+k+1.
 
-    Stage K takes the loss of the batch it forwards in the same tick, so it is exempt from the order. The
-    gradient delay is 2(K-k) ticks; with the backward pass first one of the gradients in between has already been
-    used when the forward pass runs, so the staleness in updates is 2(K-k)-1 (and 2(K-k) forward first).
-    accumulate = M > 1 is ADL: one update every M backward passes, by the sum or the mean of their gradients.
+    Stage K goes backward on the batch that it went forward on in the same tick, so the order does not concern it.
+    Gradients are 2(K-k) ticks late. If the backward pass comes first, one of the gradients in between has already been
+    used when the forward pass runs: the staleness in updates is 2(K-k)-1. If the forward pass comes first, it is
+    2(K-k).
+
+    Arguments:
+        K: number of stages.
+        order: "backward-first" (Algorithm I) or "forward-first" (the theorem).
+        accumulate: backward passes per update; more than 1 is ADL.
+        accumulation: "sum" or "mean", what an update uses of their gradients.
+
+    Returns: the schedule.
+
+    Raises:
+        BadInput: K or accumulate is below 1, or another value is unknown.
     """
     check_K(K)
     if order not in ("backward-first", "forward-first"):

@@ -1,15 +1,15 @@
-"""FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the input of a batch and goes forward
-on it again, with the weights of now, when the gradient comes.
+"""FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the inputs of a batch.
 
-The replay is an ordinary training pass, so running statistics move twice a batch. There are two released codes, FR's
-own (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
+When the gradient comes, the stage goes forward on these inputs again, with the newest weights. This replay is an
+ordinary training pass, so running statistics change twice per batch. There are two released codes, FR's own
+(slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:
 
-- Stage K replays here, too. Its weights have not changed, so its gradient is the same, but its running statistics move
-  twice a batch as those of the other stages do. In neither released code does the last module replay. Table 2 of the
-  FDG paper counts a replay for every module.
-- FR's own code trains module 1 at twice the learning rate; here all stages follow the recipe they are given.
-- The FDG authors' code makes no gradient of batch 1 in the modules between the first and the last, as they get to know
-  of it one iteration late, and so none below them either. Here every batch updates every stage.
+- Stage K replays here, too. Its weights have not changed, so its gradients are the same, but its running statistics
+  change twice per batch, as those of the other stages do. In neither released code does the last module replay. Table 2
+  of the FDG paper counts a replay for every module.
+- FR's own code trains module 1 at twice the learning rate. Here all stages follow the same recipe.
+- The FDG authors' code computes no gradient of batch 1 in the modules between the first and the last, because it starts
+  them one iteration late, and so none below them either. Here every batch updates every stage.
 """
 
 from collections.abc import Mapping
@@ -27,8 +27,13 @@ from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import number
 
 
-class Feature(NamedTuple):
-    """What is kept of a batch: what stage k needs to go forward on it once more."""
+class StoredInput(NamedTuple):
+    """What a stage keeps of a batch, to go forward on it again.
+
+    batch: the batch's number.
+    x, labels: the stage's inputs, and the labels if it takes them.
+    version: the stage's updates at the first forward pass.
+    """
 
     batch: int
     x: Any
@@ -36,44 +41,45 @@ class Feature(NamedTuple):
     version: int
 
 
-class Replay(Stage):
-    """A stage whose memo is an input and whose B is a forward and a backward pass."""
+class ReplayStage(Stage):
+    """A stage whose memos are inputs. Its B is a forward and a backward pass."""
 
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
         forward = self.functions.forward
-        self._play = programs.jit(  # nothing is kept for a backward pass
+        self._play = programs.jit(  # the first forward pass, which keeps no closure
             lambda *arguments: forward(*arguments)[:2], place.device.platform, reductions=self.fast_reductions
         )
 
     def forward(self, batch: int, x, labels=None):
         messages, changed = self._play(self.state.params, self.state.extra, x, labels)
-        self.memos.append(Feature(batch, x, labels, self.updates))
+        self.memos.append(StoredInput(batch, x, labels, self.updates))
         self.state = self.state._replace(extra=changed)
         return messages
 
     def backward(self, batch: int, dy=None):
-        feature, params = self.oldest(batch), self.state.params
-        _, changed, closure = self._forward(params, self.state.extra, feature.x, feature.labels)
+        """Dispatches B: forward again on the stored inputs, with the newest weights, and then back."""
+        stored, params = self.take_memo(batch), self.state.params
+        _, changed, closure = self._forward(params, self.state.extra, stored.x, stored.labels)
         self.state = self.state._replace(extra=changed)
-        grads, dx = self._backward(closure, params, feature.x, dy)
-        self.use(grads, feature.version)
+        grads, dx = self._backward(closure, params, stored.x, dy)
+        self.use(grads, stored.version)
         return {"dy": dx}
 
-    def kept(self, x, labels):
-        return {"B": Feature(0, x, labels, 0)}
+    def kept_shapes(self, x, labels):
+        return {"B": StoredInput(0, x, labels, 0)}
 
     def saved_memos(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
-        for feature in self.memos:
-            flat |= checkpoint.flatten((feature.x, feature.labels), f"memo/{feature.batch}/")
-            flat[f"memo/{feature.batch}/version"] = np.int64(feature.version)
+        for stored in self.memos:
+            flat |= checkpoint.flatten((stored.x, stored.labels), f"memo/{stored.batch}/")
+            flat[f"memo/{stored.batch}/version"] = np.int64(stored.version)
         return flat
 
-    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Feature:
-        template = (self.spec.x, self.spec.labels if self.spec.last else None)
-        x, labels = self.restored(template, flat, f"memo/{batch}/")
-        return Feature(batch, x, labels, number(flat, f"memo/{batch}/version"))
+    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
+        template = (self.spec.x, self.spec.labels if self.takes_labels else None)
+        x, labels = self.restored_message(template, flat, f"memo/{batch}/")
+        return StoredInput(batch, x, labels, number(flat, f"memo/{batch}/version"))
 
 
 METHOD = Method(
@@ -81,5 +87,5 @@ METHOD = Method(
     summary="features replay (Huo et al. 2018): DDG's delays, inputs kept instead of activations",
     schedule=partial(forward_locked, name="fr"),
     cost={"F": (1, 0, 0), "B": (1, 1, 0)},
-    stage=Replay,
+    stage=ReplayStage,
 )

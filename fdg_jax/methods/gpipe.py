@@ -1,8 +1,8 @@
-"""GPipe (Huang et al. 2019): the batch is cut into micro-batches that follow one another; BP's gradient, with a bubble.
+"""GPipe (Huang et al. 2019): a batch is split into micro-batches that follow one another. BP's gradient, with a bubble.
 
-The sum of the micro-batches' gradients, each weighted by its share of the images, is the gradient of the whole
-batch, except where a batch norm sees only a micro-batch. Deviations: activations are kept, not recomputed, and the
-backward passes come in the order of the forward passes (the bubble is the same).
+The sum of the micro-batches' gradients, each weighted by its share of the images, is the gradient of the whole batch,
+except that a batch norm sees one micro-batch only. Deviations: activations are kept, not recomputed. The backward
+passes come in the order of the forward passes (the bubble is the same).
 """
 
 import dataclasses
@@ -15,17 +15,27 @@ from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What GPipe can be asked for."""
+    """GPipe's options."""
 
     micro_batches: int = option(
         4,
-        "gpipe: parts M a batch is cut into; stages idle for (K-1)/(M+K-1) of the time, and BatchNorm sees one part.",
+        "gpipe: number of parts M of a batch. Stages idle for (K-1)/(M+K-1) of the time; BatchNorm sees one part.",
         metavar="M",
     )
 
 
 def gpipe(K: int, micro_batches: int = 4) -> Schedule:
-    """Tick t: the M micro-batches (t-1)M+1..tM forward through all stages, then all backward, then one update."""
+    """Tick t: micro-batches (t-1)M+1..tM go forward through all stages, then backward; then comes one update.
+
+    Arguments:
+        K: number of stages.
+        micro_batches: M, parts of a batch.
+
+    Returns: the schedule.
+
+    Raises:
+        BadInput: K or M is below 1.
+    """
     check_K(K)
     M = micro_batches
     if not isinstance(M, int) or M < 1:
@@ -37,12 +47,12 @@ def gpipe(K: int, micro_batches: int = 4) -> Schedule:
         down = [Op("B", k, part) for part in parts for k in reversed(stages)]
         return existing_ops(up + down, None if last is None else M * last)
 
-    messages = weighted(K) if M > 1 else chain(K)
+    messages = gpipe_messages(K) if M > 1 else chain(K)
     return Schedule("gpipe", K, tick, (0,) * K, lambda batches: batches, messages, accumulate=M, micro_batches=M)
 
 
-def weighted(K: int) -> Messages:
-    """BP's messages, and beside the labels the loss's own cotangent: the part's share of the batch."""
+def gpipe_messages(K: int) -> Messages:
+    """BP's messages and, beside the labels, the cotangent of each part's loss: the part's share of the batch."""
     ordinary = chain(K)
 
     def takes(op: Op) -> tuple[Box, ...]:

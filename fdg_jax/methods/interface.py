@@ -1,12 +1,11 @@
 """What a file of this folder says of its method: `METHOD = Method(name=..., summary=..., schedule=...)`."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.options import fields, values
+from fdg_jax.options import fields
 from fdg_jax.options.fields import Option
 from fdg_jax.schedule import Schedule
 
@@ -80,16 +79,11 @@ class Method(NamedTuple):
         Raises: BadInput for an option that this method does not have, and a value that is not of its type.
         """
         declared = self.declared
-        for name, value in asked.items():
-            if name in declared:
-                values.check(name, value, declared[name].kind, declared[name].default)
-            elif name not in self.takes:
+        for name in asked:
+            if name not in declared and name not in self.takes:
                 raise BadInput(
-                    f"{name}={value}: method {self.name} has no such option "
+                    f"{name}={asked[name]}: method {self.name} has no such option "
                     f"(it has: {', '.join(self.answers_to) or 'none'}). Leave it out."
                 )
-        if self.options is None:
-            return {}, {}
-        made = self.options(**{name: value for name, value in asked.items() if name in declared})
-        own, of_schedule = dataclasses.asdict(made), self.schedule_options
+        own, of_schedule = fields.instance(self.options, declared, asked), self.schedule_options
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}

@@ -11,10 +11,18 @@ The type is bool, int, float, str or a Literal of texts. The flag of the trainin
 
 import dataclasses
 import typing
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 from fdg_jax.options import values
+
+# Of fdg_jax.Pipeline and its `init`: names that mean something else there than an option of a file would.
+KEYWORDS = {
+    *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
+    *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
+    "variables",
+}
 
 
 class Option(NamedTuple):
@@ -64,6 +72,9 @@ def of_class(options: type | None, where: str) -> dict[str, Option]:
     for field in dataclasses.fields(options):
         if "help" not in field.metadata:
             raise BadInput(f"{where}.{field.name} is not made by option(). {example(field.name)}")
+        if field.name in KEYWORDS:
+            fact = f"{where}.{field.name} has the name of a keyword of fdg_jax.Pipeline with another meaning"
+            raise BadInput(f"{fact}. Choose another one.")
         found[field.name] = checked(Option(field.name, kinds[field.name], field.default, **field.metadata), where)
     return found
 
@@ -78,6 +89,26 @@ def checked(declared: Option, where: str) -> Option:
         fact = f"{where}.{name} has the default {default!r}, which is no {values.described(kind)}"
         raise BadInput(f"{fact}. Give one of its own type.")
     return declared
+
+
+def instance(options: type | None, declared: Mapping[str, Option], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a class's options, checked by their types and by the class itself.
+
+    Arguments:
+        options: the class; None has no options.
+        declared: its options, as `of_class` gives them.
+        asked: name -> value. What is not named is at its default; other names are left alone.
+
+    Returns: name -> value of every option.
+
+    Raises: BadInput for a value that is not of its type, or that the class refuses (in __post_init__).
+    """
+    if options is None:
+        return {}
+    own = {name: asked[name] for name in declared if name in asked}
+    for name, value in own.items():
+        values.check(name, value, declared[name].kind, declared[name].default)
+    return dataclasses.asdict(options(**own))
 
 
 def example(name: str) -> str:

@@ -1,1 +1,1 @@
-"""What a person looks at when a run has ended: one page and its curves, made from the files of a run directory."""
+"""What a person looks at: the page of a run, and its curves."""

@@ -10,16 +10,27 @@ from typing import Any
 
 from fdg_jax import methods
 from fdg_jax.recipe import learning_rate_changes
-from fdg_jax.runs.options import FIELDS
+from fdg_jax.runs.options import FIELDS, asked_of
 from fdg_jax.runs.run_length import run_length
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
-LONGEST_TITLE = 120  # characters of which there is room for above the curves
-FEW = 3  # fewer points make no line one could see
+LONGEST_TITLE = 120  # characters for which there is room above the curves
+FEW = 3  # fewer points make no visible line
 
 
 def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
-    """Training loss and test error over epochs, learning rates marked: a PNG file, and SVG text."""
+    """Draws training loss and test error over epochs.
+
+    Arguments:
+        config: the run's config.json.
+        events: the lines of its metrics.jsonl.
+        png: the PNG file to write.
+
+    Returns: the same as SVG text.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     import_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -47,7 +58,7 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
         below.set_xlabel("epoch")
         below.set_xlim(left=0)
         shown = textwrap.shorten(title(config), LONGEST_TITLE, placeholder=" ...")
-        above.set_title(shown, loc="left", color=INK, pad=32, parse_math=False)  # a name is no formula
+        above.set_title(shown, loc="left", color=INK, pad=32, parse_math=False)  # `$` in a name is no formula
         figure.savefig(png, dpi=130, metadata={"Software": None})
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
@@ -55,7 +66,7 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
 
 
 def import_matplotlib() -> None:
-    """Without a window system, whatever MPLBACKEND says: importing matplotlib fails on a value it does not know."""
+    """Imports matplotlib without a window system, also if MPLBACKEND has a value that it does not know."""
     before = os.environ.get("MPLBACKEND")
     os.environ["MPLBACKEND"] = "agg"
     try:
@@ -70,7 +81,7 @@ def import_matplotlib() -> None:
 
 
 def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str, marker: str = "") -> None:
-    """One curve. Many training losses are drawn faintly under their running means."""
+    """Draws one curve. Many training losses are drawn faintly, with their running mean over them."""
     x, y = [event["epoch"] for event in events], [event[name] for event in events]
     width = len(y) // 50 if events and "learning_rate" in events[0] else 0
     axes.plot(x, y, color=colour, marker=marker, markersize=3.5, lw=1.6, alpha=0.3 if width > 1 else 1)
@@ -87,7 +98,7 @@ def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str,
 
 
 def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[float]:
-    """Of up to `width` values, begun anew where the learning rate changes: a drop is no slope."""
+    """Means of up to `width` values. They start again at each new learning rate, so that a drop stays a drop."""
     means: list[float] = []
     window: deque[float] = deque(maxlen=width)
     for before, event in zip([None, *events], events, strict=False):
@@ -99,7 +110,7 @@ def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[f
 
 
 def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
-    """[(epoch, learning rate)]: where each rate begins, as the batches were trained with it."""
+    """[(epoch, learning rate)]: where each rate begins, as the batches were trained."""
     length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
     changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
     begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M batches decides for all
@@ -107,7 +118,7 @@ def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
 
 
 def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> None:
-    """A dashed line and the new value where the learning rate changes before `end`; crowded labels go one higher."""
+    """Draws a dashed line and the new value where the learning rate changes before `end`."""
     last, level = 0.0, 0
     for n, (x, rate) in enumerate(rates):
         if n and (x >= end or rate == rates[n - 1][1]):
@@ -123,9 +134,11 @@ def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> N
 
 
 def title(config: dict[str, Any]) -> str:
-    """Model, data set, method, K, and of the method's options those that are not at their defaults, and always beta."""
-    has = methods.find(config["method"]).answers_to
-    asked = [f", β={config['beta']:g}"] if "beta" in has and config["K"] > 1 else []
+    """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
+    own = [name for name, by in asked_of("corrections").items() if config["correct"] in by]
+    has = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
+    shrunk = "beta" in has or config["beta"] != FIELDS["beta"].default  # by a correction that takes it
+    asked = [f", β={config['beta']:g}"] if shrunk and config["K"] > 1 else []
     for name in has:
         if name != "beta" and config[name] != FIELDS[name].default:
             asked.append(f", {name.replace('_', ' ')} {config[name]}")

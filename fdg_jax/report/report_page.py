@@ -1,7 +1,7 @@
-"""What a person looks at: report.html, one page that needs nothing beside it, and curves.png.
+"""The page of a run: report.html, which needs no other file, and curves.png.
 
-Everything comes from the run directory's own files, so that a report can be made again, or for a run that was
-killed: `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
+Everything comes from the files of the run directory. So a report can be written again, also for a run that was killed:
+`python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
 import html
@@ -53,8 +53,16 @@ code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
 
 
 def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
-    """Makes report.html and curves.png of a run directory, finished or not. config: None: that of its config.json.
-    Raises BadInput for a file of the run that holds what no run writes."""
+    """Writes report.html and curves.png of a run directory, finished or not.
+
+    Arguments:
+        run: the directory.
+        config: the run's configuration; None for that in config.json.
+
+    Raises:
+        BadInput: a file of the run contains what no run writes.
+        OSError: a file cannot be written.
+    """
     config = reading.config(run) if config is None else dict(config)
     events = reading.events(run)
     reading.check_ranges(run, config)
@@ -66,6 +74,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
 
 
 def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str, Any], svg: str) -> str:
+    """The HTML of the page. svg: the curves."""
     test = [event for event in events if event.get("test_error_percent") is not None]
     train = [event for event in events if event.get("train_loss") is not None]
     state = "finished" if summary else "not finished"
@@ -91,7 +100,7 @@ def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str
 
 
 def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict[str, Any]) -> str:
-    """The numbers one looks for first."""
+    """The numbers that one looks for first."""
     speed = (summary or (train[-1] if train else {})).get("images_per_second")
     shown = [
         ("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–"),
@@ -105,6 +114,7 @@ def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict
 
 
 def stage_rows(config: dict[str, Any], summary: dict[str, Any]) -> str:
+    """A table row for each stage."""
     heads = ("k", "staleness, measured (updates)", "updates made", "parameters", "device")
     head = "<tr>" + "".join(f"<th>{name}</th>" for name in heads) + "</tr>"
     rows = []
@@ -116,6 +126,8 @@ def stage_rows(config: dict[str, Any], summary: dict[str, Any]) -> str:
 
 
 def table(rows: Iterable[tuple[str, Any]]) -> str:
+    """Rows of (name, value) as HTML."""
+
     def shown(value: Any) -> str:
         if isinstance(value, float):
             return f"{value:.6g}"
@@ -133,11 +145,13 @@ Writes report.html and curves.png of a run again, from the other files of its di
 
 
 def main(arguments: list[str]) -> int:
+    """The command. Returns its exit status."""
     with output.forgiving():
         return answer(arguments)
 
 
 def answer(arguments: list[str]) -> int:
+    """The command, with its output looked after by `main`."""
     if "-h" in arguments or "--help" in arguments:
         print(USAGE)
         return 0

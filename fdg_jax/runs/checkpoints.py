@@ -1,8 +1,8 @@
-"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, in one folder a step.
+"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, one folder per step.
 
-A thread writes them while training goes on, and flushes them to the disk. The newest are kept, and the best if that
-is wanted. A damaged one (fdg_jax.storage.manifest) is put aside with a warning, and the one before it is used. One
-that cannot be read at the moment is left as it is.
+A thread writes them while training goes on, and flushes them to the disk. The newest are kept, and the best one if that
+is wanted. A damaged one (fdg_jax.storage.manifest) is set aside with a warning, and the one before it is used. One that
+cannot be read at the moment is left as it is.
 """
 
 import contextlib
@@ -30,12 +30,14 @@ MOST_LOOKS, LOOK_SECONDS = 100, 0.1
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written; the earlier ones are as they were."""
+    """A checkpoint could not be written. The earlier ones are unchanged."""
 
 
 class NotFinite(Exception):
-    """The state contains NaN or infinity, or an update was refused, so it is not saved. step: the batch after which it
-    was taken; lasting: whether the batches to come are affected, too."""
+    """The state contains NaN or infinity, or an update was refused, so it is not saved.
+
+    step: the batch after which it was taken. lasting: whether later batches are affected, too.
+    """
 
     def __init__(self, fact: str, step: int, lasting: bool = True):
         super().__init__(fact)
@@ -43,14 +45,17 @@ class NotFinite(Exception):
 
 
 def folder(root: Path, step: int) -> Path:
+    """The folder of a checkpoint."""
     return root / f"step-{step:09d}"
 
 
 class Saver:
     """Writes one checkpoint at a time in the background.
 
-    about: for the manifest. keep: how many of the newest stay. best: the step of one more that stays, once it is there.
-    flush: called in the thread before a checkpoint gets its name; what it refers to must be on the disk by then.
+    root: the folder of the checkpoints. about: for the manifest. keep: how many of the newest to keep.
+    best: the step of one more to keep, once it is there.
+    flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
+        disk.
     """
 
     def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
@@ -68,11 +73,15 @@ class Saver:
         refused: Sequence[int] | None = None,
         best: bool = False,
     ) -> None:
-        """Begins to write. state: Pipeline.snapshot(). loop: numbers and arrays. Waits for an earlier one first.
+        """Begins to write a checkpoint. Waits for an earlier one first.
 
-        refused: updates that may have been refused by then (fdg_jax.stage.nonfinite.refused), another is NotFinite;
-        None: any.
-        best: whether this one is to stay.
+        Arguments:
+            step: the batches that have entered.
+            state: Pipeline.snapshot().
+            loop: numbers and arrays of the training loop.
+            refused: for each stage, the number of the first refused update that is expected in the state
+                (fdg_jax.stage.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
+            best: whether to keep this one.
         """
         self.wait()
         self.step = step
@@ -106,6 +115,7 @@ class Saver:
     def write(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
+        """The thread: writes a checkpoint and records a failure."""
         with quiet.orbax():
             try:
                 self.write_now(step, state, loop, refused, best)
@@ -120,7 +130,7 @@ class Saver:
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
-        """Raises NotFinite, and whatever Orbax and the system raise."""
+        """Writes a checkpoint. Raises NotFinite, and whatever Orbax and the system raise."""
         import jax
 
         from fdg_jax.stage import nonfinite
@@ -128,9 +138,11 @@ class Saver:
 
         content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
         check_finite(content, step, losses=refused is not None)
-        now = nonfinite.refused(content)
+        now = nonfinite.first_refused_updates(content)
         if refused is not None and any(now) and now != tuple(refused):
-            raise NotFinite(f"{nonfinite.told(now)}, so there is no checkpoint after batch {step:,}", step)
+            raise NotFinite(
+                f"{nonfinite.describe_first_refused(now)}, so there is no checkpoint after batch {step:,}", step
+            )
         if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
             self.root.mkdir()
             durable.flush_folder(self.root.parent)
@@ -141,8 +153,10 @@ class Saver:
         self.prune()
 
     def prune(self) -> None:
-        """Leaves the newest and the best. What is removed gets a name first that `sweep` knows, and that name is
-        flushed, so that no half of a checkpoint is taken for one after a power cut."""
+        """Removes all but the newest and the best.
+
+        It renames them first, to names that `sweep` knows: so a power cut leaves no half that looks like a whole one.
+        """
         best = None if self.best is None else folder(self.root, self.best)
         spare = [old for old in stored(self.root)[: -self.keep] if old != best]
         aside = [old.with_name(f".{old.name}.old") for old in spare]
@@ -158,8 +172,7 @@ class Saver:
 
 
 def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
-    """Raises NotFinite, which names the first of the pipeline's arrays that holds NaN or infinity: a stage's own arrays
-    come before those in flight. losses: whether losses that have not been read yet are checked, too."""
+    """Raises NotFinite for an array with NaN or infinity, a stage's own first. losses: checks unread losses, too."""
 
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
@@ -179,7 +192,7 @@ def readable(name: str) -> str:
 
 
 def check_room(root: Path, needed: int) -> None:
-    """Raises OSError where the disk has no room for so many bytes, before any is written."""
+    """Raises OSError if the disk has no room for so many bytes, before any is written."""
     free = shutil.disk_usage(root).free
     needed = math.ceil(1.05 * needed) + 2**20  # the manifest, and what a file system adds
     if free < needed:
@@ -188,15 +201,12 @@ def check_room(root: Path, needed: int) -> None:
 
 
 def not_written(step: int, error: BaseException) -> SaveFailed:
+    """The error for a checkpoint that could not be written."""
     return SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
 
 
 def sweep(root: Path, looks: int = 1) -> None:
-    """Removes what a process that was killed while saving left behind. Call it only while holding the run directory.
-
-    looks: how often in a row nothing may be there, once there was something; after a save that failed, threads of Orbax
-    still write for a while.
-    """
+    """Removes what a killed process left. looks: how often in a row to find nothing, as Orbax's threads still write."""
     clean = looks - 1
     for _ in range(MOST_LOOKS):
         left = remainders(root)
@@ -212,7 +222,7 @@ def sweep(root: Path, looks: int = 1) -> None:
 
 
 def remainders(root: Path) -> list[Path]:
-    """Folders that are no whole checkpoints; none where the folder cannot be listed, which is said when it is read."""
+    """Folders that are no whole checkpoints; none if the folder cannot be listed, which is reported when it is read."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -221,8 +231,10 @@ def remainders(root: Path) -> list[Path]:
 
 
 def listed(root: Path, beginning: str = "") -> list[Path]:
-    """Checkpoints with a name that begins so, oldest first. Raises OSError where the folder is there and cannot be
-    listed: that must not be taken for a folder without checkpoints, which Path.glob does in newer Pythons."""
+    """Checkpoints with a name that begins so, oldest first. Raises OSError if the folder cannot be listed.
+
+    Path.glob of newer Pythons would show such a folder as one without checkpoints.
+    """
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
@@ -232,7 +244,7 @@ def listed(root: Path, beginning: str = "") -> list[Path]:
 
 
 def stored(root: Path) -> list[Path]:
-    """Whole checkpoints, oldest first; none where they cannot be listed."""
+    """Whole checkpoints, oldest first; none if they cannot be listed."""
     try:
         return listed(root)
     except OSError:
@@ -240,8 +252,13 @@ def stored(root: Path) -> list[Path]:
 
 
 def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
-    """(state, loop, about) of the newest checkpoint that is whole; None without any. BadInput if all are damaged, or if
-    one cannot be read: what is not known to be damaged is never passed over."""
+    """Loads the newest whole checkpoint and sets damaged ones aside.
+
+    Returns: (state, loop, about); None if there is no checkpoint.
+
+    Raises:
+        BadInput: all are damaged, or one cannot be read. One that is not known to be damaged is never skipped.
+    """
     try:
         found, damaged = listed(root), listed(root, DAMAGED)
     except OSError as error:
@@ -272,6 +289,7 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
 
 
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(state, loop, about) of a checkpoint. Raises BadInput if it is damaged or cannot be read."""
     from fdg_jax.storage import checkpoint
 
     content, about = checkpoint.load(path)

@@ -2,16 +2,19 @@
 
 import math
 
+from fdg_jax import corrections
 from fdg_jax.checks import names
+from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import BadInput, did_you_mean
-from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.methods.interface import Method
+from fdg_jax.runs.options import FIELDS, Options, asked_of, spelled
 from fdg_jax.stage import remat
 
 MOST_STAGES = 10_000
 
 
 def check(options: Options, given: frozenset[str]) -> None:
-    """Refuses values that can be judged alone. Raises BadInput; imports JAX only where the method's file does."""
+    """Refuses values that can be judged alone. Raises BadInput; imports JAX only where a file asked for does."""
     o = options
     if o.K < 1:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
@@ -47,19 +50,41 @@ def check(options: Options, given: frozenset[str]) -> None:
         )
     if o.run_dir == "":
         raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
-    check_method(options, given)
+    correction = check_correction(options, given)
+    check_method(options, given - set(correction.takes))
+
+
+def check_correction(options: Options, given: frozenset[str]) -> Kind:
+    """The correction, if it exists and has the options given for it."""
+    correction = corrections.find(options.correct)
+    check_declared(correction, "correction")
+    for name in asked_of("corrections"):
+        if name in given and name not in correction.answers_to:
+            fact = f"{spelled(name)} {getattr(options, name)}: correction {correction.name} has no such option"
+            has = ", ".join(map(spelled, correction.answers_to)) or "none"
+            raise BadInput(f"{fact} (it has: {has}). Name its own with --correct, or leave it out.")
+    correction.accepted({name: getattr(options, name) for name in correction.answers_to})
+    return correction
+
+
+def check_declared(idea: Method | Kind, what: str) -> None:
+    """Raises BadInput where a method or a correction has an option that the text of no file declares."""
+    if unknown := [name for name in idea.answers_to if name not in FIELDS]:
+        fact = f"{what} {idea.name} has the option {unknown[0]}, which stands in the text of no {what}'s file"
+        raise BadInput(f"{fact}. Declare it in a class Options in fdg_jax/{what}s/{idea.name}.py.")
 
 
 def check_method(options: Options, given: frozenset[str]) -> None:
     """The method exists, has the options given for it, and can run on the engine asked for."""
     method = names.find_method(options.method)
     about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
-    if unknown := [name for name in method.answers_to if name not in FIELDS]:
-        fact = f"method {method.name} has the option {unknown[0]}, which stands in the text of no method's file"
-        raise BadInput(f"{fact}. Declare it in a class Options in fdg_jax/methods/{method.name}.py.")
+    check_declared(method, "method")
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
     of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
     schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
+    if options.correct != "none" and options.K > 1 and not any(schedule.mean_staleness):
+        fact = f"with method {method.name} no gradient is late, so there is nothing to correct"
+        raise BadInput(f"--correct {options.correct}: {fact}. Leave it out, or use a method such as fdg or ddg.")
     if options.batch_size < schedule.micro_batches:
         raise BadInput(
             f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "

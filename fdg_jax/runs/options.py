@@ -1,22 +1,22 @@
-"""Every flag of the training command, in one frozen dataclass `Options`: `CommonOptions` and what the methods declare.
+"""Every flag of the training command, in one frozen dataclass `Options`: `CommonOptions` and what the files of
+methods and corrections declare.
 
-The declarations are read from the text of all files in fdg_jax/methods, so that --help and checks need no JAX. Names
-and values stand in config.json as they are here, side by side.
+The declarations are read from the text of all files in fdg_jax/methods and fdg_jax/corrections, so that --help and
+checks need no JAX. Names and values stand in config.json as they are here, side by side.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax import methods
+from fdg_jax import corrections, methods
+from fdg_jax.options.declared import Declared, declared
+from fdg_jax.options.fields import KEYWORDS
 from fdg_jax.runs.common_options import GROUPS, CommonOptions, Resume, flag
 
 __all__ = ["FIELDS", "GROUPS", "SWITCHES", "UNREADABLE", "Options", "Resume", "spelled"]
 
-# Names that mean something else as a keyword of fdg_jax.Pipeline, in config.json or in summary.json.
-KEYWORDS = (
-    *("stages", "loss", "optimizer", "correct", "devices", "preprocess", "guard", "read_behind", "variables"),
-    "options",
-)
+# Names that mean something else in config.json or in summary.json.
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from"),
@@ -27,9 +27,13 @@ IN_SUMMARY = (
     "sessions",
 )
 TAKEN = {*KEYWORDS, *IN_CONFIG, *IN_SUMMARY, *(field.name for field in dataclasses.fields(CommonOptions))}
-# What the methods' files declare, and what is wrong with a file that cannot be read. A command says it and ends; where
-# this module is imported nothing is raised, for in Python only the method of that file is affected.
-DECLARED, UNREADABLE = methods.declared(TAKEN)
+# What the files declare, and what is wrong with a file that cannot be read. A command says it and ends; where this
+# module is imported nothing is raised, for in Python only the method or correction of that file is affected.
+OF_METHODS, wrong_method = declared(methods.files(), "fdg_jax/methods", TAKEN)
+OF_CORRECTIONS, wrong_correction = declared(
+    corrections.files(), "fdg_jax/corrections", TAKEN | {one.option.name for one in OF_METHODS}
+)
+UNREADABLE = wrong_method or wrong_correction
 
 if TYPE_CHECKING:
 
@@ -42,13 +46,16 @@ if TYPE_CHECKING:
 
 else:
 
-    def field_of(one: methods.Declared) -> tuple[str, Any, Any]:
-        """The field of `Options` for what a method's file declares."""
-        group = "fdg" if "fdg" in one.methods else "others"
-        made = flag(one.option.default, group, one.option.help, metavar=one.option.metavar, methods=one.methods)
-        return one.option.name, one.option.kind, made
+    def field_of(one: Declared, group: str, of: str) -> tuple[str, Any, Any]:
+        """The field of `Options` for what files declare. of: what these are, "methods" or "corrections"."""
+        name, kind, default, text, metavar = one.option
+        return name, kind, flag(default, group, text, metavar=metavar, **{of: one.by})
 
-    Options = dataclasses.make_dataclass("Options", list(map(field_of, DECLARED)), bases=(CommonOptions,), frozen=True)
+    fields = [
+        *(field_of(one, "fdg" if "fdg" in one.by else "others", "methods") for one in OF_METHODS),
+        *(field_of(one, "correction", "corrections") for one in OF_CORRECTIONS),
+    ]
+    Options = dataclasses.make_dataclass("Options", fields, bases=(CommonOptions,), frozen=True)
     Options.__module__ = __name__
 
 # By group, as --help lists them; within a group first what all runs have.
@@ -60,13 +67,18 @@ FIELDS = {
 SWITCHES = frozenset(name for name, field in FIELDS.items() if field.type in (bool, Resume))
 
 
-def defaults_of_other_methods(method: Any) -> dict[str, Any]:
-    """The options that only other methods declare, at their defaults.
+def asked_of(what: str) -> dict[str, tuple[str, ...]]:
+    """The options that only files of "methods" or of "corrections" declare: name -> whose files."""
+    return {name: field.metadata[what] for name, field in FIELDS.items() if field.metadata[what]}
 
-    A method's file that was added since a run began declares options which its config.json cannot have.
-    """
-    of = {name: field.metadata["methods"] for name, field in FIELDS.items() if field.metadata["methods"]}
-    return {name: FIELDS[name].default for name, methods_of in of.items() if method not in methods_of}
+
+def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a config.json may lack, at their defaults: files of other methods or corrections, which declare
+    them, were added since that run began; so was --correct itself."""
+    found = {"correct": FIELDS["correct"].default}
+    for what, chosen in (("methods", stored.get("method")), ("corrections", stored.get("correct"))):
+        found |= {name: FIELDS[name].default for name, by in asked_of(what).items() if chosen not in by}
+    return found
 
 
 def spelled(name: str) -> str:

@@ -13,7 +13,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
 from fdg_jax.options.values import described, fits
 from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS, Options, defaults_of_other_methods, spelled
+from fdg_jax.runs.options import FIELDS, Options, defaults_of_others, spelled
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, read_json, read_metrics
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
@@ -35,7 +35,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     """config.json with all options, each of its type, and what CONFIG_NEEDS names. absent: options that may be missing,
     and what they then count as. Raises BadInput."""
     stored = read_json(run / CONFIG)
-    found = {**defaults_of_other_methods(stored.get("method")), **absent, **stored}
+    found = {**defaults_of_others(stored), **absent, **stored}
     kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
     asked = {name: found["asked"].get(name, found[name]) for name in kinds}

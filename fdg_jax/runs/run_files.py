@@ -1,9 +1,9 @@
-"""The files of a run directory: what was asked, what happened step by step, and what came out.
+"""The files of a run directory: its options, what happened step by step, and the results.
 
-`config.json` and `summary.json` appear whole or not at all. `metrics.jsonl` is handed to the system line by line, so
-that a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name.
-Resuming cuts it back to what it was when the checkpoint was written, so that an interrupted run's lines are those of
-an uninterrupted one.
+`config.json` and `summary.json` appear completely or not at all. `metrics.jsonl` is passed to the system line by line,
+so that a killed process loses none. It is flushed to the disk before a checkpoint that counts its lines gets its name.
+Resuming cuts it back to its length at the checkpoint, so that an interrupted run has the same lines as an uninterrupted
+one.
 """
 
 import json
@@ -27,13 +27,13 @@ LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all, and once it is there it survives a power cut."""
+    """Writes a JSON file completely or not at all. Once it is there, it survives a power cut."""
     text = json.dumps({key: finite(value) for key, value in content.items()}, indent=2, allow_nan=False)
     durable.write(path, f"{text}\n".encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. BadInput for whatever else is there; what its values are is not looked at."""
+    """The object in a JSON file. Raises BadInput if there is anything else; it does not check the values."""
     try:
         content = strict_json.read(path)
     except FileNotFoundError:
@@ -48,12 +48,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN: null stands for it."""
+    """The value, or None for NaN and infinity, which JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class MetricsLog:
-    """`metrics.jsonl`, a line an event. `lines`: how many there are, which a checkpoint remembers."""
+    """`metrics.jsonl`, one line per event. `lines`: their number, which a checkpoint contains."""
 
     def __init__(self, path: Path, keep_lines: int = 0):
         self.lines = cut_back(path, keep_lines)
@@ -61,27 +61,29 @@ class MetricsLog:
         durable.flush_folder(path.parent)
 
     def append(self, event: Mapping[str, Any]) -> None:
+        """Writes an event."""
         self.file.write(json.dumps({key: finite(value) for key, value in event.items()}, allow_nan=False) + "\n")
         self.file.flush()
         self.lines += 1
 
     def flush(self) -> None:
-        """The lines so far, to the disk. Another thread may call it."""
+        """Brings the lines so far to the disk. Another thread may call it."""
         os.fsync(self.file.fileno())
 
     def move(self, path: Path) -> None:
-        """Goes on in another file, with all lines so far. The one until now may have been deleted: it is still open."""
+        """Goes on in another file, with all lines so far. The old file may have been deleted: it is still open."""
         handle = self.file.fileno()
         durable.write(path, os.pread(handle, os.fstat(handle).st_size, 0))
         self.file.close()
         self.file = path.open("a+", encoding="utf-8")
 
     def close(self) -> None:
+        """Closes the file."""
         self.file.close()
 
 
 def cut_back(path: Path, lines: int) -> int:
-    """Keeps the first `lines` whole lines, drops the rest. Returns how many are left."""
+    """Keeps the first `lines` complete lines of a file and drops the rest. Returns how many are left."""
     if not path.exists():
         return 0
     kept = [line for line in path.read_bytes().splitlines(keepends=True)[:lines] if line.endswith(b"\n")]
@@ -90,8 +92,13 @@ def cut_back(path: Path, lines: int) -> int:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a `metrics.jsonl`, without a last line that was being written when a process died. Raises
-    BadInput for any other line that is no event, or has a value that no event has."""
+    """Reads the events of a `metrics.jsonl`.
+
+    It ignores an incomplete last line, which a process was writing when it died.
+
+    Raises:
+        BadInput: another line is no event, or has a value that no event has.
+    """
     if not os.path.lexists(path):
         return []
     if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
@@ -103,7 +110,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
 
-# The least and the most that a value of an event can be. Losses are float32, and so are learning rates.
+# The smallest and largest possible value of each entry. Losses and learning rates are float32.
 EVENT_RANGES = {
     "step": (0, 10**12),
     "epoch": (0.0, 1e12),
@@ -117,7 +124,7 @@ MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second")
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line. BadInput where it is none: nobody who reads it has to ask again what its values are."""
+    """The event in a line. Raises BadInput if it is none, or has impossible values, so that readers need not check."""
     way_out = "Start a new run in another --run-dir."
     try:
         event = strict_json.parse(line)
@@ -136,7 +143,14 @@ def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 
 def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:
-    """Options as used, `asked` as before defaults were settled, versions, devices of k = 1..K, commit."""
+    """The content of config.json.
+
+    Arguments:
+        used: the options, with defaults settled.
+        asked: the options before that.
+        devices: of the stages k = 1..K.
+        note: what the user must know about the data.
+    """
 
     def values(options: Options) -> dict[str, Any]:
         return {name: getattr(options, name) for name in FIELDS if name != "resume"}
@@ -154,7 +168,7 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
 
 
 def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run that goes on: options that may change as they are now, where it goes on added."""
+    """The config of a run that is resumed: options that may change are new, and the session is added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
     session = {name: now[name] for name in (*names, "matmul_precision", "jax_settings")}
@@ -162,6 +176,7 @@ def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
 
 def version(library: str) -> str | None:
+    """The version of a library; None if it is not installed."""
     try:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
@@ -173,7 +188,7 @@ def version(library: str) -> str | None:
 
 
 def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, "-dirty" if its code differs; None without git."""
+    """The commit of the source tree that this package runs from, with "-dirty" if code differs; None without git."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -51,7 +51,7 @@ class Scalars:
             self.writer = None
 
     def flush(self) -> None:
-        """The points so far, to the disk. Another thread may call it; what goes wrong is told at the next point."""
+        """Brings the points so far to the disk. Another thread may call it; errors are reported at the next point."""
         if self.writer is None or self.folder is None:
             return
         try:

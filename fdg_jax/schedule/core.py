@@ -5,9 +5,9 @@ does what it says. A tick is a tuple of operations in dispatch order: `F` is a s
 backward pass on a batch and the update of its weights. FDG for K = 3, backward first:
 
     #      t=1   2     3     4     5     6     7
-    # k=1  F1    F2    F3    F4    B1F5  B2F6  B3F7     delay 4, first update at t = 2K-1
-    # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     delay 2
-    # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     delay 0
+    # k=1  F1    F2    F3    F4    B1F5  B2F6  B3F7     4 ticks late; first update at t = 2K-1
+    # k=2        F1    F2    B1F3  B2F4  B3F5  B4F6     2 ticks late
+    # k=3              F1B1  F2B2  F3B3  F4B4  F5B5     never late
 
 A tick is a function of t, not a generator with a state, so that a run can resume at any t. A schedule also says what
 each operation reads and what it sends. The host loop knows nothing else of a method.

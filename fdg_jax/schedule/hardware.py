@@ -33,7 +33,7 @@ class Machine(NamedTuple):
     size(box, op): bytes of the message that op sends to box.
     link: what messages travel over.
     host_seconds(kind, k): the host's time to dispatch an operation, or, for kind "send", a message of stage k.
-    run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses.LossWindow); None: any number.
+    run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses); None: any number.
     patient: whether the host waits for an operation's messages before it dispatches the operation (data parallel on a
         CPU).
     cores: the cores of one machine that emulates all devices: n stages that compute on c < n cores are each n / c times

@@ -69,65 +69,84 @@ class Prediction(NamedTuple):
 
 def run(tasks: Sequence[Task], machine: Machine) -> None:
     """Sets when each task begins and ends. A queue works on its tasks in the order of `tasks`."""
-    queues: dict[Any, deque[Task]] = {}
-    for task in tasks:
-        queues.setdefault(task.queue, deque()).append(task)
-    coming: list[tuple[Number, int, bool, Task]] = []  # (when, tie-break, a message arrives?, task)
-    running: list[Task] = []  # on shared cores: their speed depends on how many they are
-    count, now = 0, tasks[0].seconds * 0 if tasks else 0
+    _Run(tasks, machine).complete()
 
-    def push(when: Number, arrives: bool, task: Task) -> None:
-        nonlocal count
-        count += 1
-        heapq.heappush(coming, (when, count, arrives, task))
 
-    def start(task: Task) -> None:
+class _Run:
+    """A simulated run. `now` is the time in seconds."""
+
+    def __init__(self, tasks: Sequence[Task], machine: Machine):
+        self.machine, self.queues = machine, dict[Any, deque[Task]]()
+        for task in tasks:
+            self.queues.setdefault(task.queue, deque()).append(task)
+        self.coming: list[tuple[Number, int, bool, Task]] = []  # (when, tie-break, a message arrives?, task)
+        self.running: list[Task] = []  # on shared cores: their speed depends on how many they are
+        self.count, self.now = 0, tasks[0].seconds * 0 if tasks else 0
+
+    def complete(self) -> None:
+        """Simulates until nothing is left to do."""
+        for queue in list(self.queues.values()):
+            self.start(queue[0])
+        while self.coming or self.running:
+            if self.running:
+                self.share_cores()
+            else:
+                self.next_event()
+
+    def push(self, when: Number, arrives: bool, task: Task) -> None:
+        """Adds an event: a task ends, or its message arrives."""
+        self.count += 1
+        heapq.heappush(self.coming, (when, self.count, arrives, task))
+
+    def next_event(self) -> None:
+        """Moves the time to the next event."""
+        self.now, _, arrives, task = heapq.heappop(self.coming)
+        (self.release if arrives else self.finish)(task)
+
+    def start(self, task: Task) -> None:
         """Begins the task if nothing blocks it and it is the first in its queue."""
-        if task.blockers or task.begin is not None or queues[task.queue][0] is not task:
+        if task.blockers or task.begin is not None or self.queues[task.queue][0] is not task:
             return
-        task.begin = now
-        if machine.cores is not None and isinstance(task.queue, int):
-            running.append(task)
+        task.begin = self.now
+        if self.machine.cores is not None and isinstance(task.queue, int):
+            self.running.append(task)
         else:
-            push(now + task.seconds, False, task)
+            self.push(self.now + task.seconds, False, task)
 
-    def release(task: Task) -> None:
+    def release(self, task: Task) -> None:
+        """Unblocks the tasks that wait for this one."""
         for other in task.dependents:
             other.blockers -= 1
-            start(other)
+            self.start(other)
 
-    def finish(task: Task) -> None:
-        task.end = now
-        queue = queues[task.queue]
+    def finish(self, task: Task) -> None:
+        """Ends the task, and begins the next one in its queue."""
+        task.end = self.now
+        queue = self.queues[task.queue]
         queue.popleft()
         if task.latency:
-            push(now + task.latency, True, task)
+            self.push(self.now + task.latency, True, task)
         else:
-            release(task)
+            self.release(task)
         if queue:
-            start(queue[0])
+            self.start(queue[0])
 
-    for queue in list(queues.values()):
-        start(queue[0])
-    while coming or running:
-        if not running:
-            now, _, arrives, task = heapq.heappop(coming)
-            (release if arrives else finish)(task)
-            continue
-        n, cores = len(running), machine.cores or 1
-        speeds = [machine.alone(running[0].what, running[0].k)] if n == 1 else [min(1, cores / n)] * n
-        ends = [now + task.left / speed for task, speed in zip(running, speeds, strict=True)]
+    def share_cores(self) -> None:
+        """Lets the running tasks share the cores until one of them ends, or until the next event."""
+        running = self.running
+        n, cores = len(running), self.machine.cores or 1
+        speeds = [self.machine.alone(running[0].what, running[0].k)] if n == 1 else [min(1, cores / n)] * n
+        ends = [self.now + task.left / speed for task, speed in zip(running, speeds, strict=True)]
         first = min(range(n), key=lambda i: ends[i])
-        event = bool(coming) and coming[0][0] <= ends[first]
-        until = coming[0][0] if event else ends[first]
+        event = bool(self.coming) and self.coming[0][0] <= ends[first]
+        until = self.coming[0][0] if event else ends[first]
         for task, speed in zip(running, speeds, strict=True):
-            task.left -= (until - now) * speed
-        now = until
+            task.left -= (until - self.now) * speed
+        self.now = until
         if event:
-            now, _, arrives, task = heapq.heappop(coming)
-            (release if arrives else finish)(task)
+            self.next_event()
         else:
-            finish(running.pop(first))
+            self.finish(running.pop(first))
 
 
 def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:

@@ -1,1 +1,1 @@
-"""One stage: a Flax module as pure functions, its state, and what it remembers of a batch until its gradient comes."""
+"""One stage: a Flax module as pure functions, its state, and what it keeps of a batch until the gradient comes."""

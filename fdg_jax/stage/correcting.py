@@ -1,4 +1,7 @@
-"""The programs of a correction (fdg_jax.corrections) on the packed weights and gradients of a stage."""
+"""Programs for a correction's `forward` and `gradient` on a stage's packed weights and gradients.
+
+What a correction adds to the optimizer is in the stage's optax chain (`fdg_jax.corrections.interface`).
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,15 +9,22 @@ from typing import Any
 import jax
 
 from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.nonfinite import finite, where
+from fdg_jax.stage.nonfinite import all_finite, select
 from fdg_jax.stage.packing import Packing, Unpacked
 
 Tree = Any
 
 
 def forward_program(correction: Correction, params: Packing | Unpacked) -> Callable[[Tree, Tree], Tree] | None:
-    """(weights, state of the correction) -> the weights to go forward with; None where these are the weights
-    themselves."""
+    """Compiles the part of a correction that changes the weights of forward passes.
+
+    Arguments:
+        correction: the correction.
+        params: how the stage's weights are packed.
+
+    Returns: (weights, state of the correction) -> the weights for the forward pass; None if the correction has no such
+    part.
+    """
     change = correction.forward
     if change is None:
         return None
@@ -22,25 +32,32 @@ def forward_program(correction: Correction, params: Packing | Unpacked) -> Calla
 
 
 def gradient_program(correction: Correction, params: Packing | Unpacked, guard: bool) -> Callable[..., Any] | None:
-    """(gradients, weights of their forward pass, weights now, state) -> (gradients, state); None where they stay as
-    they are."""
+    """Compiles the part of a correction that changes gradients.
+
+    Arguments:
+        correction: the correction.
+        params: how the stage's weights and gradients are packed.
+        guard: whether the stage refuses updates with non-finite gradients.
+
+    Returns: (gradients, weights of their forward pass, newest weights, state) -> (gradients, state); None if the
+    correction has no such part.
+    """
     change = correction.gradient
     if change is None:
         return None
 
     def program(grads, then, now, state):
-        grads, changed = guarded(change, guard)(*map(params.unpack, (grads, then, now)), state)
+        grads, changed = keep_state_if_nonfinite(change, guard)(*map(params.unpack, (grads, then, now)), state)
         return params.pack(grads), changed
 
     return jax.jit(program)
 
 
-def guarded(change: Callable[..., tuple[Tree, Tree]], guard: bool) -> Callable[..., tuple[Tree, Tree]]:
-    """With a guard, a gradient with a NaN or an infinity leaves the correction's state as it was; the update is then
-    refused."""
+def keep_state_if_nonfinite(change: Callable[..., tuple[Tree, Tree]], guard: bool) -> Callable[..., tuple[Tree, Tree]]:
+    """The correction's `gradient`, with a guard: a NaN or an infinity leaves the correction's state unchanged."""
 
     def changed(grads, then, now, state):
         corrected, after = change(grads, then, now, state)
-        return corrected, where(finite(grads) & finite(corrected), after, state) if guard else after
+        return corrected, select(all_finite(grads) & all_finite(corrected), after, state) if guard else after
 
     return changed

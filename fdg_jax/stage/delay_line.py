@@ -1,12 +1,12 @@
-"""The whole pipeline on one device, at BP's speed.
+"""The whole pipeline on one device, at the speed of BP.
 
-Index everything by batch instead of by tick: when batch b passes stage k, the stage's weights contain exactly the
-gradients of the batches up to b-1-D, D being the schedule's `behind`. So a pipeline with stashed weights *is* BP on
-each batch with a delay line of length D on each stage's gradient before its optimizer. It holds for FDG and for
-every method whose gradients are taken at the weights of the forward pass; not for `current` weights.
+Count by batches instead of ticks: when batch b passes stage k, the stage's weights contain exactly the gradients of the
+batches up to b-1-D, where D is the schedule's `behind`. So a pipeline with stashed weights *is* BP on each batch, with
+a delay line of length D for each stage's gradients before its optimizer. That holds for FDG and for every method whose
+gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 
-This is that identity as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU the
-delay-line engine is the host loop with the schedule of BP and delayed stages (fdg_jax.engine.host_engine says why).
+This module writes it as pure functions, for accelerators: many batches in one dispatch under `lax.scan`. On a CPU, the
+delay-line engine is the host loop with BP's schedule and delayed stages (fdg_jax.engine.host_engine says why).
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,35 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.correcting import guarded
+from fdg_jax.stage.correcting import keep_state_if_nonfinite
 from fdg_jax.stage.functions import Functions, StageState
-from fdg_jax.stage.nonfinite import where
+from fdg_jax.stage.nonfinite import select
 
 Tree = Any
 
 
 class Line(NamedTuple):
-    """Gradients under way: a ring of D slots, in `version` the weight version that each was taken at, and in `then`
-    these weights, where a correction asks for them."""
+    """A delay line: a ring of D gradients.
+
+    grads: the gradients; leaves are [D, ...].
+    version: the weight version at which each was taken, [D] int32.
+    then: these weights, if a correction needs them, else (); leaves are [D, ...].
+    """
 
     grads: Tree  # leaves [D, ...]
     version: jax.Array  # [D] int32
     then: Tree = ()  # leaves [D, ...]
 
 
-class Lines(NamedTuple):
-    """What is fixed: the length D of each stage's line, what is done about its late gradients, ADL's M gradients per
-    update, summed or averaged, and whether gradients that are not finite make no update."""
+class LineOptions(NamedTuple):
+    """What does not change during a run.
+
+    delays: for each stage, the length D of its delay line.
+    corrections: for each stage, what is done about late gradients.
+    accumulate: gradients per update (ADL's M).
+    mean: whether these are averaged instead of summed.
+    guard: whether updates with non-finite gradients are refused.
+    """
 
     delays: Sequence[int]
     corrections: Sequence[Correction]
@@ -44,7 +54,12 @@ class Lines(NamedTuple):
 
 
 class Sum(NamedTuple):
-    """The gradients since the last update: their sum, their number, and the oldest weight version among them."""
+    """The gradients since the last update.
+
+    grads: their sum.
+    summed: their number, int32.
+    since: the oldest weight version at which one was taken, int32.
+    """
 
     grads: Tree
     summed: jax.Array  # int32
@@ -52,9 +67,14 @@ class Sum(NamedTuple):
 
 
 class DelayState(NamedTuple):
-    """Everything a run is: batches seen in all and since the lines were empty; per stage its state, line, counters.
+    """Everything in a run that changes.
 
-    sums: per stage, or (None, ...) where every gradient is an update.
+    entered: batches in all, int32.
+    batch: batches since the delay lines were empty, int32.
+    stages, lines: for each stage, its state and its delay line.
+    sums: for each stage, its gradient sum; None if every gradient makes an update.
+    updates: for each stage, its updates so far, int32.
+    staleness: for each stage, the largest measured staleness, int32.
     """
 
     entered: jax.Array  # int32
@@ -66,8 +86,13 @@ class DelayState(NamedTuple):
     staleness: tuple[jax.Array, ...]  # int32 each, the largest measured
 
 
-def start(stages: Sequence[StageState], lines: Lines) -> DelayState:
-    """Empty delay lines behind freshly initialised stages."""
+def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
+    """The state of a run before its first batch.
+
+    Arguments:
+        stages: the initial states of the stages.
+        lines: what does not change.
+    """
     zero = jnp.zeros((), jnp.int32)
     stages = [s._replace(correction=c.start(s.params)) for s, c in zip(stages, lines.corrections, strict=True)]
     each = zip(stages, lines.delays, lines.corrections, strict=True)
@@ -79,8 +104,12 @@ def start(stages: Sequence[StageState], lines: Lines) -> DelayState:
 
 
 class Gradient(NamedTuple):
-    """One of a line: the gradient, the weight version it was taken at, and these weights, () where nobody asks for
-    them."""
+    """One gradient of a delay line.
+
+    grads: the gradient.
+    version: the weight version at which it was taken.
+    then: these weights; () if nobody needs them.
+    """
 
     grads: Tree
     version: jax.Array
@@ -88,23 +117,29 @@ class Gradient(NamedTuple):
 
 
 def empty_line(params: Tree, D: int, keeps_weights: bool) -> Line:
+    """A delay line of D zero gradients. keeps_weights: whether it holds the weights at which they were taken."""
     slots = jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), params)
     return Line(slots, jnp.zeros((D,), jnp.int32), slots if keeps_weights else ())
 
 
-def read(line: Line, slot: jax.Array) -> Gradient:
-    """What is in a slot of the ring."""
+def read_slot(line: Line, slot: jax.Array) -> Gradient:
+    """The gradient in a slot of the ring."""
     return Gradient(*jax.tree.map(lambda ring: jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False), tuple(line)))
 
 
-def write(line: Line, slot: jax.Array, gradient: Gradient) -> Line:
+def write_slot(line: Line, slot: jax.Array, gradient: Gradient) -> Line:
+    """The ring with another gradient in a slot."""
     put = jax.lax.dynamic_update_index_in_dim
     return Line(*jax.tree.map(lambda ring, new: put(ring, new, slot, 0), tuple(line), tuple(gradient)))
 
 
-class Held(NamedTuple):
-    """Between a batch's forward and backward pass: per stage its closure, its input, its next collections, and the
-    weights that it went forward with."""
+class ForwardResults(NamedTuple):
+    """What is kept between the forward and the backward pass of a batch, for each stage.
+
+    closures, inputs: its VJP closure and its inputs.
+    extras: its collections after the forward pass.
+    params: the weights of the forward pass.
+    """
 
     closures: tuple[Any, ...]
     inputs: tuple[Tree, ...]
@@ -112,19 +147,28 @@ class Held(NamedTuple):
     params: tuple[Tree, ...]
 
 
-def forward(functions: Sequence[Functions], lines: Lines, stages: Sequence[StageState], x: Tree, labels: Tree):
-    """(loss, what the backward pass needs) of one batch through all stages."""
+def forward(functions: Sequence[Functions], lines: LineOptions, stages: Sequence[StageState], x: Tree, labels: Tree):
+    """One batch forward through all stages.
+
+    Arguments:
+        functions: of each stage.
+        lines: what does not change.
+        stages: the state of each stage.
+        x, labels: the batch.
+
+    Returns: (loss, what the backward pass needs).
+    """
     held, K, messages = [], len(functions), {"x": x}
     for k, (f, s, c) in enumerate(zip(functions, stages, lines.corrections, strict=True), 1):
         x = messages["x"]
         params = c.forward(s.params, s.correction) if c.forward else s.params
         messages, extra, closure = f.forward(params, s.extra, x, labels if k == K else None)
         held.append((closure, x, extra, params))
-    return messages["loss"], Held(*zip(*held, strict=True))
+    return messages["loss"], ForwardResults(*zip(*held, strict=True))
 
 
 class Progress(NamedTuple):
-    """What gradients move of a stage."""
+    """What gradients change in a stage, named as in StageState and DelayState."""
 
     params: Tree
     opt_state: Tree
@@ -134,12 +178,12 @@ class Progress(NamedTuple):
     staleness: jax.Array
 
 
-def apply(f: Functions, c: Correction, lines: Lines, at: Progress, late: Gradient, due: jax.Array) -> Progress:
-    """Where `due`, corrects a gradient, adds it to the stage's sum and, if that makes it whole, updates the stage."""
+def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
+    """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete."""
     whole, grads, version = due, late.grads, late.version
     if c.gradient:
-        grads, corrected = guarded(c.gradient, lines.guard)(grads, late.then, at.params, at.correction)
-        at = at._replace(correction=where(due, corrected, at.correction))
+        grads, corrected = keep_state_if_nonfinite(c.gradient, lines.guard)(grads, late.then, at.params, at.correction)
+        at = at._replace(correction=select(due, corrected, at.correction))
     if at.sum is not None:
         fresh = at.sum.summed == 0
         summed = Sum(
@@ -147,27 +191,35 @@ def apply(f: Functions, c: Correction, lines: Lines, at: Progress, late: Gradien
             at.sum.summed + 1,
             jnp.where(fresh, version, at.sum.since),
         )
-        at = at._replace(sum=where(due, summed, at.sum))
+        at = at._replace(sum=select(due, summed, at.sum))
         whole = due & (summed.summed == lines.accumulate)
     return step(f, lines, at, grads, version, whole)
 
 
-def step(f: Functions, lines: Lines, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array) -> Progress:
-    """Where `whole`, the update by the gradient, or by the sum if there is one."""
+def step(f: Functions, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array) -> Progress:
+    """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one."""
     if at.sum is not None:
         n = jnp.maximum(at.sum.summed, 1)
         grads = jax.tree.map(lambda s: s / n.astype(s.dtype), at.sum.grads) if lines.mean else at.sum.grads
         version = at.sum.since
         at = at._replace(sum=at.sum._replace(summed=jnp.where(whole, 0, at.sum.summed)))
-    params, opt_state = where(whole, f.update(at.params, at.opt_state, grads), (at.params, at.opt_state))
+    params, opt_state = select(whole, f.update(at.params, at.opt_state, grads), (at.params, at.opt_state))
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
     return Progress(params, opt_state, at.correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)
 
 
-def backward(functions: Sequence[Functions], lines: Lines, run: DelayState, held: Held) -> DelayState:
-    """One batch of BP, each gradient sent through its line; the state after the updates that fall due.
+def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState, held: ForwardResults) -> DelayState:
+    """One batch backward through all stages; applies the gradients that come out of the delay lines.
 
-    Stage k applies the gradient of batch b-D; for b <= D nothing happens to it, no weight decay either (the fill).
+    Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing happens to it, not even weight decay.
+
+    Arguments:
+        functions: of each stage.
+        lines: what does not change.
+        run: the state before.
+        held: what `forward` returned for this batch.
+
+    Returns: the state after the updates that are due.
     """
     batch, dy, grads = run.batch + 1, None, []
     for f, params, closure, x in reversed(list(zip(functions, held.params, held.closures, held.inputs, strict=True))):
@@ -179,34 +231,43 @@ def backward(functions: Sequence[Functions], lines: Lines, run: DelayState, held
         line, late = run.lines[i], Gradient(g, run.updates[i], held.params[i] if c.gradient else ())
         if D:
             slot = (batch - 1) % D
-            late, line = read(line, slot), write(line, slot, late)
+            late, line = read_slot(line, slot), write_slot(line, slot, late)
         due = batch > D if D else jnp.asarray(True)
-        moved.append(apply(f, c, lines, progress(run, i), late, due))
+        moved.append(apply(f, c, lines, progress_of(run, i), late, due))
         rings.append(line)
-    return advanced(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved, held.extras)
+    return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved, held.extras)
 
 
-def drain(functions: Sequence[Functions], lines: Lines, run: DelayState) -> DelayState:
-    """Applies the gradients still in the lines, oldest first, and what is left of a sum; both are then empty."""
+def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -> DelayState:
+    """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums.
+
+    Arguments:
+        functions: of each stage.
+        lines: what does not change.
+        run: the state before.
+
+    Returns: the state, with empty delay lines and sums.
+    """
     moved = []
     for i, (f, D, c) in enumerate(zip(functions, lines.delays, lines.corrections, strict=True)):
-        at = progress(run, i)
+        at = progress_of(run, i)
         for late in range(1, D + 1):
             of = run.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-            at = apply(f, c, lines, at, read(run.lines[i], (of - 1) % D), of >= 1)
+            at = apply(f, c, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
         if at.sum is not None:
             at = step(f, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
         moved.append(at)
-    return advanced(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
+    return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
 
 
-def progress(run: DelayState, i: int) -> Progress:
+def progress_of(run: DelayState, i: int) -> Progress:
+    """What gradients have changed in stage k = i + 1."""
     s = run.stages[i]
     return Progress(s.params, s.opt_state, s.correction, run.sums[i], run.updates[i], run.staleness[i])
 
 
-def advanced(run: DelayState, moved: Sequence[Progress], extras: Sequence[dict[str, Tree]]) -> DelayState:
-    """The run after its stages have moved."""
+def with_progress(run: DelayState, moved: Sequence[Progress], extras: Sequence[dict[str, Tree]]) -> DelayState:
+    """The state of the run after its stages have changed."""
     stages = (
         StageState(at.params, extra, at.opt_state, correction=at.correction)
         for at, extra in zip(moved, extras, strict=True)

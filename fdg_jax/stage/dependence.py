@@ -1,4 +1,4 @@
-"""Which of a function's arguments each of its results depends on, read off its trace; nothing is computed."""
+"""Finds out which arguments each result of a function depends on, from its trace; nothing is computed."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -7,15 +7,20 @@ from typing import Any
 
 import jax
 
-# Calls whose body takes the call's arguments and gives its results, one by one. Of everything else (loops, branches)
-# each result counts as depending on all arguments.
+# Calls whose body takes the call's arguments and returns its results, one by one. For everything else (loops,
+# branches), each result counts as depending on all arguments.
 CALLS = {"jit", "pjit", "closed_call", "checkpoint", "remat", "remat2", "custom_jvp_call", "custom_vjp_call"}
 
 
 def dependences(run: Callable, *arguments: Any) -> list[set[int]]:
-    """For each leaf of run(*arguments) the numbers of the leaves of the arguments that it depends on.
+    """Finds the dependences of a function's results.
 
-    May name more than there are, where a result of a loop depends on some of its arguments only; never fewer.
+    Arguments:
+        run: the function.
+        arguments: its arguments, arrays or shapes.
+
+    Returns: for each leaf of run(*arguments), the numbers of the leaves of the arguments that it depends on. There may
+    be too many of them (each result of a loop counts as depending on all arguments of the loop), but never too few.
     """
     traced = jax.make_jaxpr(lambda *arguments: jax.tree.leaves(run(*arguments)))(*arguments)
     inputs = [1 << number for number in range(len(traced.jaxpr.invars))]  # sets as bits: there are thousands
@@ -24,6 +29,7 @@ def dependences(run: Callable, *arguments: Any) -> list[set[int]]:
 
 
 def _followed(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
+    """The dependences of a jaxpr's results, as sets of bits."""
     known = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def of(atom: Any) -> int:
@@ -37,7 +43,7 @@ def _followed(jaxpr: Any, inputs: Sequence[int]) -> list[int]:
 
 
 def _body(equation: Any) -> Any:
-    """The program that a call runs, or None where it is no call whose arguments and results are its body's."""
+    """The body of a call, or None if the equation is not a call whose arguments and results are those of its body."""
     if equation.primitive.name not in CALLS:
         return None
     inside = [getattr(value, "jaxpr", value) for value in equation.params.values()]  # closed or not

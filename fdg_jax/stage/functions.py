@@ -1,4 +1,4 @@
-"""A Flax module as pure functions: forward, backward, update, evaluate. All engines and methods share them."""
+"""A Flax module as pure functions: forward pass, backward pass, update, evaluation. Engines and methods share them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -20,12 +20,14 @@ Loss = Callable[[Tree, Tree], Array]
 
 
 class StageState(NamedTuple):
-    """Everything of stage k that training changes.
+    """Everything of a stage that training changes.
 
-    params: the weights. extra: the module's other collections ("batch_stats", ...) and, for modules that draw
-    random numbers (dropout), "rng", a key that every forward pass splits. opt_state: optax's. own: what a method
-    adds to a stage and no forward or backward pass of the network touches (a synthesizer, feedback weights).
-    correction: what a correction of late gradients remembers.
+    params: the weights.
+    extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
+        a key that every forward pass splits.
+    opt_state: the state of the optax optimizer.
+    own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
+    correction: the state of the correction of late gradients.
     """
 
     params: Tree
@@ -35,26 +37,35 @@ class StageState(NamedTuple):
     correction: Tree = ()
 
 
-class How(NamedTuple):
-    """How a stage computes what its module says: in which precision, and whether the backward pass computes the
-    activations again (`remat`), so that a closure holds none."""
+class ComputeOptions(NamedTuple):
+    """How a stage computes its module.
+
+    precision: the dtypes that it computes in.
+    remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
+    """
 
     precision: Precision = Precision()
     remat: bool = False
 
 
-AS_WRITTEN = How()  # in the dtypes that arrays have, activations remembered
+DEFAULT_COMPUTE = ComputeOptions()  # in the dtypes that the arrays have; activations are kept
 
 
 class Spec(NamedTuple):
-    """Stage k before it exists: what it is made of, and the shapes it meets (jax.ShapeDtypeStruct).
+    """What stage k is made from, with shapes as jax.ShapeDtypeStruct.
 
-    optimizer: the user's chain behind the stage's shrink. loss: the user's; stage K ends in it, others may have a
-    local use for it. variables: the module's own, {"params": ..., "batch_stats": ..., "rng": ...}. x, y: what the
-    stage takes and gives; outputs: what stage K gives; value: what the loss gives. key: for what the method
-    adds. options: the method's, by the names of the flags. how: precision, and whether activations are computed again.
-    guard: no update by gradients that are not finite (fdg_jax.stage.nonfinite). correction: what is done about late
-    ones; `optimizer` has its part of it already.
+    k, K: the stage's number from 1, and the number of stages.
+    module: the Flax module.
+    optimizer: the user's optax chain, with what the correction adds to it.
+    loss: the user's loss(outputs, labels). Stage K computes it; a method may use it in other stages, too.
+    variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
+    x, y: the stage's inputs and outputs.
+    outputs, labels, value: the outputs of stage K, the labels, the value of the loss.
+    key: a random key for what the method adds.
+    options: the method's options, by name.
+    compute: how the module is computed.
+    guard: whether updates with non-finite gradients are refused (fdg_jax.stage.nonfinite).
+    correction: what is done about late gradients.
     """
 
     k: int
@@ -70,24 +81,25 @@ class Spec(NamedTuple):
     value: Tree
     key: Array
     options: Mapping[str, Any]
-    how: How = AS_WRITTEN
+    compute: ComputeOptions = DEFAULT_COMPUTE
     guard: bool = False
     correction: Correction = NONE
 
     @property
     def last(self) -> bool:
+        """Whether this is stage K, which computes the loss."""
         return self.k == self.K
 
 
 class Functions(NamedTuple):
-    """A stage as pure functions; `labels` is None where the stage has no use for them.
+    """A stage as pure functions. `labels` is None if the stage does not need them.
 
-    forward(params, extra, x, labels) -> (messages, extra, closure): training mode; messages {"x": y}, or {"loss": ...}
-        of stage K; closure comes stripped of its arguments
-    backward(closure, params, x, dy) -> (grads, dx): at the stashed activations and the given weights; dy None is the
-        loss's own cotangent, 1
-    update(params, opt_state, grads) -> (params, opt_state)
-    outputs(params, extra, x) -> y: evaluation mode, without the loss
+    forward(params, extra, x, labels) -> (messages, extra, closure): in training mode. messages: {"x": outputs}, or
+        {"loss": loss} for stage K. closure: the VJP closure, without the arguments that it can be given again.
+    backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
+        the cotangent of the outputs; None stands for the loss's own cotangent, 1.
+    update(params, opt_state, grads) -> (params, opt_state).
+    outputs(params, extra, x) -> y: in evaluation mode, without the loss.
     """
 
     forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
@@ -97,18 +109,26 @@ class Functions(NamedTuple):
 
 
 def takes_train(module: nn.Module) -> bool:
-    """Whether the module's __call__ distinguishes training from evaluation by an argument called `train`."""
+    """Whether the module's __call__ has an argument `train`, True in training and False in evaluation."""
     return "train" in inspect.signature(type(module).__call__).parameters
 
 
 def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
-    """The module's Flax variables {"params": ..., "batch_stats": ...} for an input like x."""
+    """Initialises a module.
+
+    Arguments:
+        module: the Flax module.
+        key: a JAX random key.
+        x: an example of its inputs.
+
+    Returns: its Flax variables {"params": ..., "batch_stats": ...}.
+    """
     flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
     return dict(module.init({"params": key, "dropout": key}, x, **flag))
 
 
 def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tree) -> bool:
-    """Whether a training forward pass asks for a random key (found by tracing, nothing runs)."""
+    """Whether a training forward pass asks for a random key. Found by tracing; nothing is computed."""
     flag: dict[str, Any] = {"train": True} if takes_train(module) else {}
     try:
         jax.eval_shape(lambda v, x: module.apply(v, x, mutable=True, **flag), dict(variables), x)
@@ -117,9 +137,13 @@ def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tr
     return False
 
 
-def applied(module: nn.Module, how: How = AS_WRITTEN) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
-    """apply(params, extra, x, train) -> (y, extra) of a module; params and x in the precision it computes in, y in that
-    which the stage hands on."""
+def make_apply(
+    module: nn.Module, compute: ComputeOptions = DEFAULT_COMPUTE
+) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
+    """Makes apply(params, extra, x, train) -> (y, extra) of a module.
+
+    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes.
+    """
     flag = takes_train(module)
 
     def apply(params, extra, x, train: bool):
@@ -127,17 +151,17 @@ def applied(module: nn.Module, how: How = AS_WRITTEN) -> Callable[..., tuple[Tre
         arguments: dict[str, Any] = {"train": train} if flag else {}
         variables = {"params": params, **collections}
         if not train:
-            # A module may write into a collection of its own (count its calls, say): in evaluation that is dropped.
-            # Not into batch statistics: a layer that does so does not know that it is evaluated, and is told.
+            # A module may write into a collection of its own (to count its calls, say); in evaluation that is dropped.
+            # Batch statistics are not writable: Flax then refuses a layer that does not know that it is evaluated.
             writable = [name for name in collections if name != "batch_stats"]
             y = module.apply(variables, x, mutable=writable or False, **arguments)
-            return how.precision.outputs(y[0] if writable else y), extra
+            return compute.precision.outputs(y[0] if writable else y), extra
         rng = {}
         if "rng" in extra:
             rng["rng"], arguments["rngs"] = jax.random.split(extra["rng"])
             arguments["rngs"] = {"dropout": arguments["rngs"]}
         y, changed = module.apply(variables, x, mutable=list(collections), **arguments)
-        return how.precision.outputs(y), {**dict(changed), **rng}
+        return compute.precision.outputs(y), {**dict(changed), **rng}
 
     return apply
 
@@ -147,43 +171,60 @@ def functions(
     optimizer: optax.GradientTransformation,
     loss: Loss | None = None,
     loss_dtype: Any = None,
-    how: How = AS_WRITTEN,
+    compute: ComputeOptions = DEFAULT_COMPUTE,
 ) -> Functions:
-    """The pure functions of a stage; `loss` and the dtype of what it returns are given for stage K only."""
-    apply = applied(module, how)
+    """Makes the pure functions of a stage.
+
+    Arguments:
+        module: the Flax module.
+        optimizer: the optax optimizer.
+        loss: loss(outputs, labels), for stage K only.
+        loss_dtype: the dtype of the loss, for stage K only.
+        compute: how the module is computed.
+
+    Returns: the functions.
+    """
+    apply = make_apply(module, compute)
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
         value = y if loss is None else loss(y, labels)
         return value, ({"x" if loss is None else "loss": value}, changed)
 
-    return differentiated(objective, ended(apply, how), optimizer, loss_dtype, how)
+    return make_functions(objective, make_outputs(apply, compute), optimizer, loss_dtype, compute)
 
 
-def ended(apply: Callable, how: How) -> Callable[..., Tree]:
-    """outputs(params, extra, x) -> y of an apply, in evaluation mode."""
-    weights, inputs = how.precision.weights, how.precision.inputs
+def make_outputs(apply: Callable, compute: ComputeOptions) -> Callable[..., Tree]:
+    """Makes outputs(params, extra, x) -> y, the evaluation mode of an `apply` of `make_apply`."""
+    weights, inputs = compute.precision.weights, compute.precision.inputs
     return lambda params, extra, x: apply(weights(params), extra, inputs(x), train=False)[0]
 
 
-def differentiated(
+def make_functions(
     objective: Callable,
     outputs: Callable,
     optimizer: optax.GradientTransformation,
     loss_dtype: Any = None,
-    how: How = AS_WRITTEN,
+    compute: ComputeOptions = DEFAULT_COMPUTE,
     weights: Callable[[Tree], Tree] | None = None,
 ) -> Functions:
-    """The functions of a stage that goes back from the value of an objective:
-    objective(params, extra, x, labels) -> (value, (messages, extra)).
+    """Makes the functions of a stage whose backward pass starts from the value of an objective.
 
-    weights: what the objective takes of the stage's params, `how.precision.weights` of them all by default.
+    Arguments:
+        objective: objective(params, extra, x, labels) -> (value, (messages, extra)).
+        outputs: the stage in evaluation mode, as `make_outputs` makes it.
+        optimizer: the optax optimizer.
+        loss_dtype: the dtype of the value, if it is a loss.
+        compute: how the stage computes.
+        weights: what the objective takes, made from the stage's params; by default all, in the computing dtype.
+
+    Returns: the functions.
     """
-    precision, weights = how.precision, weights or how.precision.weights
+    precision, weights = compute.precision, weights or compute.precision.weights
 
     def forward(params, extra, x, labels=None):
         run = lambda params, x: objective(params, extra, x, labels)  # noqa: E731
-        run = jax.checkpoint(run) if how.remat else run
+        run = jax.checkpoint(run) if compute.remat else run
         _, closure, (messages, extra) = jax.vjp(run, weights(params), precision.inputs(x), has_aux=True)
         return messages, extra, jax_internals.strip(closure)
 
@@ -199,19 +240,25 @@ def differentiated(
     return Functions(forward, backward, update, outputs)
 
 
-def made(spec: Spec) -> tuple[Functions, StageState]:
-    """The functions and the first state of an ordinary stage: the module, and on stage K the loss."""
-    params, extra = split(spec.variables)
+def make_stage_functions(spec: Spec) -> tuple[Functions, StageState]:
+    """Makes an ordinary stage: its module and, for stage K, the loss.
+
+    Arguments:
+        spec: what the stage is made from.
+
+    Returns: (its functions, its initial state).
+    """
+    params, extra = split_variables(spec.variables)
     loss, loss_dtype = (spec.loss, spec.value.dtype) if spec.last else (None, None)
     state = StageState(params, extra, spec.optimizer.init(params))
-    return functions(spec.module, spec.optimizer, loss, loss_dtype, spec.how), state
+    return functions(spec.module, spec.optimizer, loss, loss_dtype, spec.compute), state
 
 
-def split(variables: Mapping[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
-    """(params, the other collections) of Flax variables."""
+def split_variables(variables: Mapping[str, Tree]) -> tuple[Tree, dict[str, Tree]]:
+    """Splits Flax variables into (params, the other collections)."""
     return variables.get("params", {}), {name: value for name, value in variables.items() if name != "params"}
 
 
 def flax_variables(params: Tree, extra: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The inverse of `split`, without the random key that a stage keeps beside the module's collections."""
+    """The inverse of `split_variables`, without the random key that a stage keeps among the collections."""
     return {"params": params, **{name: value for name, value in extra.items() if name != "rng"}}

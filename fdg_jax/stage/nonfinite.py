@@ -1,8 +1,8 @@
-"""An update that applies no gradient with a NaN or an infinity in it, and remembers the first one.
+"""A guard: updates with a NaN or an infinity in the gradients are refused, and the first one is recorded.
 
-Asynchronous training notices such a gradient late: the host reads numbers behind the devices, and by then several
-updates have used what it spoilt. So it is stopped where it arises, inside the update, without anybody waiting; what to
-do about it is decided when the host reads `bad`.
+The host reads losses late, so it notices a non-finite gradient late: by then, several updates have used the weights
+that it spoilt. So the guard is inside the update, where nobody has to wait for it. What to do about a refused update is
+decided when the host reads `bad`.
 """
 
 import re
@@ -18,9 +18,12 @@ Tree = Any
 
 
 class Guarded(NamedTuple):
-    """updates: made or refused. bad: the number (from 1) of the first that was refused, 0 if none; refused: how many.
+    """The state of a guarded optimizer.
 
-    inner: the state of the optimizer that is guarded.
+    inner: the state of the optimizer itself.
+    updates: how many updates were asked for, refused ones included.
+    bad: the number (from 1) of the first refused update; 0 if there is none.
+    refused: how many were refused.
     """
 
     inner: Tree
@@ -29,14 +32,20 @@ class Guarded(NamedTuple):
     refused: jax.Array  # int32
 
 
-def guarded(functions: Functions, state: StageState) -> tuple[Functions, StageState]:
-    """A stage whose parameters and optimizer do not move by gradients that are not finite."""
+def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, StageState]:
+    """Guards the updates of a stage.
+
+    Arguments:
+        functions, state: the stage's.
+
+    Returns: (functions whose update leaves weights and optimizer unchanged if a gradient is not finite, the state).
+    """
 
     def update(params, opt_state, grads):
-        good, number = finite(grads), opt_state.updates + 1
+        good, number = all_finite(grads), opt_state.updates + 1
         moved = functions.update(params, opt_state.inner, grads)
-        # What has been computed is chosen, so that it is computed (and rounded) as it is without a guard.
-        params, inner = where(good, moved, (params, opt_state.inner))
+        # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
+        params, inner = select(good, moved, (params, opt_state.inner))
         first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
         return params, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
 
@@ -44,24 +53,36 @@ def guarded(functions: Functions, state: StageState) -> tuple[Functions, StageSt
     return functions._replace(update=update), state._replace(opt_state=opt_state)
 
 
-def finite(tree: Tree) -> jax.Array:
+def all_finite(tree: Tree) -> jax.Array:
     """Whether all floating-point numbers of a tree are finite: a scalar bool."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.asarray(True)
 
 
-def refused(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of a pipeline's state(): per stage the number of the first update that was refused, 0 if none."""
+def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """Reads the first refused updates from a pipeline's state.
+
+    Arguments:
+        state: what Pipeline.state() returns.
+
+    Returns: for each guarded stage, the number of its first refused update; 0 if there is none.
+    """
     found = {int(re.findall(r"\d+", name)[0]): value for name, value in state.items() if name.endswith("opt_state.bad")}
     return tuple(int(found[k]) for k in sorted(found))
 
 
-def told(bad: Sequence[int]) -> str:
-    """In words the first of the updates that were refused, and of several of that batch the highest stage's, because
-    cotangents go down."""
+def describe_first_refused(bad: Sequence[int]) -> str:
+    """Describes the first refused update in words.
+
+    Arguments:
+        bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
+
+    Returns: the words. If several stages refused that update they name the highest one, because cotangents go down.
+    """
     number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
     return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"
 
 
-def where(condition: jax.Array, yes: Tree, no: Tree) -> Tree:
+def select(condition: jax.Array, yes: Tree, no: Tree) -> Tree:
+    """`yes` if the condition holds and else `no`: two trees of arrays."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)

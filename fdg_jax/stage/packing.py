@@ -1,8 +1,8 @@
-"""A tree of many small arrays as a few arrays, between the programs that take and give it.
+"""Packs a tree of many small arrays into a few arrays, between the programs that take and return it.
 
-What a dispatch costs the host is how many arrays go in and out (`python -m benchmarks.host_cost`), and a network has
-some for every layer. So a stage's programs take its small arrays as one array for each dtype, cut them out of it at
-their beginning and put them together at their end. That copies them on the device; large ones are left alone.
+A dispatch costs the host more the more arrays go in and come out (`python -m benchmarks.host_cost`), and a network has
+some for every layer. So a stage's programs take all small arrays of one dtype as one array. They cut it up at their
+beginning and put it together again at their end, which copies them on the device. Large arrays are left alone.
 """
 
 import math
@@ -23,19 +23,22 @@ SMALL = 2**18  # bytes of an array; to copy a larger one may cost more than it s
 
 
 def small(leaf: Any) -> bool:
+    """Whether an array is small enough to be packed."""
     return leaf.size * leaf.dtype.itemsize <= SMALL
 
 
 def small_vector(leaf: Any) -> bool:
-    """Of a closure: what a layer keeps of its channels, but no activations of several channels, however small."""
+    """Whether an array of a closure is packed: a layer's values per channel are, activations never, however small."""
     return leaf.ndim <= 1 and small(leaf)
 
 
 def shapes_of(tree: Tree) -> Tree:
+    """A tree's shapes and dtypes."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def join(groups: Sequence[Sequence[Array]]) -> list[Array]:
+    """Each group of arrays as one vector."""
     return [jnp.concatenate([jnp.ravel(leaf) for leaf in group]) for group in groups]
 
 
@@ -43,10 +46,13 @@ joined = jax.jit(join)
 
 
 class Packing:
-    """How trees like `tree` are packed: its small leaves as one array for each dtype, every other leaf by itself.
+    """How trees like `tree` are packed: the small leaves of each dtype as one array, every other leaf by itself.
 
-    pack and unpack are traceable; close and open are the same for the host, as one dispatch. BadInput, while tracing,
-    where a tree is not like `tree`.
+    `pack` and `unpack` can be traced. `pack_now` and `unpack_now` do the same for the host in one dispatch.
+
+    Arguments:
+        tree: arrays, or shapes.
+        small: which leaves are small.
     """
 
     def __init__(self, tree: Tree, small: Callable[[Any], bool] = small):
@@ -59,29 +65,38 @@ class Packing:
         self.groups = list(groups.values())
 
     def pack(self, tree: Tree, join: Callable = join) -> tuple[Array, ...]:
+        """Packs a tree.
+
+        Raises:
+            BadInput: it differs from `tree` in structure, shapes or dtypes.
+        """
         leaves = self.checked(tree)
         together = iter(join([[leaves[i] for i in group] for group in self.groups if len(group) > 1]))
         return tuple(leaves[group[0]] if len(group) == 1 else next(together) for group in self.groups)
 
     def unpack(self, packed: Tree, parted: Callable | None = None) -> Tree:
+        """The inverse of `pack`."""
         shared = [array for group, array in zip(self.groups, packed, strict=True) if len(group) > 1]
         parts, leaves = iter((parted or self.part)(shared)), dict[int, Array]()
         for group, array in zip(self.groups, packed, strict=True):
             leaves |= zip(group, [array] if len(group) == 1 else next(parts), strict=True)
         return self.treedef.unflatten([leaves[i] for i in range(len(leaves))])
 
-    def close(self, tree: Tree) -> tuple[Array, ...]:
+    def pack_now(self, tree: Tree) -> tuple[Array, ...]:
+        """As `pack`, from the host."""
         return self.pack(tree, joined)
 
-    def open(self, packed: Tree) -> Tree:
+    def unpack_now(self, packed: Tree) -> Tree:
+        """As `unpack`, from the host."""
         return self.unpack(packed, self.parted)
 
     @cached_property
     def parted(self) -> Callable:
+        """`part`, compiled."""
         return jax.jit(self.part)
 
     def checked(self, tree: Tree) -> list[Array]:
-        """The leaves of a tree that is like the one that this was made for."""
+        """The leaves of a tree. Raises BadInput if the tree is not like the first one."""
         found, treedef = jax.tree_util.tree_flatten_with_path(tree)
         if treedef != self.treedef:
             fact = f"a stage's arrays were {self.treedef} at first and became {treedef}"
@@ -96,7 +111,7 @@ class Packing:
         return [leaf for _, leaf in found]
 
     def part(self, shared: Sequence[Array]) -> list[list[Array]]:
-        """The leaves of the groups that have several."""
+        """Cuts the joined vectors into the leaves of their groups."""
         parts = []
         for group, array in zip([group for group in self.groups if len(group) > 1], shared, strict=True):
             shapes = [self.leaves[i].shape for i in group]
@@ -114,19 +129,20 @@ class Packing:
 
 
 class Unpacked:
-    """In place of a Packing, for a stage whose trees stay as they are."""
+    """Stands in for a Packing where a stage's trees stay as they are."""
 
     def __init__(self, tree: Tree):
         self.shapes = shapes_of(tree)
 
     def pack(self, tree: Tree) -> Tree:
+        """The tree itself."""
         return tree
 
-    unpack = close = open = pack
+    unpack = pack_now = unpack_now = pack
 
 
 class Layout(NamedTuple):
-    """How a stage's state is packed. Gradients are packed as parameters are."""
+    """How a stage's state is packed. Gradients are packed as the parameters are."""
 
     params: Packing | Unpacked
     extra: Packing | Unpacked
@@ -134,34 +150,43 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, state: StageState, packs: bool) -> "Layout":
+        """The layout of a state. packs: whether anything is packed at all."""
         return cls(*map(Packing if packs else Unpacked, state[:3]))
 
-    def close(self, state: StageState) -> StageState:
-        params, extra, opt_state = (how.close(tree) for how, tree in zip(self, state[:3], strict=True))
+    def pack_now(self, state: StageState) -> StageState:
+        """Packs a state, from the host."""
+        params, extra, opt_state = (packing.pack_now(tree) for packing, tree in zip(self, state[:3], strict=True))
         return state._replace(params=params, extra=extra, opt_state=opt_state)
 
-    def open(self, state: StageState) -> StageState:
-        params, extra, opt_state = (how.open(packed) for how, packed in zip(self, state[:3], strict=True))
+    def unpack_now(self, state: StageState) -> StageState:
+        """The inverse of `pack_now`."""
+        params, extra, opt_state = (packing.unpack_now(packed) for packing, packed in zip(self, state[:3], strict=True))
         return state._replace(params=params, extra=extra, opt_state=opt_state)
 
     @property
     def shapes(self) -> tuple[Tree, Tree, Tree]:
+        """Shapes of (params, extra, opt_state), unpacked."""
         return self.params.shapes, self.extra.shapes, self.opt_state.shapes
 
 
 @jax.tree_util.register_pytree_node_class
 class Closure:
-    """A closure whose vectors are packed. How they are is part of its type, since a batch's size may change it."""
+    """A VJP closure whose vectors are packed.
+
+    The packing is part of its type for JAX, because it may change with the size of a batch.
+    """
 
     def __init__(self, arrays: tuple[Array, ...], packing: Packing):
         self.arrays, self.packing = arrays, packing
 
     @classmethod
     def of(cls, closure: Tree) -> "Closure":
+        """Packs a closure."""
         packing = Packing(closure, small_vector)
         return cls(packing.pack(closure), packing)
 
     def unpack(self) -> Tree:
+        """The closure as it was."""
         return self.packing.unpack(self.arrays)
 
     def tree_flatten(self) -> tuple[tuple[Array, ...], Packing]:
@@ -173,7 +198,14 @@ class Closure:
 
 
 def packed(functions: Functions, layout: Layout) -> Functions:
-    """The functions of a stage on what is packed; closures are, too."""
+    """Makes the functions of a stage work on packed trees.
+
+    Arguments:
+        functions: the functions on plain trees.
+        layout: how the state is packed.
+
+    Returns: functions that take and return packed weights, collections, optimizer states, gradients and closures.
+    """
     of_params, of_extra, of_optimizer = layout
 
     def forward(params, extra, x, labels=None):

@@ -1,10 +1,11 @@
-"""bfloat16 is for what is computed, float32 for what is remembered: the one place where the two meet.
+"""Computing in bfloat16 while weights, statistics and optimizer state stay in float32.
 
-With `dtype="bfloat16"` a stage's kernels (parameters with two axes or more) and its activations are rounded to
-bfloat16 *before* the VJP is taken, and gradients come back as float32. Rounded inside a layer, weights would land
-among the closure's activations: a copy for every memo, and yesterday's weights where `current` asks for today's.
-Vectors (biases, a batch norm's scale and running statistics), the optimizer's state, gradients on their way to it,
-and the network's outputs, so the loss, stay float32. bfloat16 has float32's range, so no loss is scaled.
+With `dtype="bfloat16"`, a stage rounds its kernels (parameters with two axes or more) and its activations to bfloat16
+*before* the VJP is taken; gradients come back as float32. A layer that rounded its weights itself would put the rounded
+copies among the closure's activations: one copy per memo, and old weights where `current` asks for the newest.
+Everything else stays float32: vectors (biases, scale and running statistics of a batch norm), the optimizer's state,
+gradients on their way to it, the network's outputs, the loss. bfloat16 has float32's range, so the loss needs no
+scaling.
 """
 
 from typing import Any, NamedTuple
@@ -16,41 +17,54 @@ Tree = Any
 
 
 class Precision(NamedTuple):
-    """What a stage computes in and what it hands on; None leaves arrays as they are, which is what float32 means."""
+    """The dtypes of a stage. None leaves arrays as they are, which means float32.
 
-    compute: Any = None
-    hand_on: Any = None
+    compute_dtype: of kernels and activations.
+    output_dtype: of what the stage passes to the next one.
+    """
+
+    compute_dtype: Any = None
+    output_dtype: Any = None
 
     def weights(self, params: Tree) -> Tree:
-        """Parameters as a stage computes with them."""
-        return rounded(params, self.compute, axes=2)
+        """Parameters in the dtypes that the stage computes in."""
+        return rounded(params, self.compute_dtype, axes=2)
 
     def inputs(self, x: Tree) -> Tree:
-        """What comes from the stage below, or from the data, as a stage computes with it."""
-        return rounded(x, self.compute)
+        """Inputs, from the stage below or from the data, in the dtype that the stage computes in."""
+        return rounded(x, self.compute_dtype)
 
     def outputs(self, y: Tree) -> Tree:
-        """What a module gives as the next stage, or the loss, takes it."""
-        return rounded(y, self.hand_on)
+        """A module's outputs in the dtype that the next stage, or the loss, takes."""
+        return rounded(y, self.output_dtype)
 
     def example(self, x: Tree) -> Tree:
-        """An example of a stage's inputs as the module takes it with float32 parameters, to make these."""
-        return rounded(x, jnp.float32) if self.compute else x
+        """An example of the inputs in the dtype that initialises a module with float32 parameters."""
+        return rounded(x, jnp.float32) if self.compute_dtype else x
 
     def gradients(self, grads: Tree, of: Tree) -> Tree:
-        """The gradients by what `weights` and `inputs` made of a tree, in the dtypes of that tree."""
-        if self.compute is None:
+        """Gradients in the dtypes of the tree `of`, which they belong to."""
+        if self.compute_dtype is None:
             return grads
         return jax.tree.map(lambda g, a: g if g.dtype == jax.dtypes.float0 else g.astype(a.dtype), grads, of)
 
 
 def precision(dtype: str, last: bool) -> Precision:
-    """Of a stage, for a value of `--dtype`. last: whether it is stage K, whose outputs meet the loss in float32."""
+    """The precision of a stage.
+
+    Arguments:
+        dtype: a value of `--dtype`.
+        last: whether it is stage K, whose outputs are float32 for the loss.
+
+    Returns: the precision.
+    """
     return Precision(jnp.bfloat16, jnp.float32 if last else jnp.bfloat16) if dtype == "bfloat16" else Precision()
 
 
 def rounded(tree: Tree, dtype: Any, axes: int = 0) -> Tree:
-    """Arrays of float32 and bfloat16 with at least that many axes in another dtype of the two; all others alone."""
+    """Casts float32 and bfloat16 arrays with at least `axes` axes to `dtype`, one of these two; leaves all others
+    alone.
+    """
     if dtype is None:
         return tree
     ours = (jnp.float32, jnp.bfloat16)

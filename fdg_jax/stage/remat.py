@@ -1,8 +1,9 @@
-"""Which stages compute their activations again instead of remembering them (rematerialisation).
+"""Which stages recompute their activations instead of keeping them (rematerialisation).
 
-The first stages hold most memos, 2(K-k) of them: `--remat 1` keeps of each only the input, for a second forward pass
-of stage 1 in every backward pass. The training is the same, as long as the backward pass is taken at the weights of
-the forward pass; otherwise the activations, too, would be those of the other weights (that is FR). No JAX here.
+The first stages hold the most memos: stage k holds 2(K-k). With `--remat 1`, the memos of stage 1 keep only the inputs,
+and each of its backward passes computes the forward pass again. Training stays the same as long as the backward pass
+uses the weights of the forward pass. Otherwise the recomputed activations would be those of other weights (that is FR).
+This module needs no JAX.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,17 @@ from fdg_jax.errors import BadInput
 
 
 def parse(remat: str | Sequence[int], K: int) -> frozenset[int]:
-    """The stages that `remat` names: "none", "all", or numbers k in 1..K, as text ("1,2") or as they are."""
+    """Reads a value of `--remat`.
+
+    Arguments:
+        remat: "none", "all", stage numbers as text ("1,2"), or a sequence of numbers.
+        K: number of stages.
+
+    Returns: the stages that it names.
+
+    Raises:
+        BadInput: it is none of these, or a number is outside 1..K.
+    """
     if remat in ("none", "all"):
         return frozenset(range(1, K + 1) if remat == "all" else ())
     try:
@@ -25,8 +36,16 @@ def parse(remat: str | Sequence[int], K: int) -> frozenset[int]:
 
 
 def check(stages: frozenset[int], other: Sequence[str]) -> None:
-    """Refuses to compute activations again at other weights than they had. other: per stage k = 1..K, whose weights its
-    backward pass is taken at if not those of its forward pass; "" if they are."""
+    """Refuses to recompute activations at other weights than they had.
+
+    Arguments:
+        stages: those that recompute.
+        other: for k = 1..K, the option that makes a backward pass use other weights than the forward pass; "" if none
+            does.
+
+    Raises:
+        BadInput: a stage is in both.
+    """
     for k in sorted(stages):
         if other[k - 1]:
             raise BadInput(

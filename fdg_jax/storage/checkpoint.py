@@ -80,7 +80,8 @@ def sha256(flat: Mapping[str, Any]) -> str:
 def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
     """Saves a state in a folder, completely or not at all: a temporary folder beside it is renamed at the end.
 
-    When this returns, the checkpoint survives a power cut. A checkpoint that was there is replaced.
+    When this returns, the checkpoint survives a power cut. A checkpoint that was there is replaced: it is moved aside
+    before the rename, and `fdg_jax.runs.checkpoints.sweep` puts it back where the process was killed in between.
 
     Arguments:
         path: the folder.
@@ -106,7 +107,7 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
         shutil.rmtree(before, ignore_errors=True)
         path.rename(before)
     try:
-        durable.rename(temporary, path)
+        durable.rename(temporary, path)  # the commit: before it there is no checkpoint, after it a whole one
     except OSError:
         durable.put_back(before, path)
         raise

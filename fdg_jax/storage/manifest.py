@@ -1,7 +1,8 @@
 """The manifest of a checkpoint's folder, which shows any damage: Orbax notices neither flipped bits nor emptied files.
 
 `manifest.json` lists every file with its size and sha256, has further content, and a hash of itself. It is written
-last, so a folder without one is incomplete. Writing it is called sealing the folder.
+last, so a folder without one is incomplete. Writing it is called sealing the folder; it becomes a checkpoint only when
+`checkpoint.save` renames it.
 
 A folder is called damaged only if that is proven: content was read and differs, or a file is missing or too many. A
 file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.

@@ -80,7 +80,7 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
     variables = jax.eval_shape(lambda x: functions.init_variables(block, jax.random.PRNGKey(0), x), x)
-    params, extra = functions.split(variables)
+    params, extra = functions.split_variables(variables)
     momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
 

@@ -23,22 +23,24 @@ if TYPE_CHECKING:
     from fdg_jax.training.setup import Job
 
 NOT_REPRODUCED = (
-    "No checkpoint was written since; find out which it was before going on with --resume. (On a GPU programs need "
-    "XLA_FLAGS=--xla_gpu_deterministic_ops=true to compute the same twice.)"
+    "No checkpoint was written since. Find the cause before going on with --resume. (On a GPU, programs compute the "
+    "same twice only with XLA_FLAGS=--xla_gpu_deterministic_ops=true.)"
 )
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 
 
 def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
-    """The content of summary.json. staleness and updates are what the stages counted; images_per_second is None
-    where every batch may have compiled."""
+    """The content of summary.json.
+
+    staleness and updates are what the stages counted. images_per_second is None if every batch may have compiled.
+    """
     from fdg_jax.training.setup import stage_parameters
 
     o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
     return {
-        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.method.answers_to))},
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.asked_for))},
         "split": list(job.partition.cuts),
         "parameters": pipeline.parameter_count,
         "auxiliary_parameters": pipeline.auxiliary_parameter_count,
@@ -63,6 +65,7 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
 
 
 def tell_diverged(path: Path, fact: str) -> int:
+    """Prints that the training has diverged. Returns the exit code."""
     way_out = "Lower --learning-rate (or the --beta of fdg), or add --warmup on."
     print(f"error: {fact}. The run in {path} has diverged; its report shows where. {way_out}", file=sys.stderr)
     return 1
@@ -89,14 +92,19 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     return 0
 
 
-def write_report(path: Path, config: Mapping[str, Any] | None = None) -> None:
-    """report.html and curves.png; where they cannot be made, a warning, as the run itself is not worse for it.
+def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: bool = False) -> None:
+    """Writes report.html and curves.png. If that fails it only warns, since the run itself is complete.
 
-    config: the run's configuration; None: it is read from config.json.
+    Arguments:
+        path: the run directory.
+        config: the run's configuration; None for that in config.json.
+        quietly: no warning: what keeps the report from being written ended the run, too, and is told then.
     """
     try:
         report_page.write(path, config)
     except Exception as error:
+        if quietly and isinstance(error, OSError):
+            return
         fact = f"the report of {path} could not be made ({reason(error)})"
         way_out = f"{python_command()} -m fdg_jax.experiments.report {shlex.quote(str(path))}"
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
@@ -136,16 +144,19 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
 
 
 def tell_not_saved(path: Path, fact: str) -> int:
-    """A checkpoint that is needed could not be written: there is no summary, so that the run can go on."""
+    """Prints that a needed checkpoint could not be written. There is no summary, so that the run can be resumed."""
     kept = checkpoints.stored(path / run_files.CHECKPOINTS)
     where = f"from {kept[-1].name}" if kept else "from the beginning"
-    print(f"error: {fact} Make room; then {path} goes on {where}, with --resume.", file=sys.stderr)
+    print(f"error: {fact} Make room on the disk; then {path} goes on {where}, with --resume.", file=sys.stderr)
     return 1
 
 
 def tell_damaged(path: Path, fact: str, program: str) -> int:
-    """An image could not be decoded in the middle of a run: the checkpoint is from before its batch."""
-    print(f"error: {fact} The run stopped in front of it; then go on with\n  {again(path, program)}", file=sys.stderr)
+    """Prints that an image could not be decoded. The checkpoint is from before its batch."""
+    print(
+        f"error: {fact} The run stopped before that batch. Once it is repaired, go on with\n  {again(path, program)}",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fdg_jax import data, methods
+from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser
@@ -36,7 +36,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 
     Returns: (options, names of those given on the command line).
 
-    Raises: BadInput for whatever is wrong, a method's file whose options cannot be read included.
+    Raises: BadInput for whatever is wrong, a method's or correction's file whose options cannot be read included.
     """
     program = Program(program) if isinstance(program, str) else program
     if declared.UNREADABLE:
@@ -104,9 +104,10 @@ def metavar(name: str) -> str:
 
 
 def listed(text: str, program: Program) -> str:
-    """A help text with the names of all methods, models or data sets where it has a place for them."""
+    """A help text with the names of all methods, corrections, models or data sets where it has a place for them."""
     for place, found in {
         "{methods}": methods.names,
+        "{corrections}": corrections.names,
         "{models}": names.model_names,
         "{datasets}": lambda: program.datasets or data.names(),
     }.items():

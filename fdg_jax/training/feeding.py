@@ -1,4 +1,6 @@
-"""Where a training loop's batches come from: out of memory by their indices, or from a stream that is decoded ahead.
+"""Makes a training loop's batches: out of memory by their indices, or from a stream that is decoded ahead.
+
+They enter the network at `fdg_jax.Pipeline.step`.
 
 Either way the batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
 """
@@ -94,7 +96,7 @@ class Streamed:
         return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The batch after `step`, made anew."""
+        """The batch after `step`, made again."""
         return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

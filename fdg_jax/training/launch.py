@@ -68,7 +68,7 @@ def tell_full(path: Path, error: OSError) -> int:
     if not durable.is_disk_full(error):
         raise error
     fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
-    print(f"error: {fact}; make room, then go on with --resume.", file=sys.stderr)
+    print(f"error: {fact}. Make room on the disk, then go on with --resume.", file=sys.stderr)
     return 1
 
 
@@ -79,8 +79,8 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     known = [name for name in names if name in before and name in now]
     changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
-        fact = f"this is not where the run began: {'; '.join(changed)}"
-        print(f"warning: {fact}. It may not be the same to the last bit.", file=sys.stderr, flush=True)
+        fact = f"the run began in another environment: {'; '.join(changed)}"
+        print(f"warning: {fact}. The last bits may differ.", file=sys.stderr, flush=True)
 
 
 def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
@@ -115,20 +115,20 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
     directory = LiveDirectory(path, job.options.tensorboard)
 
-    def ended(tell: Callable[..., int], *what: Any) -> int:
-        """The report comes first, so that what ended the training is the last line."""
+    def ended(tell: Callable[..., int], *what: Any, full: bool = False) -> int:
+        """The report comes first, so that what ended the training is the last line. full: nothing could be written."""
         if not directory.missing():
             closing.restore_config(directory)
-            closing.write_report(path, config)
+            closing.write_report(path, config, quietly=full)
         return tell(path, *what)
 
     try:
         record, parameters, state = session_run.run(job, path, signals, begun, directory)
     except DirectoryGone as gone:
-        print(f"error: {gone} To lose no weights by that, use --on-failed-save go-on.", file=sys.stderr)
+        print(f"error: {gone} With --on-failed-save go-on, such a run keeps its weights.", file=sys.stderr)
         return 1
     except SaveFailed as failed:
-        return ended(closing.tell_not_saved, str(failed))
+        return ended(closing.tell_not_saved, str(failed), full=True)
     except NotReproduced as fact:
         print(f"error: {fact}. {closing.NOT_REPRODUCED}", file=sys.stderr)
         return 1

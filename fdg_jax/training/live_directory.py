@@ -33,7 +33,7 @@ class LiveDirectory:
         self.ours = inode(path)
         self.config = (path / CONFIG).read_bytes() if (path / CONFIG).is_file() else None
         self.locks = contextlib.ExitStack()
-        self.unmoved: DirectoryGone | None = None  # why the directory was made anew, until the run's files are in it
+        self.unmoved: DirectoryGone | None = None  # why the directory was made again, until the run's files are in it
 
     def close(self) -> None:
         self.locks.close()
@@ -68,11 +68,8 @@ class LiveDirectory:
             if self.unmoved:
                 record.move(self.path, self.tensorboard)
                 self.restore_config()
-                repaired, self.unmoved = (
-                    f"{self.unmoved} It is made anew, and has config.json, metrics.jsonl and what",
-                    None,
-                )
-                return f"{repaired} is saved from now on"
+                gone, self.unmoved = self.unmoved, None
+                return f"{gone} It is made again, with config.json, metrics.jsonl and what is saved from now on"
             return self.restore_config()
         except OSError as error:
             gone = self.unmoved or gone

@@ -23,7 +23,7 @@ def raise_diverged(metrics: Metrics) -> None:
     """Raises Diverged for a batch whose loss is not finite, or whose metrics report a refused update."""
     facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
     if any(metrics.bad):
-        facts.append(nonfinite.told(metrics.bad))
+        facts.append(nonfinite.describe_first_refused(metrics.bad))
     raise Diverged(" and ".join(facts), metrics.step)
 
 
@@ -62,7 +62,7 @@ class NonFinitePolicy:
             if not self.skips:
                 raise Diverged(fact, metrics.step) from None
             last = " (the last such warning)" if self.warnings == MOST_WARNINGS else ""
-            self.say(f"WARNING: {fact}. No update is made by it{last}.")
+            self.say(f"WARNING: {fact}. No update is made with it{last}.")
 
     def handle_state(self, found: NotFinite, needed: bool) -> None:
         """For a state that was not saved because it is not finite: raises Diverged. Where the policy is to skip, and
@@ -76,7 +76,7 @@ class NonFinitePolicy:
     def first_stage(self, step: int) -> str:
         """Words that name the first stage that batch `step` makes non-finite; "" if all stages are finite by now."""
         where = self.pipeline.unsound(self.batch_after(step - 1), step - 1) if step else None
-        return f"; the first that is not finite is what stage k={where.k} has for {where.what}" if where else ""
+        return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
 
 def newly_refused(before: tuple[int, ...], now: tuple[int, ...]) -> bool:

@@ -10,11 +10,15 @@ from fdg_jax.training.setup import Job
 
 
 def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
-    """What a person sees first: method, data, model, stages with devices and staleness, schedule. known: what is known
-    of the stages (fdg_jax.training.stages)."""
+    """The first lines that a person sees: method, data, model, stages with devices and staleness, schedule.
+
+    Arguments:
+        job: what is trained.
+        known: the facts about the stages (fdg_jax.training.stages).
+    """
     o, data, pipeline = job.options, job.dataset, job.pipeline
     height, width, channels = data.shape
-    asked = [f", {name}={getattr(o, name)}" for name in job.method.answers_to]
+    asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
     blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
     lines = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
@@ -23,7 +27,7 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
         f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {o.dtype}",
     ]
     if auxiliary:
-        lines.append(f"auxiliary  {auxiliary:,} parameters that train the network and are not part of it")
+        lines.append(f"auxiliary  {auxiliary:,} trained parameters that are not part of the network")
     lines += stages.lines(job, known)
     if o.remat != "none":
         lines.append(f"remat      {o.remat}: the backward pass computes the activations again")

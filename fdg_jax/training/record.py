@@ -1,7 +1,7 @@
-"""What a training loop remembers: losses averaged into lines, evaluations, and speed without compilation.
+"""What a training loop records: losses averaged into lines, evaluations, and speed without compilation.
 
-`Record` is the whole memory of the loop. It goes into every checkpoint, so that a resumed run logs the same
-lines at the same steps as one that was never stopped.
+`Record` goes into every checkpoint. So a resumed run logs the same lines at the same steps as one that was never
+stopped.
 """
 
 import math
@@ -57,11 +57,12 @@ class Record:
         self._began = time.monotonic()
 
     def catch_up(self) -> None:
-        """Takes the losses that were unfinished when the checkpoint was written; once."""
+        """Takes, once, the losses that were unfinished when the checkpoint was written."""
         unread, self.unread = self.unread, []
         self.losses([each._replace(bad=self.bad) for each in unread])
 
     def close(self) -> None:
+        """Closes the files."""
         self.log.close()
 
     def move(self, run: Path, tensorboard: bool) -> None:
@@ -91,6 +92,7 @@ class Record:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
         for name in ("step", "evaluated", "lines", "sessions", "timed_images", "images"):
             setattr(self, name, int(state[name]))
         self.seconds, self.timed_seconds = float(state["seconds"]), float(state["timed_seconds"])
@@ -104,6 +106,7 @@ class Record:
             self.unread += [Metrics(step + i, float(loss)) for i, loss in enumerate(np.atleast_1d(state[losses]))]
 
     def elapsed(self) -> float:
+        """Seconds of the run so far, over all sessions."""
         return self.seconds + time.monotonic() - self._began
 
     def entered(self, batches: int, images: int) -> None:
@@ -112,12 +115,12 @@ class Record:
         self.images += images
 
     def timed(self, images: int, seconds: float) -> None:
-        """Counts so many images that took so long, compilation and evaluation not included."""
+        """Counts images that took so many seconds, without compilation and evaluation."""
         self.timed_images += images
         self.timed_seconds += seconds
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
-        """Takes finished losses, in order of their batches. Only finite ones are part of a mean."""
+        """Takes finished losses, in the order of their batches. Only finite ones enter a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
             self.speed.finished(self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged)
@@ -134,12 +137,12 @@ class Record:
                 self.on_nonfinite(each)
 
     def late_refusals(self, bad: tuple[int, ...]) -> None:
-        """Takes the refused updates that became known after the last loss."""
+        """Takes refused updates that became known after the last loss."""
         if self.learn_refusals(bad):
             self.on_nonfinite(Metrics(self.step, 0.0, bad))
 
     def learn_refusals(self, bad: tuple[int, ...]) -> bool:
-        """Remembers the refused updates; returns whether there are more than were known."""
+        """Records the refused updates. Returns whether there are more than before."""
         known, self.bad = self.bad, bad
         return newly_refused(known, bad)
 
@@ -158,16 +161,16 @@ class Record:
         self.pending.clear()
 
     def learning_rate(self, step: int) -> float:
-        """The rate of batch `step`, from 1, with the digits that a float32 has."""
+        """The rate of batch `step`, from 1, with the digits of a float32."""
         return float(f"{self.learning_rates[step - 1]:.7g}")
 
     def last_line(self) -> None:
-        """Writes the losses that no line contains yet."""
+        """Writes the losses that are in no line yet."""
         if self.pending:
             self.line(self.step)
 
     def evaluation(self, loss: float, error_percent: float) -> bool:
-        """Writes down an evaluation; returns whether it is the best so far."""
+        """Records an evaluation. Returns whether it is the best so far."""
         self.error, self.test_loss, self.evaluated = error_percent, loss, self.step
         best = error_percent < self.best_error
         if best:
@@ -178,9 +181,9 @@ class Record:
         return best
 
     def train_loss(self) -> float:
-        """Mean over the last epoch's worth of batches (fewer where the run is shorter)."""
+        """The mean over the last epoch's number of batches (fewer if the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
     def images_per_second(self) -> float | None:
-        """The speed of training, without compilation and evaluation; None if nothing else has been timed yet."""
+        """The speed of training, without compilation and evaluation; None if nothing has been timed yet."""
         return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None

@@ -22,7 +22,7 @@ def leave_checkpoint(loop: Loop) -> None:
     except (checkpoints.SaveFailed, Diverged, NotReproduced):
         raise
     except Exception as error:  # for example of JAX, if the device is lost
-        raise checkpoints.SaveFailed(f"The state cannot be had ({reason(error)}).") from error
+        raise checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error
     if not loop.saving.is_current():
         raise checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
 

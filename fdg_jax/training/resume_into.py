@@ -1,8 +1,8 @@
 """Goes on with a run as another one: with other stages, another method, another schedule, another JAX.
 
 A checkpoint belongs to its stages: what is in flight between them means nothing to others. So the old pipeline is built
-once more, every batch in flight is used, and what is left, which belongs to blocks and not to stages, is cut anew. The
-new run begins as a run directory with one checkpoint and is then resumed like any other; the old one is only read.
+once more and every batch in flight is used. What is left belongs to blocks and not to stages, and is split again. The
+new run begins as a run directory with one checkpoint, and is then resumed like any other. The old one is only read.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax import methods
+from fdg_jax import corrections, methods
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, locking, option_checks, reading, run_files
 from fdg_jax.runs.options import FIELDS, Options, spelled
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from fdg_jax.training.setup import Job
 
 Flat = Mapping[str, Any]
-BY_STAGES = ("split", "engine", "window")  # found anew for other stages
+BY_STAGES = ("split", "engine", "window")  # chosen again for other stages
 LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own)(.*)", re.S)
 OF_BLOCK = re.compile(r"(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)  # DGL's [0]: the network, beside its auxiliary one
 ADDED = "what the method adds (auxiliary networks, feedback)"
-WORDS = {"params": "parameters", "extra": "statistics", "opt_state": "optimizer's memory", "own": "method's own arrays"}
+OF_CORRECTION = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.correction.*", re.S)
+REMEMBERED = "what the correction of late gradients remembers"
+WORDS = {"params": "parameters", "extra": "statistics", "opt_state": "optimizer state", "own": "method's own arrays"}
 
 
 def start(asked: Options, given: frozenset[str], program: Program, signals: Signals) -> int:
@@ -94,10 +96,11 @@ def changed(config: Mapping[str, Any], asked: Options, given: frozenset[str]) ->
     if any(name in given and getattr(asked, name) != config[name] for name in ("K", "method", "split", "engine")):
         values |= {name: config["asked"].get(name, FIELDS[name].default) for name in BY_STAGES}
     values |= {name: getattr(asked, name) for name in given}
-    method = methods.find(values["method"])
+    has = {*methods.find(values["method"]).answers_to, *corrections.find(values["correct"]).answers_to}
     for name, field in FIELDS.items():
-        if field.metadata["group"] in ("fdg", "others") and name not in given and name not in method.answers_to:
-            values[name] = field.default  # the old method's
+        of_idea = field.metadata["group"] in ("fdg", "others") or field.metadata["corrections"]
+        if of_idea and name not in given and name not in has:
+            values[name] = field.default  # the old method's or correction's
     return Options(**values | {"run_dir": asked.resume_into, "resume_into": None})
 
 
@@ -128,7 +131,9 @@ def converted(
     loop |= {"lines": 0, "best_error": math.inf, "best_step": -1, "timed_images": 0, "timed_seconds": 0.0, **unread}
     for name, now in versions().items():
         if about.get(name) != now:
-            given_up.append(f"its checkpoint was made with {name} {about.get(name)}, this is {now}: not the same bits")
+            given_up.append(
+                f"its checkpoint was made with {name} {about.get(name)}, this is {now}: the last bits may differ"
+            )
     said = [*moved.said, *given_up]
     try:
         saver = checkpoints.Saver(new / run_files.CHECKPOINTS, about_job(job), options.keep)
@@ -180,7 +185,8 @@ class Moved(NamedTuple):
 def move(old: "Job", new: "Job", state: Flat) -> Moved:
     """Stages that are the same go on as they are, batches in flight included. Else the old ones are drained."""
     template = new.pipeline.state()
-    if old.partition.cuts == new.partition.cuts and same(new.pipeline, state):
+    corrected = [[getattr(job.options, name) for name in ("correct", *job.correction.answers_to)] for job in (old, new)]
+    if old.partition.cuts == new.partition.cuts and corrected[0] == corrected[1] and same(new.pipeline, state):
         return Moved(state, [], ["the stages are the same and go on exactly, batches in flight included"])
     pipeline = old.pipeline
     pipeline.restore(state, finite=False)  # its checkpoints are judged when they are written
@@ -191,7 +197,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     said = said if any(made) else ["nothing was in flight"]
     paces = old.options.accumulate, new.options.accumulate
     cut, given_up = repartitioned(pipeline.state(), template, old.partition.cuts, new.partition.cuts, paces)
-    network = "parameters, running statistics and the optimizer's memory of every block are as they were"
+    network = "parameters, running statistics and optimizer state of every block are unchanged"
     return Moved(cut, pipeline.losses(wait=True), [*said, network, *given_up])
 
 
@@ -232,6 +238,8 @@ def repartitioned(
     given_up += [f"new: {ADDED}" for name, value in template.items() if added(name, value)]
     given_up += [f"dropped: {ADDED}" for name, value in old.items() if added(name, value)]
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
+    given_up += [f"new: {REMEMBERED}" for name in template if OF_CORRECTION.fullmatch(name)]
+    given_up += [f"dropped: {REMEMBERED}" for name in old if OF_CORRECTION.fullmatch(name)]
     for k, of in owner.items():
         made = old[f"stage{of}/updates"] if f"stage{of}/updates" in old else old[f"run/.updates[{of - 1}]"]
         result |= put(result, (f"stage{k}/updates", f"run/.updates[{k - 1}]"), made)
@@ -267,7 +275,7 @@ def fitted(value: Any, like: Any, part: str) -> Any:
 
 
 def counter(old: Flat, k: int, rest: str, like: Any, entered: int, accumulate: tuple[int, int]) -> Any:
-    """What an optimizer counts: refused gradients anew, updates from where the old stage k was."""
+    """A counter of an optimizer: refused gradients start at 0, updates go on from those of the old stage k."""
     if rest in (".bad", ".refused"):
         return like
     before = old.get(f"stage{k}/state/.opt_state{rest}", old.get(f"run/.stages[{k - 1}].opt_state{rest}"))

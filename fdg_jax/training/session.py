@@ -77,7 +77,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     check_data(job.dataset, about, "--resume")
     job.pipeline.restore(state)
     record.restore(loop)
-    record.bad = nonfinite.refused(state)
+    record.bad = nonfinite.first_refused_updates(state)
 
 
 def check_data(dataset: dataset.Dataset | data.Stream, about: Mapping[str, Any], flag: str) -> None:
@@ -85,7 +85,7 @@ def check_data(dataset: dataset.Dataset | data.Stream, about: Mapping[str, Any],
     was, now = about.get("data"), dataset.fingerprint
     if now is None or not fingerprint.comparable(was):
         fact = "the newest checkpoint does not say which images it was made with: another version wrote it"
-        print(f"warning: {fact}. Nothing tells whether the data are still the same.", file=sys.stderr, flush=True)
+        print(f"warning: {fact}. So it is not known whether the data are the same.", file=sys.stderr, flush=True)
         return
     if differs := fingerprint.difference(was, now):
         fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"

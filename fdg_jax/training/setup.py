@@ -15,7 +15,8 @@ import numpy as np
 import optax
 
 import fdg_jax
-from fdg_jax import data, methods, split
+from fdg_jax import corrections, data, methods, split
+from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import dataset, fingerprint
 from fdg_jax.data.augment import train_transform
 from fdg_jax.errors import BadInput
@@ -38,12 +39,19 @@ class Job(NamedTuple):
     dataset: dataset.Dataset | data.Stream
     pipeline: fdg_jax.Pipeline
     method: Method
+    correction: Kind
     partition: Partition  # of the network into stages
     steps_per_epoch: int
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
     devices: list[str]  # of stages k = 1..K; a stage that is spread names all of its devices
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
+
+    @property
+    def asked_for(self) -> tuple[str, ...]:
+        """The options that say what the method and the correction of late gradients were asked for."""
+        own = ("correct", *self.correction.answers_to) if self.correction.name != "none" else ()
+        return tuple(dict.fromkeys((*self.method.answers_to, *own)))
 
 
 def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
@@ -69,7 +77,7 @@ def prepare(options: Options, note: str = "") -> Job:
     note: what the run that is being resumed had to say of its data.
     """
     dataset = load_data(options, note)
-    method = methods.find(options.method)
+    method, correction = methods.find(options.method), corrections.find(options.correct)
     options, stage_devices, remark = choose_engine(options, method)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, parts = len(dataset.train_images), partition(options, dataset, stage_devices[0])
@@ -99,13 +107,16 @@ def prepare(options: Options, note: str = "") -> Job:
         remat=options.remat,
         guard=True,
         preprocess=train_transform(dataset, options.seed),
-        **{name: getattr(options, name) for name in method.answers_to},
+        correct=options.correct,
+        learning_rate=schedule,
+        momentum=options.momentum,
+        **{name: getattr(options, name) for name in {*method.answers_to, *correction.answers_to}},
     )
     initialise(pipeline, parts, dataset, options)
     names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
-        options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, remark
+        options, dataset, pipeline, method, correction, parts, length.per_epoch, length.end, rates, names, remark
     )  # fmt: skip
 
 

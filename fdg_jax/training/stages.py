@@ -1,4 +1,4 @@
-"""What is known of every stage before training starts, for the opening lines and for config.json."""
+"""Facts about every stage before training starts, for the opening lines and for config.json."""
 
 from itertools import pairwise
 from typing import Any
@@ -12,13 +12,16 @@ PARTS = ("weights", "optimizer", "statistics", "auxiliary", "memos", "old_weight
 
 
 def facts(job: Job) -> list[dict[str, Any]]:
-    """Of the stages k = 1..K: blocks, cost, parameters, what is sent upwards, predicted memory (see
-    fdg_jax.engine.memory; None where it is not predicted)."""
+    """Collects the facts about the stages.
+
+    Returns: for k = 1..K the blocks, cost, parameters, what is sent upwards, and the predicted memory
+    (fdg_jax.engine.memory; None if it is not predicted).
+    """
     engine, found = job.pipeline.engine, []
-    predicted = {each.k: each for each in memory.predicted(engine)}
+    predicted = {each.k: each for each in memory.predict(engine)}
     bounds, costs, unit = job.partition.bounds, job.partition.costs, job.partition.unit
     for k, ((a, b), size) in enumerate(zip(pairwise(bounds), stage_parameters(job.pipeline), strict=True), 1):
-        sent = engine.parts.specs[k - 1].y if k < len(bounds) - 1 else None
+        sent = engine.problem.specs[k - 1].y if k < len(bounds) - 1 else None
         of = predicted.get(k)
         found.append(
             {
@@ -29,8 +32,8 @@ def facts(job: Job) -> list[dict[str, Any]]:
                 "share_of": unit,
                 "seconds": round(sum(costs[a:b]), 6) if unit == "time" else None,
                 "parameters": size,
-                "sends": shapes.text(sent),
-                "sends_bytes": memory.size(sent),
+                "sends": shapes.describe(sent),
+                "sends_bytes": memory.tree_bytes(sent),
                 "memory_bytes": of and {name: getattr(of, name) for name in ("total", *PARTS, "kept", "memo")},
             }
         )
@@ -38,24 +41,24 @@ def facts(job: Job) -> list[dict[str, Any]]:
 
 
 def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
-    """Two a stage: what it is, and what it holds. known: the facts."""
-    told = []
+    """Two lines per stage: what it consists of, and its memory. known: the facts."""
+    text = []
     for stage, device in zip(known, job.devices, strict=True):
         k = stage["k"]
         seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
-        told.append(
+        text.append(
             f"stage k={k}  {blocks(stage['first_block'], stage['last_block'])}, {seconds}{stage['share_percent']:.0f}% "
             f"of the {stage['share_of']}, {stage['parameters']:,} parameters, staleness "
             f"{count(job.pipeline.schedule.staleness[k - 1], 'update')}, on {device}"
         )
         if stage["memory_bytes"]:
             sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
-            told.append(f"  memory   {memory_words(stage['memory_bytes'])}{sends}")
-    return told
+            text.append(f"  memory   {memory_words(stage['memory_bytes'])}{sends}")
+    return text
 
 
 def memory_words(stage: dict[str, int]) -> str:
-    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 memos of 12.1, ...; what is less than 1% is left out."""
+    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 memos of 12.1, ... Leaves out parts below 1%."""
     words = []
     for name in PARTS:
         if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
@@ -67,8 +70,10 @@ def memory_words(stage: dict[str, int]) -> str:
 
 
 def megabytes(n: int) -> str:
+    """Bytes in megabytes."""
     return f"{n / 1e6:,.1f}" if n >= 1e5 else f"{n / 1e6:.2f}"
 
 
 def blocks(first: int, last: int) -> str:
+    """Block numbers in words."""
     return f"block {first}" if first == last else f"blocks {first} to {last}"

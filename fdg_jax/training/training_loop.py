@@ -74,7 +74,7 @@ class Loop:
         if self.watchdog:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
-        self.replay.enter(work)
+        self.replay.enter(work)  # work.enter(pipeline), and now and then a second time, to compare
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         self.clock.after_dispatch(may_compile)

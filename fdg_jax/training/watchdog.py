@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from fdg_jax.engine.unfinished import Dispatched, Trail
+from fdg_jax.engine.unfinished import Dispatched, UnfinishedOperations
 
 STALLS = "stalls.jsonl"
 WORDS = {"F": "forward pass", "B": "backward pass and update", "S": "synthesizer's step", "window": "window"}
@@ -31,15 +31,15 @@ class Watchdog:
     """A context within which operations that do not finish are named.
 
     Arguments:
-        trail: the operations under way.
+        unfinished: the operations under way.
         seconds: until an operation is named, and between namings of the same one.
         run: the run directory, for stalls.jsonl.
 
     `may_compile` is set while the host makes a dispatch that may compile, which takes long and is no stall.
     """
 
-    def __init__(self, trail: Trail, seconds: float, run: Path):
-        self.trail, self.seconds, self.run = trail, seconds, run
+    def __init__(self, unfinished: UnfinishedOperations, seconds: float, run: Path):
+        self.unfinished, self.seconds, self.run = unfinished, seconds, run
         self.may_compile = False
         self.op: Dispatched | None = None  # the oldest one at the last look
         self.since, self.times_named = 0.0, 0  # when it was seen first; how often it was named
@@ -60,7 +60,7 @@ class Watchdog:
 
     def look(self, now: float) -> None:
         """Names the oldest operation if it has been that for long enough."""
-        op = self.trail.oldest()
+        op = self.unfinished.oldest()
         if op is None or self.op is None or op.since != self.op.since:
             self.since, self.times_named = now, 0
         self.op = op
@@ -83,21 +83,21 @@ class Watchdog:
 
 
 class HostOperations:
-    """Lets the watchdog name what the training loop itself waits for. trail: None if nobody watches."""
+    """Lets the watchdog name what the training loop itself waits for. unfinished: None if nobody watches."""
 
-    def __init__(self, trail: Trail | None):
-        self.trail = trail
+    def __init__(self, unfinished: UnfinishedOperations | None):
+        self.unfinished = unfinished
 
     @contextlib.contextmanager
     def waiting(self, kind: str, batch: int) -> Iterator[None]:
         """A context for the waiting. kind: one of OTHERS."""
-        if self.trail:
-            self.trail.begin(kind, 0, batch, batch)
+        if self.unfinished:
+            self.unfinished.begin(kind, 0, batch, batch)
         try:
             yield
         finally:
-            if self.trail:
-                self.trail.end(None)
+            if self.unfinished:
+                self.unfinished.end(None)
 
 
 def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -> str:
@@ -109,7 +109,7 @@ def sentence(op: Dispatched, seconds: float, began: datetime, compiling: bool) -
         who, what = f"stage k={op.k}" if op.k else "the delay line", f"{operation(op)} of {batches}"
     when = f"for {seconds:,.1f} s, since {began:%Y-%m-%d %H:%M:%S}"
     if compiling:
-        return f"{who} is compiling what its {what} needs, {when}, or is held up in it."
+        return f"{who} is compiling the program for its {what}, {when}, or is stuck there."
     where = "dispatched and not finished" if op.returned else "in its dispatch" if op.kind in WORDS else "under way"
     return f"{who} makes no progress: its {what} has been {where} {when}. Everything else waits for it."
 

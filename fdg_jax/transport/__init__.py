@@ -1,1 +1,1 @@
-"""The devices of the stages, and how messages get to them."""
+"""Where the stages are, and how messages get to them."""

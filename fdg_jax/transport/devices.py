@@ -95,10 +95,10 @@ class Place:
         self.devices = [device]
         self._put = jax_internals.Put(device)
 
-    def weights(self, tree: Any) -> Any:
+    def put_weights(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies."""
         return jax.tree.map(self._put, tree)
 
-    def batch(self, tree: Any) -> Any:
+    def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
         return jax.tree.map(self._put, tree)

@@ -1,4 +1,4 @@
-"""The transport within one process: a message is copied from device to device."""
+"""The transport within one process: messages are copied from device to device."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +10,15 @@ Tree = Any
 
 
 class InProcess:
-    """All stages k = 1..K lie in this process, each at its place."""
+    """A transport for stages that are all in this process (fdg_jax.transport.interface).
+
+    Arguments:
+        places: of the stages k = 1..K.
+    """
 
     def __init__(self, places: Sequence[Place]):
         self.places = dict(enumerate(places, 1))
 
     def send(self, box: Box, message: Tree) -> Tree:
-        return self.places[box.k].batch(message)
+        """Starts to copy a message to stage `box.k`; returns the copy at once."""
+        return self.places[box.k].put_batch(message)

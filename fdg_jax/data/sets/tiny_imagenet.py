@@ -63,9 +63,8 @@ def class_names(folder: Path) -> list[str]:
     """The names of class 0, 1, ...: WordNet's numbers, sorted. Raises BadInput."""
     names = sorted(line.strip() for line in files.lines(folder / CLASSES, "which classes there are"))
     if len(set(names)) != TINY.classes:
-        raise BadInput(
-            f"{folder / CLASSES} lists {len(set(names))} classes, but Tiny-ImageNet has {TINY.classes}. Unpack it anew."
-        )
+        fact = f"{folder / CLASSES} lists {len(set(names))} classes, but Tiny-ImageNet has {TINY.classes}"
+        raise BadInput(f"{fact}. Unpack it again.")
     return names
 
 
@@ -77,7 +76,7 @@ def train_files(folder: Path) -> files.Files:
         found = set(files.images(place))
         for image in (f"{name}_{number}.JPEG" for number in range(each)):
             if image not in found:
-                raise BadInput(f"{place / image} is missing: {len(found)} of {each} images are there. Unpack it anew.")
+                raise BadInput(f"{place / image} is missing: {len(found)} of {each} images are there. Unpack it again.")
             names.append(f"{name}/images/{image}")
             labels.append(label)
     return files.shuffled(folder / "train", names, labels)
@@ -91,7 +90,7 @@ def test_files(folder: Path) -> files.Files:
         name, _, rest = line.partition("\t")
         class_of[name.strip()] = rest.partition("\t")[0].strip()
     if len(class_of) != TINY.test:
-        raise BadInput(f"{source} lists {len(class_of)} images, but there are {TINY.test}. Unpack it anew.")
+        raise BadInput(f"{source} lists {len(class_of)} images, but there are {TINY.test}. Unpack it again.")
     return files.by_list(folder / "val" / "images", source, class_of, class_names(folder))
 
 

@@ -95,7 +95,7 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
         if path.is_file():
             rows = list(csv.reader(files.lines(path, "what the validation images show")))[1:]
             if not all(len(row) == 2 and row[1].split() for row in rows):
-                raise BadInput(f"{path} isn't Kaggle's: its lines are <image>,<class> <box> ... Get it anew.")
+                raise BadInput(f"{path} isn't Kaggle's: its lines are <image>,<class> <box> ... Get it again.")
             return {f"{image}.JPEG": boxes.split()[0] for image, boxes in rows}, path
     path = Path(str(resources.files("tensorflow_datasets") / "datasets/imagenet2012/validation_labels.txt"))
     listed = files.lines(path, "what the validation images show")

@@ -1,0 +1,150 @@
+"""What `fdg_jax.Pipeline` was given, checked and with every name resolved; and what its stages are made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax.core import unfreeze
+
+from fdg_jax import corrections
+from fdg_jax.checks import names
+from fdg_jax.checks.arguments import (
+    check_beta,
+    check_correctable,
+    check_corrections,
+    check_devices,
+    check_dtype,
+    check_key,
+    check_options,
+    check_problem,
+    check_rate,
+)
+from fdg_jax.checks.batches import check_example
+from fdg_jax.corrections.interface import Correction, Late
+from fdg_jax.stage import remat as rematerialisation
+from fdg_jax.stage.functions import ComputeOptions, Spec, init_variables
+from fdg_jax.stage.precision import precision
+from fdg_jax.stage.shapes import check_shapes, zeros
+from fdg_jax.stage.stage import Stage
+from fdg_jax.transport.devices import Place
+
+Tree = Any
+Batch = tuple[Tree, Tree]
+
+
+class Configuration:
+    """The arguments of `fdg_jax.Pipeline`, with every name resolved. Its docstring says what they are.
+
+    engines: the names of all engines. Raises BadInput for whatever is wrong without a look at shapes.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Callable[[Tree, Tree], jax.Array],
+        optimizer: optax.GradientTransformation,
+        method: str,
+        engines: Sequence[str],
+        *,
+        engine: str,
+        beta: float,
+        correct: str,
+        learning_rate: optax.ScalarOrSchedule | None,
+        momentum: float | None,
+        devices: Sequence[Any] | None,
+        weights: str | None,
+        dtype: str,
+        remat: str | Sequence[int],
+        preprocess: Callable[[Tree, jax.Array], Tree] | None,
+        guard: bool,
+        options: Mapping[str, Any],
+    ):
+        self.stages = check_problem(stages, loss, optimizer)
+        check_beta(beta)
+        self.K = K = len(stages)
+        self.method = names.find_method(method)
+        self.beta, self.weights = beta, weights or "stashed"
+        asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        self.corrections, asked = check_corrections(correct, beta, asked, self.method)
+        self.learning_rate, self.momentum = check_rate(learning_rate), momentum
+        of_schedule, self.stage_options = self.method.accepted(asked)
+        self.schedule = self.method.schedule(K, **of_schedule)
+        check_options(self.weights, engine, engines, self.method)
+        check_dtype(dtype)
+        again = rematerialisation.parse(remat, K)
+        self.other_weights = self.method.other_weights(self.schedule, self.weights)
+        rematerialisation.check(again, self.other_weights)
+        self.compute = [ComputeOptions(precision(dtype, last=k == K), k in again) for k in range(1, K + 1)]
+        self.devices = check_devices(devices, K)
+        spread = self.method.places
+        self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
+        self.loss, self.optimizer, self.preprocess, self.guard = loss, optimizer, preprocess, guard
+
+    @property
+    def stage_class(self) -> type[Stage]:
+        """The class that makes each stage: the method's own, else `Stage`."""
+        return self.method.stage or Stage
+
+    def stage_corrections(self) -> list[Correction]:
+        """What is done about the late gradients of each stage. Raises BadInput where that cannot be done."""
+        found = []
+        for k, staleness in enumerate(self.schedule.mean_staleness, 1):
+            late = Late(k, self.K, staleness, self.learning_rate, self.momentum)
+            found.append(corrections.for_stage(self.corrections, late))
+            check_correctable(k, found[-1], self.stage_class)
+        return found
+
+    def specs(
+        self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | None
+    ) -> tuple[list[Spec], Batch]:
+        """(what each stage is made of, the example batch as shapes). Arguments as those of `Pipeline.init`.
+
+        Raises BadInput where shapes or types do not fit, before anything compiles.
+        """
+        check_key(key)
+        example = check_example(example_batch)
+        stages = list(zip(self.stages, self.compute, self.other_weights, strict=True))
+        shapes = check_shapes(stages, self.loss, self.optimizer, self.preprocess, example, variables)
+        corrected, specs = self.stage_corrections(), []
+        for k, (module, compute, x) in enumerate(zip(self.stages, self.compute, shapes.inputs, strict=True), 1):
+            stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
+            given = None if variables is None else variables[k - 1]
+            made = first_variables(module, compute, x, stage_key, given)
+            if shapes.draws[k - 1]:
+                made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
+            spec = Spec(
+                k=k,
+                K=self.K,
+                module=module,
+                optimizer=correction.around(self.optimizer),
+                loss=self.loss,
+                variables=made,
+                x=x,
+                y=[*shapes.inputs, shapes.outputs][k],
+                outputs=shapes.outputs,
+                labels=shapes.labels,
+                value=shapes.loss,
+                key=jax.random.fold_in(stage_key, 2),
+                options=self.stage_options,
+                compute=compute,
+                guard=self.guard,
+                correction=correction,
+            )
+            specs.append(spec)
+        return specs, example
+
+
+def first_variables(
+    module: nn.Module, compute: ComputeOptions, x: Tree, key: jax.Array, given: Mapping | None
+) -> dict[str, Tree]:
+    """A stage's Flax variables at first: a copy of the given ones, or what the module makes of the key."""
+    if given is not None:
+        return unfreeze(dict(jax.tree.map(partial(jnp.array, copy=True), given)))
+    # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
+    init = jax.jit(lambda key: init_variables(module, key, compute.precision.example(zeros(x))))
+    return unfreeze(dict(init(key)))

@@ -1,0 +1,64 @@
+"""BP with the gradient of stage k multiplied by scale**(K-k), and no delay: what FDG's shrinking does by itself.
+
+It is the control for FDG with beta < 1. Shrinking stands where FDG has it, before weight decay and momentum, but no
+gradient is late here. So what this method gains over BP is no repair of staleness.
+"""
+
+import dataclasses
+
+import jax
+import optax
+
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
+from fdg_jax.schedule import Schedule, bp
+from fdg_jax.stage.functions import Spec
+from fdg_jax.stage.stage import Stage
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What it can be asked for."""
+
+    scale: float = option(
+        1.0,
+        "scaled_bp: the gradient of stage k is multiplied by scale^(K-k), as by FDG's beta, but no gradient is late. "
+        "In (0, 1]; 1 is BP.",
+        metavar="FACTOR",
+    )
+
+    def __post_init__(self):
+        if not 0 < self.scale <= 1:
+            raise BadInput(f"scale={self.scale}: the factor lies in (0, 1], as beta does. Use 1 for plain BP.")
+
+
+def scaled_bp(K: int) -> Schedule:
+    """BP's schedule under this method's name."""
+    return bp(K)._replace(name="scaled_bp")
+
+
+class Scaled(Stage):
+    """A stage whose optimizer sees the gradient times scale**(K-k). Stage K is exempt, and scale = 1 is BP."""
+
+    def make(self, spec: Spec):
+        """The stage's functions; the update takes the gradient times the factor."""
+        factor = spec.options["scale"] ** (spec.K - spec.k)
+        if factor == 1.0:
+            return super().make(spec)
+        init, update = spec.optimizer
+
+        def scaled(updates, state, params=None, **extra):
+            return update(jax.tree.map(lambda leaf: factor * leaf, updates), state, params, **extra)
+
+        # Not a chain: a checkpoint's paths are then BP's, so --resume-into finds momentum again.
+        return super().make(spec._replace(optimizer=optax.GradientTransformationExtraArgs(init, scaled)))
+
+
+METHOD = Method(
+    name="scaled_bp",
+    summary="BP with the gradient of stage k times scale**(K-k): FDG's shrinking without its delay",
+    schedule=scaled_bp,
+    options=Options,
+    stage=Scaled,
+)

@@ -1,0 +1,174 @@
+"""How a stage gets into a checkpoint and back: everything is plain arrays, as {path: array}.
+
+A VJP closure is not stored. It is made again by replaying the forward pass that it comes from, which is exact.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from fdg_jax.stage.functions import Spec, StageState
+from fdg_jax.stage.packing import Layout, Packing, Unpacked
+from fdg_jax.storage import checkpoint
+from fdg_jax.storage.restoring import number
+from fdg_jax.transport.devices import Place
+
+Tree = Any
+
+
+class Memo(NamedTuple):
+    """What a stage keeps of a batch until its gradient comes.
+
+    batch: the batch's number.
+    closure: the VJP closure, which holds the activations only.
+    params, x: the weights and the inputs of the forward pass; references, not copies.
+    extra: the other collections before it. With params and x, they suffice to replay the forward pass.
+    version: how many updates the stage had made by then.
+    labels: what a stage with a loss took beside x, else None.
+    """
+
+    batch: int
+    closure: Any
+    params: Tree
+    extra: Tree
+    x: Tree
+    version: int
+    labels: Tree = None
+
+
+class Checkpointed:
+    """The part of a stage (fdg_jax.stage.stage.Stage) that saves and restores it.
+
+    A method whose stages keep something else than a `Memo` overrides `saved_memos` and `restored_memo`.
+    """
+
+    spec: Spec
+    place: Place
+    layout: Layout
+    accumulate: int
+    state: StageState
+    memos: deque[Any]
+    line: deque[tuple[Tree, int, Tree]]
+    sum: Tree
+    summed: int
+    since: int
+    updates: int
+    staleness: int
+    bad: Any
+    _forward: Callable[..., Any]
+    _copy: Callable[..., Any]
+    _correct: Callable[..., Any] | None
+    takes_labels: bool
+
+    def saved(self) -> dict[str, Any]:
+        """Everything that a resumed run needs of this stage, as {path: array}.
+
+        Arrays may still be under way. None of them is donated later: those that would be are copied.
+        """
+        of_params = self.layout.params
+        # The next update donates these.
+        opt_state, own, summed = self._copy((self.state.opt_state, self.state.own, self.sum))
+        line = [grads for grads, *_ in self.line]
+        if self.accumulate > 1:  # the next addition donates its first argument
+            line = self._copy(line)
+        state = self.layout.unpack_now(self.state._replace(opt_state=opt_state, own=own))
+        flat: dict[str, Any] = checkpoint.flatten(state, "state/")
+        counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
+        flat |= {name: np.int64(value) for name, value in counters.items()}
+        if summed is not None:
+            flat |= checkpoint.flatten(of_params.unpack_now(summed), "sum/")
+        for i, grads in enumerate(line):
+            flat |= checkpoint.flatten(of_params.unpack_now(grads), f"line/{i}/")
+            flat[f"line/{i}/version"] = np.int64(self.line[i][1])
+        flat |= self.saved_weights({version: then for _, version, then in self.line if then is not None})
+        return flat | self.saved_memos()
+
+    def saved_weights(self, weights: Mapping[int, Tree]) -> dict[str, Any]:
+        """Weights by their version, each once, however many memos refer to it."""
+        flat: dict[str, Any] = {}
+        for version, params in weights.items():
+            flat |= checkpoint.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
+        return flat
+
+    def saved_memos(self) -> dict[str, Any]:
+        """What the memos' forward passes began with, and the weights of these."""
+        flat: dict[str, Any] = {}
+        for memo in self.memos:
+            flat |= checkpoint.flatten(memo.x, f"memo/{memo.batch}/x")
+            flat |= checkpoint.flatten(self.layout.extra.unpack_now(memo.extra), f"memo/{memo.batch}/extra")
+            flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
+            flat |= {} if memo.labels is None else checkpoint.flatten(memo.labels, f"memo/{memo.batch}/labels")
+        return flat | self.saved_weights({memo.version: memo.params for memo in self.memos})
+
+    def empty_copy(self) -> Self:
+        """A stage with the same programs and nothing in flight. Restoring it leaves this one as it is."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, deque):
+                setattr(other, name, deque())
+        return other
+
+    def restore(self, flat: Mapping[str, Any]) -> None:
+        """The inverse of `saved`.
+
+        Arguments:
+            flat: what `saved` returned.
+
+        Raises:
+            BadInput: it is of another stage. This one is then in an undefined state.
+        """
+        template = StageState(*self.layout.shapes, self.state.own, self.state.correction)
+        state = checkpoint.unflatten(template, flat, "state/")
+        summed = number(flat, "summed")
+        self.sum = self.restored_packed(self.layout.params, flat, "sum/") if summed else None
+        self.state = self.layout.pack_now(self.place.put_weights(state))
+        self.bad = np.int32(state.opt_state.bad) if self.spec.guard else None
+        self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")
+        self.summed, self.since = summed, number(flat, "since")
+        self.line.clear()
+        self.memos.clear()
+        for i in checkpoint.numbers(flat, "line/"):
+            grads = self.restored_packed(self.layout.params, flat, f"line/{i}/")
+            version = number(flat, f"line/{i}/version")
+            self.line.append((grads, version, self.restored_weights(version, flat) if self._correct else None))
+        for batch in checkpoint.numbers(flat, "memo/"):
+            self.memos.append(self.restored_memo(batch, flat))
+
+    def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
+        """The memo of a batch, its closure made by replaying the forward pass: equal to the saved one in every bit."""
+        version = number(flat, f"memo/{batch}/version")
+        params = self.restored_weights(version, flat)
+        extra = self.restored_packed(self.layout.extra, flat, f"memo/{batch}/extra")
+        x = self.restored_message(self.spec.x, flat, f"memo/{batch}/x")
+        labels = None
+        if self.takes_labels:
+            labels = self.restored_message(self.spec.labels, flat, f"memo/{batch}/labels")
+        _, _, closure = self._forward(params, extra, x, labels)
+        return Memo(batch, closure, params, extra, x, version, labels)
+
+    def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
+        """The weights of that version. Memos and gradients that had the same ones share them again."""
+        known = [(memo.version, memo.params) for memo in self.memos if hasattr(memo, "params")]
+        known += [(version, then) for _, version, then in self.line if then is not None]
+        shared = next((params for found, params in known if found == version), None)
+        return self.restored_packed(self.layout.params, flat, f"weights/{version}/") if shared is None else shared
+
+    def restored_packed(self, packing: Packing | Unpacked, flat: Mapping[str, Any], prefix: str) -> Tree:
+        """Saved weights, gradients or statistics on the stage's device, packed."""
+        return packing.pack_now(self.place.put_weights(checkpoint.unflatten(packing.shapes, flat, prefix)))
+
+    def restored_message(self, template: Tree, flat: Mapping[str, Any], prefix: str) -> Tree:
+        """A saved message on the stage's device.
+
+        Arguments:
+            template: its arrays, or shapes. The first axis is the batch, which may have another size.
+            flat: {path: array}.
+            prefix: with which its paths begin.
+
+        Raises:
+            BadInput: a path is missing, or a shape or dtype differs.
+        """
+        return self.place.put_batch(checkpoint.unflatten(template, flat, prefix, any_batch_size=True))
