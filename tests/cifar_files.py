@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fdg_jax.data import cifar, download
 from fdg_jax.data.cifar import Cifar
 from fdg_jax.data.sets import cifar10, cifar100
 
@@ -191,3 +192,22 @@ def assert_same(dataset, arrays) -> None:
 
 
 SETS = {10: cifar10.CIFAR10, 100: cifar100.CIFAR100}
+
+
+def own_directories_and_no_network(tmp_path: Path, monkeypatch) -> None:
+    """What every test of a data set begins with: small CIFAR-10, and whatever is read or kept lies in `tmp_path`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
+    monkeypatch.setattr(cifar10, "CIFAR10", small(SETS[10]))
+
+    def offline(*args):
+        raise download.Unavailable("nothing can be downloaded in this test.")
+
+    monkeypatch.setattr(cifar, "fetch", offline)
+
+
+def own_directories_and_no_proxy(tmp_path: Path, monkeypatch) -> None:
+    """What every test of a download begins with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
+    monkeypatch.setenv("no_proxy", "*")  # a proxy set on this machine is not what is tested

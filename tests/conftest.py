@@ -5,6 +5,7 @@ The tests make the same small pipelines again and again; JAX's persistent cache 
 
 import os
 import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -46,7 +47,16 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"{left_out} tests were not begun: out of time. `make test-slow` runs them all.")
 
 
-ENGINES, METHODS = ("test_engines", "test_pipeline", "test_api"), ("test_methods", "test_data_parallel")
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch) -> Path:
+    """The folder in which measured times are kept, for one test alone."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache / "fdg_jax"
+
+
+ENGINES = ("test_engines", "test_current_weights", "test_pipeline", "test_api")
+METHODS = ("test_methods", "test_method_oracles", "test_data_parallel", "test_data_parallel_devices")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is nine tenths of the time
+from oracle import jit, split
 
 
 class Pass(NamedTuple):
@@ -63,10 +62,6 @@ class Stage:
         self.staleness = max([self.staleness, *[self.updates - forward.version for forward in passes]])
         self.params, self.opt = self.step(self.params, self.opt, grads, weight)
         self.updates += 1
-
-
-def split(variables):
-    return variables["params"], {name: value for name, value in variables.items() if name != "params"}
 
 
 def numbered(items):
@@ -263,15 +258,15 @@ def fa(layers, loss_fn, optimizer, params, batches, feedback):
     layers: K lists of (params, x) -> y, each linear in its own kernels, so that feedback acts on nothing but the
     cotangent. params, feedback: K lists of a tree a layer; of feedback only the leaves with ndim > 1 are used.
     Returns (params per stage, losses, staleness)."""
-    params, opt, losses = list(params), [optimizer.init(p) for p in params], []
-    for x, labels in batches:
-        inputs = [[] for _ in layers]
+
+    @jit
+    def batch(params, opt, x, labels):
+        params, opt, inputs = list(params), list(opt), [[] for _ in layers]
         for stage, ps, seen in zip(layers, params, inputs, strict=True):
             for layer, p in zip(stage, ps, strict=True):
                 seen.append(x)
                 x = layer(p, x)
         loss, dy = jax.value_and_grad(loss_fn)(x, labels)
-        losses.append(float(loss))
         for i in reversed(range(len(layers))):
             grads = []
             for layer, p, fixed, x in reversed(list(zip(layers[i], params[i], feedback[i], inputs[i], strict=True))):
@@ -280,6 +275,12 @@ def fa(layers, loss_fn, optimizer, params, batches, feedback):
                 dy = jax.vjp(layer, mixed, x)[1](dy)[1]
             updates, opt[i] = optimizer.update(grads, opt[i], params[i])
             params[i] = optax.apply_updates(params[i], updates)
+        return params, opt, loss
+
+    opt, losses = [optimizer.init(p) for p in params], []
+    for x, labels in batches:
+        params, opt, loss = batch(params, opt, x, labels)
+        losses.append(float(loss))
     return params, losses, [0] * len(layers)
 
 

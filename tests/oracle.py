@@ -8,8 +8,9 @@ today's weights.
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import optax
+
+jit = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is nine tenths of the time
 
 
 def split(variables):
@@ -36,11 +37,13 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, c
         grads, version, then = waiting[k].pop(0)
         if correct and delays[k]:
             grads = correct(grads, then, params[k])
-        params[k], opt[k] = updated(optimizer, beta ** (K - 1 - k), params[k], opt[k], grads)
+        params[k], opt[k] = update(beta ** (K - 1 - k), params[k], opt[k], grads)
         stale[k].append(made[k] - version)
         made[k] += 1
 
-    @jax.jit
+    update = jit(partial(updated, optimizer))
+
+    @jit
     @partial(jax.value_and_grad, has_aux=True)
     def backprop(params, extras, x, labels):
         new = []
@@ -73,27 +76,36 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
     params = list(variables)  # per stage a list over its layers
     opt = [optimizer.init(p) for p in params]
     inputs, x_in, dy_in, losses = {}, {}, {}, []
+    update, top = jit(partial(updated, optimizer)), jit(jax.value_and_grad(loss_fn))
+
+    @partial(jit, static_argnums=0)
+    def through(k, params, x):
+        xs = []
+        for layer, p in zip(layers[k - 1], params, strict=True):
+            xs.append(x)
+            x = layer(p, x)
+        return xs, x
+
+    @partial(jit, static_argnums=0)
+    def back(k, params, xs, dy):
+        grads = []
+        for layer, p, x in reversed(list(zip(layers[k - 1], params, xs, strict=True))):
+            g, dy = jax.vjp(layer, p, x)[1](dy)
+            grads.insert(0, g)
+        return grads, dy
 
     def forward(k, b):
         x = batches[b - 1][0] if k == 1 else x_in.pop((k, b))
-        inputs[k, b] = []
-        for layer, p in zip(layers[k - 1], params[k - 1], strict=True):
-            inputs[k, b].append(x)
-            x = layer(p, x)
+        inputs[k, b], x = through(k, params[k - 1], x)
         if k < K:
             x_in[k + 1, b] = x
         else:
-            loss, pull = jax.vjp(lambda y: loss_fn(y, batches[b - 1][1]), x)
+            loss, dy_in[K, b] = top(x, batches[b - 1][1])
             losses.append(float(loss))
-            dy_in[K, b] = pull(jnp.ones(()))[0]
 
     def backward(k, b):
-        dy, grads = dy_in.pop((k, b)), []
-        for layer, p, x in reversed(list(zip(layers[k - 1], params[k - 1], inputs.pop((k, b)), strict=True))):
-            g, dy = jax.vjp(layer, p, x)[1](dy)
-            grads.insert(0, g)
-        dy_in[k - 1, b] = dy
-        params[k - 1], opt[k - 1] = updated(optimizer, beta ** (K - k), params[k - 1], opt[k - 1], grads)
+        grads, dy_in[k - 1, b] = back(k, params[k - 1], inputs.pop((k, b)), dy_in.pop((k, b)))
+        params[k - 1], opt[k - 1] = update(beta ** (K - k), params[k - 1], opt[k - 1], grads)
 
     def tick(t):
         if order == "ddg":

@@ -6,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CurrentPart, Part, batches, cross_entropy, parts, pipeline, recipe
+from small import Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
-from fdg_jax import layers
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.functions import functions, init_variables, split
 
 DATA = batches(3)
 
@@ -123,6 +121,12 @@ def test_parameters_once_taken_stay(engine):
     assert all(np.isfinite(leaf).all() for leaf in map(np.asarray, jax.tree.leaves(taken)))
 
 
+@pytest.fixture(scope="module")
+def untouched():
+    """A pipeline for batches that it refuses."""
+    return pipeline(2, DATA[0])
+
+
 @pytest.mark.parametrize(("batch", "match"), [
     ((np.zeros((16, 7), np.float32), DATA[0][1]), r"the inputs are float32\[16, 7\], at init float32\[16, 8\]"),
     ((DATA[0][0], DATA[0][1][:9]), r"differ in length: \[9, 16\]"),
@@ -130,8 +134,8 @@ def test_parameters_once_taken_stay(engine):
     (DATA[0][0], r"step\(\(inputs, labels\)\)"),
     (((DATA[0][0], DATA[0][0]), DATA[0][1]), "other arrays"),
 ])  # fmt: skip
-def test_a_batch_unlike_the_example_is_refused_before_anything_is_dispatched(batch, match):
-    ours = pipeline(2, DATA[0])
+def test_a_batch_unlike_the_example_is_refused_before_anything_is_dispatched(untouched, batch, match):
+    ours = untouched
     with pytest.raises(BadInput, match=match):
         ours.step(batch)
     assert ours.engine.loop.t == 0
@@ -142,69 +146,6 @@ def test_indices_outside_the_images_are_refused():
     for engine in ("pipeline", "scan"):
         with pytest.raises(BadInput, match="0 to 48 into 48 images"):
             pipeline(2, DATA[0], engine=engine).train(x, y, np.array([[0, 48]], np.int32))
-
-
-class Cast(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return jnp.tanh(nn.Dense(12, dtype=jnp.bfloat16)(x)).astype(jnp.float32)
-
-
-def test_current_weights_are_refused_where_a_module_keeps_cast_ones():
-    stages = [nn.Sequential([Cast(), Cast()]), nn.Dense(5)]
-    refused(r"stage k=1 \(Sequential\) keeps bfloat16\[8, 12\], made of its weights", stages=stages, weights="current")
-    fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.PRNGKey(0), DATA[0])
-
-
-class Scaled(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return x * self.param("scale", nn.initializers.ones, (x.shape[-1],))
-
-
-class FlaxNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        return nn.BatchNorm(use_running_average=not train)(x)
-
-
-EXACT = [nn.Dense(8), layers.BatchNorm(), nn.LayerNorm(use_scale=False), nn.PReLU()]
-INEXACT = [FlaxNorm(), nn.LayerNorm(), nn.RMSNorm(), nn.GroupNorm(2), nn.WeightNorm(nn.Dense(8)), Scaled()]
-
-
-@pytest.mark.parametrize("layer", [*EXACT, *INEXACT], ids=lambda layer: type(layer).__name__)
-def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_through_old_ones(layer):
-    """A closure of the old weights that is given new ones: of a layer that is let pass, dx is what the new weights
-    alone would give. Of one that is refused it is not, which is why."""
-    x = DATA[0][0]
-    params, extra = split(init_variables(layer, jax.random.key(0), x))
-    new = jax.tree.map(lambda p: 2 * p + 1, params)
-    made = functions(layer, optax.identity())
-    (messages, _, old_closure), (_, _, new_closure) = (jax.jit(made.forward)(p, extra, x) for p in (params, new))
-    dy = jnp.cos(jnp.arange(messages["x"].size, dtype=jnp.float32)).reshape(messages["x"].shape)
-    found, exact = (jax.jit(made.backward)(closure, new, x, dy)[1] for closure in (old_closure, new_closure))
-    stages = [layer, nn.Dense(5)]
-    fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.key(0), DATA[0])  # stashed: always welcome
-    if layer in EXACT:
-        np.testing.assert_array_equal(found, exact)
-        fdg_jax.Pipeline(stages, cross_entropy, recipe(), weights="current").init(jax.random.key(0), DATA[0])
-    else:
-        assert np.abs(found - exact).max() > 0.1
-        says = r"keeps float32\[1, 8\], made of its weights \['.*'\] alone, .* fdg_jax.layers.BatchNorm for a batch"
-        says = r"keeps float32\[8, 8\], made of its weights" if isinstance(layer, nn.WeightNorm) else says
-        refused(rf"stage k=1 \(\w+\) {says}", stages=stages, weights="current")
-
-
-class Everything(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool):
-        x = nn.gelu(CurrentPart(8)(x, train))
-        return nn.Dropout(0.5, deterministic=not train)(x * nn.sigmoid(nn.Dense(8)(x)))
-
-
-def test_current_weights_take_activations_gates_and_dropout():
-    stages = [Everything(), nn.Dense(5)]
-    fdg_jax.Pipeline(stages, cross_entropy, recipe(), weights="current").init(jax.random.key(0), DATA[0])
 
 
 class OnlyEvaluates(nn.Module):
@@ -249,7 +190,7 @@ def pipeline_with_tree_labels(x, labels):
 
 
 def test_a_caller_who_never_asks_for_losses_does_not_collect_them_for_ever(monkeypatch):
-    monkeypatch.setattr("fdg_jax.api.UNREAD", 4)
+    monkeypatch.setattr("fdg_jax.engine.losses.MOST_KEPT", 4)
     ours = pipeline(1, DATA[0])
     for batch in batches(9):
         ours.step(batch)
@@ -327,9 +268,10 @@ def test_train_is_step_by_indices_on_both_engines():
 
 
 def test_the_parameter_hash_does_not_depend_on_where_the_network_is_cut():
+    pipe = pipeline(1, DATA[0])
+
     def made(groups):
         whole = {f"d{i}": {"kernel": np.full((2, 2), i, np.float32)} for i in range(4)}
-        pipe = pipeline(len(groups), DATA[0])
         pipe.engine.stage_variables = lambda: [{"params": {name: whole[name] for name in group}} for group in groups]
         return pipe.parameters_sha256()
 

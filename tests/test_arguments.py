@@ -63,6 +63,12 @@ def test_init_says_what_it_takes(arguments, match):
         given().init(*arguments)
 
 
+@pytest.fixture(scope="module")
+def one():
+    """A pipeline for what it refuses."""
+    return pipeline(1, DATA[0])
+
+
 @pytest.mark.parametrize(("batch", "match"), [
     ((X, Y, Y), r"a batch is \(inputs, labels\), not a tuple of 3"),
     ((X.tolist(), Y), r"the inputs hold -?[\d.]+ where an array of numbers is needed. Use numpy\.asarray\(inputs\)"),
@@ -71,10 +77,9 @@ def test_init_says_what_it_takes(arguments, match):
     ((X.astype(np.float64), Y), r'inputs are float64\[16, 8\], at init float32.*inputs\.astype\("float32"\)'),
     ((X, Y.astype(np.int64)), r'labels are int64\[16\], at init int32.*labels\.astype\("int32"\)'),
 ])  # fmt: skip
-def test_step_says_what_a_batch_is(batch, match):
-    ours = pipeline(1, DATA[0])
+def test_step_says_what_a_batch_is(one, batch, match):
     with pytest.raises(BadInput, match=match):
-        ours.step(batch)
+        one.step(batch)
 
 
 def test_64_bits_are_taken_where_they_were_at_init():
@@ -95,16 +100,15 @@ def test_64_bits_are_taken_where_they_were_at_init():
     ((X.astype(np.float64), Y, np.arange(4)[None]), r"inputs are float64\[16, 8\], at init float32"),
     ((list(X), Y, np.arange(4)[None]), "images is a list of 16, not an array"),
 ])  # fmt: skip
-def test_train_says_what_it_takes(arguments, match):
-    ours = pipeline(1, DATA[0])
+def test_train_says_what_it_takes(one, arguments, match):
     with pytest.raises(BadInput, match=match):
-        ours.train(*arguments)
+        one.train(*arguments)
 
 
 @pytest.mark.parametrize("wrong", [(X, Y), X[:2], [(X, Y, Y)], 5])
-def test_evaluate_says_that_it_takes_batches(wrong):
+def test_evaluate_says_that_it_takes_batches(one, wrong):
     with pytest.raises(BadInput, match=r"Use evaluate\(\[\(inputs, labels\), \.\.\.\]\)"):
-        pipeline(1, DATA[0]).evaluate(wrong)
+        one.evaluate(wrong)
 
 
 class Switched(nn.Module):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small import jit
 
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
@@ -46,7 +47,7 @@ def find_crop(output: np.ndarray, image: np.ndarray, pad: int) -> list[tuple[int
 @pytest.mark.parametrize(("height", "width", "pad"), [(32, 32, 4), (32, 32, 2), (32, 32, 0), (8, 12, 3)])
 def test_every_output_is_one_crop_of_the_zero_padded_image_mirrored_or_not(height, width, pad):
     batch = images(16, height, width)
-    outputs = np.asarray(jax.jit(augment.train_transform(raw(pad=pad), 3))(batch, 5))
+    outputs = np.asarray(jit(augment.train_transform(raw(pad=pad), 3))(batch, 5))
     assert outputs.dtype == np.float32
     for output, image in zip(outputs, batch, strict=True):
         whole = np.rint(output).astype(np.uint8)
@@ -56,14 +57,14 @@ def test_every_output_is_one_crop_of_the_zero_padded_image_mirrored_or_not(heigh
 
 def choices(seed: int, steps: int, batch: int, pad: int = PAD) -> np.ndarray:
     """[steps * batch, 3]: down, right, mirrored, as `draw` makes them."""
-    draw = jax.jit(jax.vmap(lambda step: jnp.stack(augment.draw(seed, step, batch, pad), axis=-1)))
+    draw = jit(jax.vmap(lambda step: jnp.stack(augment.draw(seed, step, batch, pad), axis=-1)))
     return np.asarray(draw(jnp.arange(steps))).reshape(-1, 3)
 
 
 def test_the_crops_are_the_drawn_ones():
     # The statistics below are of `draw`; this ties what is seen in the images to it.
     batch = images(32)
-    outputs = np.asarray(jax.jit(augment.train_transform(raw(), 3))(batch, 5))
+    outputs = np.asarray(jit(augment.train_transform(raw(), 3))(batch, 5))
     drawn = np.stack([np.asarray(part) for part in augment.draw(3, 5, 32, PAD)], axis=-1)
     for output, image, (down, right, mirrored) in zip(outputs, batch, drawn, strict=True):
         ((found_down, found_right, found_mirrored),) = find_crop(np.rint(output).astype(np.uint8), image, PAD)
@@ -92,7 +93,7 @@ def test_neighbouring_steps_seeds_and_images_are_drawn_independently():
 
 def test_flip_false_never_mirrors():
     batch = images(64)
-    outputs = np.asarray(jax.jit(augment.train_transform(raw(flip=False), 0))(batch, 0))
+    outputs = np.asarray(jit(augment.train_transform(raw(flip=False), 0))(batch, 0))
     for output, image in zip(outputs, batch, strict=True):
         assert [flip for _, _, flip in find_crop(np.rint(output).astype(np.uint8), image, PAD)] == [False]
 

@@ -22,6 +22,16 @@ def stepped(K=3, n=5, **options):
     return ours
 
 
+@pytest.fixture(scope="module")
+def on_the_way():
+    """(a pipeline after five batches, its state after two, its state now), for tests that only look at them."""
+    ours = stepped(n=2)
+    two = ours.state()
+    for batch in DATA[2:5]:
+        ours.step(batch)
+    return ours, two, ours.state()
+
+
 @pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
 def test_the_disk_changes_nothing(tmp_path, engine):
     ours = stepped(engine=engine)
@@ -40,9 +50,9 @@ def test_the_disk_changes_nothing(tmp_path, engine):
     assert again.state_sha256() == ours.state_sha256()
 
 
-def test_a_second_save_replaces_the_first(tmp_path):
-    for n in (2, 5):
-        checkpoint.save(tmp_path / "c", stepped(n=n).state())
+def test_a_second_save_replaces_the_first(tmp_path, on_the_way):
+    for state in on_the_way[1:]:
+        checkpoint.save(tmp_path / "c", state)
     assert int(checkpoint.load(tmp_path / "c")[0]["t"]) == 5
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
@@ -54,13 +64,12 @@ def test_empty_arrays_survive(tmp_path):
 
 
 @pytest.mark.parametrize("other", [{"K": 2}, {"engine": "delay-line"}, {"method": "bp"}, {"weights": "current"}])
-def test_a_state_of_another_run_is_refused(other):
-    state = stepped().state()
+def test_a_state_of_another_run_is_refused(other, on_the_way):
     options = {"K": 3, **other}
     K = options.pop("K")
     target = pipeline(K, DATA[0], stages=parts(K, CurrentPart if "weights" in other else Part), **options)
     with pytest.raises(BadInput, match="the checkpoint"):
-        target.restore(state)
+        target.restore(on_the_way[2])
 
 
 def test_a_missing_or_emptied_checkpoint_is_refused(tmp_path):
@@ -166,23 +175,27 @@ def test_a_manifest_tells_what_it_was_given_and_of_which_format_it_is(written, m
     ("fdg", "pipeline"), ("dni", "pipeline"), ("fdg", "delay-line"),
     pytest.param("fdg", "scan", marks=pytest.mark.slow),  # slow to compile on a CPU
 ])  # fmt: skip
-@pytest.mark.parametrize("n", [3, 4])  # a sum of gradients, and one in a delay line, are given away to an addition
-def test_a_snapshot_stays_what_it_was_while_training_goes_on(n, method, engine):
+def test_a_snapshot_stays_what_it_was_while_training_goes_on(method, engine):
+    """One after three batches and one after four: a sum of gradients, and one in a delay line, are given away to an
+    addition."""
     options = {"accumulate": 2} if method == "fdg" else {}
-    ours = stepped(n=n, engine=engine, method=method, **options)
-    before, taken = ours.state_sha256(), ours.snapshot()
-    for batch in DATA[n : n + 3]:
+    ours, taken = stepped(n=2, engine=engine, method=method, **options), []
+    for batch in DATA[2:4]:
         ours.step(batch)
-    assert checkpoint.sha256(jax.device_get(taken)) == before != ours.state_sha256()
+        taken.append((ours.state_sha256(), ours.snapshot()))
+    for batch in [*DATA[4:], DATA[0]]:
+        ours.step(batch)
+    after = ours.state_sha256()
+    for before, snapshot in taken:
+        assert checkpoint.sha256(jax.device_get(snapshot)) == before != after
 
 
-def test_nothing_private_to_jax_is_stored():
+def test_nothing_private_to_jax_is_stored(on_the_way):
     """A memo is its input, its weights and its statistics; nothing of the closure's activations is written."""
-    ours = stepped()
-    state = ours.state()
+    ours, _, state = on_the_way
     memo = ours.engine.stages[1].memos[0]
     written = [name for name in state if name.startswith(f"stage1/memo/{memo.batch}/")]
-    extra = ours.engine.stages[1].layout.extra.open(memo.extra)
+    extra = ours.engine.stages[1].layout.extra.unpack_now(memo.extra)
     parts = {"version": np.int64(memo.version), "x": memo.x, "extra": extra}
     assert len(written) == len(jax.tree.leaves(parts))
     assert {np.asarray(value).dtype.kind for value in state.values()} <= set("fiu")

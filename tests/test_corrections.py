@@ -1,6 +1,6 @@
 """What is done about late gradients: every file of fdg_jax/corrections, and files as a user would write them."""
 
-import sys
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
+from correction_files import AHEAD, put_into
 from small import (
     as_functions,
     batches,
@@ -20,6 +21,7 @@ from small import (
     recipe,
 )
 from test_memory import SCALARS, predicted_and_live
+from test_resume_into import job
 
 from fdg_jax import corrections
 from fdg_jax.checks import names
@@ -28,56 +30,16 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage.stage import Stage
+from fdg_jax.training.resume_into import move
 
 # As in test_engines.py: the oracle is one program, the engines are one a stage, and XLA sums in another order.
 ROUNDING = {"rtol": 0, "atol": 3e-6}
 DATA = batches(12)
 
-DC_ASGD = """
-import jax
-from fdg_jax.corrections.interface import Correction, Kind, Late
-
-
-def make(late: Late, strength: float = 0.5) -> Correction:
-    def gradient(grads, then, now, state):
-        compensated = lambda g, a, b: g + strength * g * g * (b - a)
-        return jax.tree.map(compensated, grads, then, now), state
-
-    return Correction(gradient=gradient)
-
-
-CORRECTION = Kind(name="dc_asgd", summary="delay compensation (Zheng et al. 2017)", make=make)
-"""
-AHEAD = """
-import jax
-import jax.numpy as jnp
-from fdg_jax.corrections.interface import Correction, Kind, Late
-
-
-def make(late: Late, horizon: float = 1.0) -> Correction:
-    rate = late.learning_rate(0)
-
-    def gradient(grads, then, now, state):
-        return grads, grads  # the newest gradient is what the next forward pass looks ahead with
-
-    def forward(params, state):
-        return jax.tree.map(lambda p, g: p - horizon * late.staleness * rate * g, params, state)
-
-    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), forward=forward, gradient=gradient)
-
-
-NEEDS = ("learning_rate",)
-CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", make=make, needs=NEEDS)
-"""
-
 
 @pytest.fixture(autouse=True)
 def files_of_a_user(tmp_path, monkeypatch):
-    (tmp_path / "dc_asgd.py").write_text(DC_ASGD)
-    (tmp_path / "ahead.py").write_text(AHEAD)
-    monkeypatch.setattr(corrections, "__path__", [*corrections.__path__, str(tmp_path)])
-    for name in ("dc_asgd", "ahead"):
-        monkeypatch.delitem(sys.modules, f"fdg_jax.corrections.{name}", raising=False)
+    put_into(tmp_path, monkeypatch)
 
 
 EVERY = [*corrections.names(), "dc_asgd", "ahead"]
@@ -198,6 +160,28 @@ def test_what_cannot_be_corrected_is_refused(asked, fact):
         pipeline(3, DATA[0], **asked)
 
 
+@pytest.mark.parametrize(
+    ("changed", "fact"),
+    [
+        (
+            ("    horizon: float", "    reach: float"),
+            "make takes horizon, but the options are reach.",
+        ),
+        (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "needs names 'rate'. It can name 'learning_rate' and"),
+        (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "takes names 'momentum'. It can name 'beta' only"),
+        (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
+        (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
+        (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
+        (("horizon", "order"), "correction ahead and method fdg both have the option order"),
+        (("horizon", "guard"), "Options.guard has the name of a keyword of fdg_jax.Pipeline with another meaning"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(changed, fact, tmp_path):
+    (tmp_path / "ahead.py").write_text(AHEAD.replace(*changed))
+    with pytest.raises(BadInput, match=re.escape(fact)):
+        pipeline(3, DATA[0], correct="ahead", **ASKED)
+
+
 def test_a_correction_that_needs_the_learning_rate_says_so():
     with pytest.raises(BadInput, match=r"needs the optimizer's learning rate.*learning_rate=\.\.\."):
         pipeline(3, DATA[0], correct="ahead")
@@ -226,3 +210,21 @@ def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
     assert float(updates) == 20.0
     with pytest.raises(BadInput, match="only one of several corrections"):
         corrections.together([Correction(gradient=lambda *_: None), Correction(forward=lambda *_: None)])
+
+
+def test_what_a_correction_remembers_goes_on_with_the_same_stages_and_begins_anew_aloud_with_others():
+    old, data = job(2, correct="ahead"), batches(4, size=8)
+    for batch in data:
+        old.pipeline.step(batch)
+    state = old.pipeline.state()
+    remembered = [name for name in state if ".correction" in name]
+    same = move(old, job(2, correct="ahead"), state)
+    assert remembered and all((same.state[name] == state[name]).all() for name in remembered)
+    for new, said in (
+        (job(2), "dropped: what the correction of late gradients remembers"),
+        (job(4, correct="ahead"), "new: what the correction of late gradients remembers"),
+    ):
+        moved = move(old, new, state)
+        assert any(said in line for line in moved.said)
+        new.pipeline.restore(moved.state)
+        new.pipeline.step(data[0])

@@ -1,9 +1,6 @@
-"""Data parallelism: the numbers are the oracle's and BP's, and the work really lies on K devices."""
+"""Data parallelism: the numbers are the oracle's and BP's."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -12,48 +9,14 @@ import method_oracles as oracles
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from replicas import NORMS, SIZE, Ks, alike, devices_of, losses, replicated, statistics, trained
 from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
-from test_engines import ROUNDING, Two
+from stages_of_layers import ROUNDING, Two
 
-from fdg_jax import models, split
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import digits
 from fdg_jax.errors import BadInput
-from fdg_jax.methods.data_parallel import Spread, cut
-
-Ks = [2, 3, 4]
-NORMS = ["local", "sync"]
-SIZE = 24  # which 2, 3 and 4 divide
-
-
-def replicated(K, example, **options):
-    return pipeline(K, example, method="data_parallel", **options)
-
-
-def trained(ours, data):
-    """The pipeline's first variables; it has been trained on the data afterwards."""
-    start = jax.device_get(ours.params)
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
-    return start
-
-
-def alike(ours, theirs, tolerance):
-    for a, b in zip(leaves(ours), leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, **tolerance)
-
-
-def losses(ours):
-    return [m.loss for m in ours.losses(wait=True)]
-
-
-def statistics(ours):
-    """Of every stage the running statistics, as they lie there: for local batch norms [K, ...]."""
-    return [stage.state.extra for stage in ours.engine.stages.values()]
-
-
-# The numbers.
+from fdg_jax.methods.data_parallel import ReplicaPlace, split_batch
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -88,9 +51,9 @@ def test_without_batch_norm_it_is_backprop(K):
 
 
 def test_a_batch_that_is_spread_is_augmented_where_its_images_are():
-    images, place = np.zeros((8, 16, 16, 3), np.uint8), Spread(jax.devices()[:2])
+    images, place = np.zeros((8, 16, 16, 3), np.uint8), ReplicaPlace(jax.devices()[:2])
     transform = jax.jit(train_transform(digits.load()._replace(flip=True), 0))
-    program = transform.lower(place.batch(images), place.weights(np.int32(1))).compile()
+    program = transform.lower(place.put_batch(images), place.put_weights(np.int32(1))).compile()
     assert program.output_shardings.spec == P("replica")
     assert not re.search("all-|collective|permute", program.as_text())
 
@@ -121,9 +84,9 @@ def test_a_batch_that_K_does_not_divide_is_filled_up_with_its_first_examples(K):
 
 
 def test_a_batch_smaller_than_K_is_repeated():
-    np.testing.assert_array_equal(cut(jnp.arange(3), 8), [[0], [1], [2], [0], [1], [2], [0], [1]])
-    np.testing.assert_array_equal(cut(jnp.arange(5), 2), [[0, 1, 2], [3, 4, 0]])
-    np.testing.assert_array_equal(cut(jnp.arange(4), 2), [[0, 1], [2, 3]])
+    np.testing.assert_array_equal(split_batch(jnp.arange(3), 8), [[0], [1], [2], [0], [1], [2], [0], [1]])
+    np.testing.assert_array_equal(split_batch(jnp.arange(5), 2), [[0, 1, 2], [3, 4, 0]])
+    np.testing.assert_array_equal(split_batch(jnp.arange(4), 2), [[0, 1], [2, 3]])
 
 
 @pytest.mark.slow
@@ -141,7 +104,9 @@ def test_replicas_that_share_devices_have_the_numbers_of_those_that_do_not():
 
 def test_a_device_has_as_many_replicas_as_any_other():
     a, b, c = jax.devices()[:3]
-    sizes = [Spread(devices).mesh.size for devices in ([a], [a, a], [a, b], [a, a, b], [a, a, b, b], [a, b, c, c])]
+    sizes = [
+        ReplicaPlace(devices).mesh.size for devices in ([a], [a, a], [a, b], [a, a, b], [a, a, b, b], [a, b, c, c])
+    ]
     assert sizes == [1, 1, 2, 1, 2, 2]
 
 
@@ -229,162 +194,3 @@ def test_a_checkpoint_of_local_statistics_does_not_fit_synchronised_ones():
 def test_another_kind_of_batch_norm_is_refused(K):
     with pytest.raises(BadInput, match=r"batch_norm='ghost' is not known\. Use local .* or sync"):
         replicated(K, batches(1)[0], batch_norm="ghost")
-
-
-# The devices.
-
-
-def recorded(ours, batch):
-    """{(what, k): (program, its arguments)} of a step, what being "F", "B" or "update"."""
-    seen = {}
-
-    def recording(name, program):
-        def run(*arguments):
-            seen[name] = program, jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding),
-                                               arguments)  # fmt: skip
-            return program(*arguments)
-
-        return run
-
-    for k, stage in ours.engine.stages.items():
-        for what, attribute in (("F", "_forward"), ("B", "_backward"), ("update", "_update")):
-            setattr(stage, attribute, recording((what, k), getattr(stage, attribute)))
-    ours.step(batch)
-    return seen
-
-
-def devices_of(tree):
-    """The numbers of devices that the leaves of a tree are cut over (1: whole on each)."""
-    return {leaf.size // leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)}
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("K", Ks)
-def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm):
-    data = batches(3, SIZE)
-    ours = replicated(K, data[0], batch_norm=norm)
-    messages = []
-    for stage in ours.engine.stages.values():
-
-        def recording(kind, batch, given, run=stage.run):
-            sent = run(kind, batch, given)
-            messages.extend([given, {what: m for what, m in sent.items() if what != "loss"}])
-            return sent
-
-        stage.run = recording
-    trained(ours, data)
-    assert len(messages) == 2 * 2 * K * 3
-    assert devices_of(messages) == {K}
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(messages)} == {SIZE}
-    states = [stage.state for stage in ours.engine.stages.values()]
-    everything = jax.tree.leaves(states)
-    assert {frozenset(leaf.sharding.device_set) for leaf in everything} == {frozenset(jax.devices()[:K])}
-    assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves([(s.params, s.opt_state) for s in states]))
-    assert devices_of([s.extra for s in states]) == ({K} if norm == "local" else {1})
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_every_program_is_compiled_once(norm):
-    """Else what one operation gives would not lie where the next one expects it."""
-    data = batches(4, SIZE)
-    ours = replicated(2, data[0], batch_norm=norm)
-    trained(ours, data)
-    for stage in ours.engine.stages.values():
-        assert [f._cache_size() for f in (stage._forward, stage._backward, stage._update)] == [1, 1, 1]
-
-
-def collectives(text):
-    """[(operation, shapes of its results)] of a compiled program's communication."""
-    kinds = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
-    found = re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text)
-    return [(kind, [dimensions(shape) for shape in re.findall(r"\[([\d,]*)\]", results)]) for results, kind in found]
-
-
-def dimensions(shape):
-    """Of `64,5` or (5, 64), in ascending order, as XLA may transpose."""
-    return tuple(sorted(map(int, filter(None, shape.split(","))) if isinstance(shape, str) else shape))
-
-
-def residual(K, size=20):
-    """(stages of ResNet-8, an example batch of small images)."""
-    rng = np.random.default_rng(0)
-    images = rng.normal(size=(size, 8, 8, 3)).astype(np.float32)
-    blocks = models.blocks("resnet8", CLASSES)
-    cuts = split.parse("even", "resnet8", K, len(blocks))
-    return split.stages(blocks, cuts), (images, rng.integers(0, CLASSES, size).astype(np.int32))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", NORMS)
-def test_only_gradients_and_statistics_travel_between_devices(norm):
-    stages, batch = residual(K=2)
-    ours = replicated(2, batch, stages=stages, batch_norm=norm)
-    seen = recorded(ours, batch)
-    texts = {name: program.lower(*arguments).compile().as_text() for name, (program, arguments) in seen.items()}
-    channels = {(16,), (32,), (64,)}  # a batch norm's sums
-    for k, stage in ours.engine.stages.items():
-        parameters = sorted(dimensions(leaf.shape) for leaf in jax.tree.leaves(stage.state.params))
-        forward, backward, update = (collectives(texts[what, k]) for what in ("F", "B", "update"))
-        assert {kind for kind, _ in forward + backward} <= {"all-reduce"}
-        assert update == []
-        travelled = sorted(shape for _, shapes in backward for shape in shapes)
-        there = [shape for _, shapes in forward for shape in shapes if shape != ()]  # (): the loss
-        if norm == "local":
-            assert travelled == parameters
-            assert there == []
-        else:
-            assert set(there) <= channels
-            assert set(travelled) == set(parameters)  # the sums of batch norms are of their parameters' shapes
-            assert len(travelled) < 2 * len(parameters)
-        # Every device has half of the batch and nowhere the whole.
-        for text in (texts["F", k], texts["B", k]):
-            assert re.search(r"f32\[10,\d", text)
-            assert not re.search(r"f32\[20,\d", text)
-
-
-# Observed after three steps of a residual network: 2e-7 at most, well within ROUNDING; local and synchronised batch
-# norms are 3e-2 apart there.
-
-
-@pytest.mark.slow
-def test_a_residual_network_with_synchronised_batch_norm_is_backprops():
-    stages, batch = residual(K=2)
-    ours, true = replicated(2, batch, stages=stages, batch_norm="sync"), pipeline(2, batch, stages=stages, method="bp")
-    trained(ours, [batch] * 3)
-    trained(true, [batch] * 3)
-    alike(ours.params, true.params, ROUNDING)
-    np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
-
-
-@pytest.mark.slow
-def test_a_residual_network_with_local_batch_norm_is_its_oracle():
-    stages, batch = residual(K=2)
-    ours = replicated(2, batch, stages=stages)
-    start = trained(ours, [batch] * 3)
-    truth, true_losses, _ = oracles.data_parallel(
-        as_functions(stages), cross_entropy, recipe(), start, [batch] * 3, 2, "local"
-    )
-    alike([v["params"] for v in ours.params], [v["params"] for v in truth], ROUNDING)
-    alike([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], ROUNDING)
-    np.testing.assert_allclose(losses(ours), true_losses, **ROUNDING)
-
-
-LONG_RUN = """
-from small import *
-data = batches(2, 16)
-ours = pipeline(8, data[0], method="data_parallel", batch_norm="sync", read_behind=1000)
-for i in range(60):
-    ours.step(data[i % 2])
-print(ours.evaluate(data * 30).images)
-"""
-
-
-@pytest.mark.slow
-def test_as_many_devices_as_threads_do_not_wait_for_each_other_forever():
-    """Where the host runs ahead on fewer than 8 cores XLA stops the whole process, so it has one of its own."""
-    before = f"import sys; sys.path[:0] = {sys.path!r}\nimport fdg_jax.transport.devices as d; d.emulate_cpu(8)\n"
-    here = Path(__file__).resolve().parent
-    done = subprocess.run(
-        [sys.executable, "-c", before + LONG_RUN], cwd=here, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "960\n"), done.stderr[-2000:]

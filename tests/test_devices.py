@@ -41,10 +41,10 @@ def test_a_place_brings_what_device_put_brings(what, device):
         expected = jax.device_put(message, there)
     except ValueError as error:
         with pytest.raises(ValueError, match=re.escape(str(error))):
-            Place(there).batch(message)
+            Place(there).put_batch(message)
         return
     with jax.transfer_guard("disallow"):  # which lets through only what is asked for
-        found = Place(there).batch(message)
+        found = Place(there).put_batch(message)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert (ours.dtype, ours.sharding, ours.committed) == (theirs.dtype, theirs.sharding, True)
@@ -59,23 +59,23 @@ def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_
     slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, x: jnp.tanh(x @ x), x))
     x = jax.device_put(jnp.full((400, 400), 0.01), here)
     slow(x).block_until_ready()
-    assert Place(here).batch(x) is x
+    assert Place(here).put_batch(x) is x
     y = slow(x)
-    moved = Place(there).batch(y)
+    moved = Place(there).put_batch(y)
     assert not y.is_ready()
     np.testing.assert_array_equal(moved, y)
 
 
 def test_what_is_only_traced_travels_too():
     there = jax.devices()[2]
-    found = jax.eval_shape(lambda x: Place(there).batch(x), jax.ShapeDtypeStruct((2, 3), np.float32))
+    found = jax.eval_shape(lambda x: Place(there).put_batch(x), jax.ShapeDtypeStruct((2, 3), np.float32))
     assert (found.shape, found.dtype) == ((2, 3), np.float32)
 
 
 def test_where_there_is_no_short_way_all_goes_by_device_put(monkeypatch):
     monkeypatch.setattr(jax_internals, "batched_device_put", None)
     there = jax.devices()[2]
-    assert Place(there).batch(np.ones(3, np.float32)).devices() == {there}
+    assert Place(there).put_batch(np.ones(3, np.float32)).devices() == {there}
     assert jax_internals.fetch([jnp.float32(2)]) == [2]
 
 

@@ -52,7 +52,7 @@ def test_where_everything_is_there_nothing_is_said_or_done(directory, record):
 def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how, run, directory, record):
     take_away(run, how)
     said = directory.prepare_save(record, recreate=True)
-    assert said is not None and "is gone: it was deleted or renamed. It is made anew" in said
+    assert said is not None and "is gone: it was deleted or renamed. It is made again" in said
     record.losses([Metrics(2, 0.25)])
     record.flush()
     assert run_files.read_json(run / "config.json") == CONFIG
@@ -111,5 +111,5 @@ def test_what_could_not_be_moved_at_once_is_moved_by_the_next_save(run, director
         directory.prepare_save(record, recreate=True)
     monkeypatch.setattr(record, "move", move)
     said = directory.prepare_save(record, recreate=True)
-    assert said is not None and "It is made anew" in said
+    assert said is not None and "It is made again" in said
     assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1]

@@ -16,12 +16,14 @@ from fdg_jax import methods
 from fdg_jax.checks import names
 from fdg_jax.errors import BadInput
 from fdg_jax.options import source
-from fdg_jax.options.fields import Option, of_class
+from fdg_jax.options.declared import declared
+from fdg_jax.options.fields import KEYWORDS, Option, of_class
 from fdg_jax.runs import reading, run_files
-from fdg_jax.runs.options import DECLARED, FIELDS, TAKEN, UNREADABLE, Options
+from fdg_jax.runs.options import FIELDS, OF_CORRECTIONS, OF_METHODS, UNREADABLE, Options
 from fdg_jax.training import command_line
 
 ROOT = Path(__file__).parents[1]
+IN_INIT = {"key", "example_batch", "variables"}
 MINE = '''"""BP with two options: one for the schedule, one for the stages."""
 
 import dataclasses
@@ -71,7 +73,7 @@ COMMAND = (
 def test_every_keyword_of_pipeline_is_taken():
     """A method's option is a keyword of Pipeline too, so it cannot have the name of one with another meaning."""
     keywords = set(inspect.signature(fdg_jax.Pipeline).parameters)
-    assert keywords - {option.option.name for option in DECLARED} <= TAKEN
+    assert keywords - {one.option.name for one in (*OF_METHODS, *OF_CORRECTIONS)} == KEYWORDS - IN_INIT
 
 
 @pytest.fixture
@@ -107,11 +109,12 @@ def test_the_methods_of_the_package_can_all_be_read_and_their_text_says_what_the
     assert UNREADABLE is None
     for name, file in methods.files().items():
         assert source.options(file, name) == methods.find(name).declared
-    assert {one.option.name: one.option.default for one in DECLARED} == {
+    of_the_package = {
         "order": "backward-first", "accumulate": 1, "accumulation": "sum", "aux": "mlp-sr", "conditional": True,
-        "micro_batches": 4, "batch_norm": "local",
+        "micro_batches": 4, "batch_norm": "local", "scale": 1.0,
     }  # fmt: skip
-    assert all(FIELDS[one.option.name].metadata["methods"] == one.methods for one in DECLARED)
+    assert of_the_package.items() <= {one.option.name: one.option.default for one in OF_METHODS}.items()
+    assert all(FIELDS[one.option.name].metadata["methods"] == one.by for one in OF_METHODS)
 
 
 def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
@@ -217,11 +220,11 @@ def declares(line: str) -> str:
 ])  # fmt: skip
 def test_a_declaration_that_cannot_be_read_is_one_sentence(text, match, folder, monkeypatch):
     (folder / "mine.py").write_text(text)
-    found, wrong = methods.declared({"seed", "loss"})
+    found, wrong = declared(methods.files(), "fdg_jax/methods", {"seed", "loss"})
     with pytest.raises(BadInput, match=match):
         raise wrong  # type: ignore[misc]
     assert "\n" not in str(wrong)
-    assert [one.option.name for one in found] == [one.option.name for one in DECLARED]
+    assert [one.option.name for one in found] == [one.option.name for one in OF_METHODS]
     monkeypatch.setattr(command_line.declared, "UNREADABLE", wrong)
     with pytest.raises(BadInput, match=match):
         command_line.parse([], "command")
@@ -229,9 +232,9 @@ def test_a_declaration_that_cannot_be_read_is_one_sentence(text, match, folder, 
 
 def test_two_files_may_declare_the_same_option(folder):
     (folder / "mine.py").write_text(declares("micro_batches: int = option(4, 'parts of a batch')"))
-    found, wrong = methods.declared()
+    found, wrong = declared(methods.files(), "fdg_jax/methods")
     assert wrong is None
-    assert {one.option.name: one.methods for one in found}["micro_batches"] == ("gpipe", "mine")
+    assert {one.option.name: one.by for one in found}["micro_batches"] == ("gpipe", "mine")
 
 
 @pytest.mark.parametrize(("changed", "match"), [
@@ -239,6 +242,7 @@ def test_two_files_may_declare_the_same_option(folder):
     (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
     (('option(1.0, "mine: what every gradient is multiplied by.", metavar="G")', "1.0"), "gain is not made by option"),
     (("float = option", "complex = option"), "gain is of a type that an option cannot have"),
+    (("    gain: float", "    guard: float"), "guard has the name of a keyword of fdg_jax.Pipeline"),
 ])  # fmt: skip
 def test_a_class_that_does_not_declare_options_is_refused_where_the_method_is_chosen(changed, match, folder):
     (folder / "mine.py").write_text(MINE.replace(*changed))
@@ -256,10 +260,11 @@ def test_inherited_options_are_the_methods_own_too():
 
 
 def test_a_run_that_is_older_than_the_file_of_another_method_can_still_be_read(tmp_path):
-    values = {name: getattr(Options(), name) for name in FIELDS if name not in ("resume", "aux")}
+    values = {name: getattr(Options(), name) for name in FIELDS if name not in ("resume", "aux", "correct")}
     rest = {"note": "", "devices": ["cpu:0"], "versions": {}, "asked": values}
     run_files.write_json(tmp_path / "config.json", {**values, **rest})
-    assert reading.config(tmp_path)["aux"] == "mlp-sr"
+    found = reading.config(tmp_path)
+    assert (found["aux"], found["correct"]) == ("mlp-sr", "none")
     run_files.write_json(tmp_path / "config.json", {**values, **rest, "method": "dgl"})
     with pytest.raises(BadInput, match="lacks 'aux'"):
         reading.config(tmp_path)

@@ -226,7 +226,7 @@ def test_ci_runs_what_a_person_runs():
 
 
 def test_a_script_anywhere_finds_the_package(tmp_path):
-    """Set up before this was so: nothing is installed anew, and yet the repository is on the path."""
+    """Set up before this was so: nothing is installed again, and yet the repository is on the path."""
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
     packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"

@@ -12,7 +12,7 @@ from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 
 from fdg_jax import layers, methods
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.functions import How, functions
+from fdg_jax.stage.functions import ComputeOptions, functions
 from fdg_jax.stage.precision import Precision, precision
 from fdg_jax.storage import checkpoint
 
@@ -176,7 +176,7 @@ def test_whole_numbers_enter_a_bfloat16_pipeline_as_they_are():
             return nn.Embed(7, 4, dtype=jnp.bfloat16)(x).mean(1)
 
     x = jax.ShapeDtypeStruct((6, 3), jnp.int32)
-    stage = functions(Embedded(), optax.identity(), how=How(precision("bfloat16", last=False)))
+    stage = functions(Embedded(), optax.identity(), compute=ComputeOptions(precision("bfloat16", last=False)))
     params = jax.eval_shape(Embedded().init, jax.random.key(0), x)["params"]
     messages, _, closure = jax.eval_shape(stage.forward, params, {}, x)
     grads, dx = jax.eval_shape(stage.backward, closure, params, x, messages["x"])

@@ -90,7 +90,7 @@ def test_the_models_keep_their_fast_reductions(name):
     x = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(lambda x: functions.init_variables(module, jax.random.PRNGKey(0), x), x)
     forward = functions.functions(module, optax.sgd(0.1)).forward
-    assert not programs.has_small_products(forward, *functions.split(variables), x)
+    assert not programs.has_small_products(forward, *functions.split_variables(variables), x)
 
 
 def convolutions_by_ynnpack(program, *arguments) -> int:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small import CLASSES, CurrentPart, Part, batches, goes_on_exactly, leaves, parts, pipeline
-from test_engines import ROUNDING, Dropped
+from stages_of_layers import ROUNDING, Dropped
 from test_precision import Rounded
 
 from fdg_jax.errors import BadInput
@@ -64,7 +64,7 @@ def test_a_scan_trains_the_same():
 
 def test_a_memo_shrinks_to_its_input():
     data = batches(4)
-    ours = pipeline(2, data[0], stages=stages(2), remat=(1,))
+    ours = pipeline(2, data[0], stages=[Spread(12), Part(CLASSES)], remat=(1,))
     for batch in data:
         ours.step(batch)
     assert len(ours.engine.stages[1].memos) == 2

@@ -33,7 +33,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "checks": (*BELOW_STAGES, "options", "corrections", "stage", "methods"),
     "api": ("recipe", *BELOW_API),
-    "runs": ("errors", "options", "storage", "machine", "data", "models", "split", "stage", "methods", "checks"),
+    "runs": (
+        *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),
+        "checks",
+    ),
     "report": ("errors", "recipe", "machine", "methods", "runs"),
     "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "runs", "report"),
     "experiments": ("machine", "report", "training"),

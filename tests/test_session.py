@@ -103,7 +103,7 @@ def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypat
     monkeypatch.setattr(jax_settings, "current", lambda: other)
     jax_settings.check_resumed({"jax_settings": jax_settings.DEFAULTS})
     err = capsys.readouterr().err
-    assert "jax_optimization_level is 'O0', was 'UNKNOWN'. It may not be the same to the last bit" in err
+    assert "jax_optimization_level is 'O0', was 'UNKNOWN'. The last bits may differ" in err
 
 
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():

@@ -1,6 +1,5 @@
 """What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
 
-import argparse
 import contextlib
 import json
 import time
@@ -12,14 +11,13 @@ import numpy as np
 import pytest
 import small
 
-from benchmarks import scaling, simulate, timeline
-from benchmarks.harness import gantt, machines, operation_times, scaling_page, side_specs, validate
+from benchmarks import scaling, simulate
+from benchmarks.harness import machines, operation_times, scaling_page, validate
 from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker
 from fdg_jax import methods
 from fdg_jax.engine import memory
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.simulator import Event, Link, Machine, predict
+from fdg_jax.schedule.simulator import Link, Machine, predict
 
 K, N = 2, 4
 SLOW = pytest.mark.slow  # many programs to compile
@@ -91,7 +89,7 @@ def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says()
 def test_batches_kept_are_those_that_memory_counts(name):
     engine = small.pipeline(3, DATA[0], method=name, devices=jax.local_devices()[:1] * 3).engine
     found = predict(engine.loop.schedule, Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0)))
-    moments = list(memory.moments(engine))
+    moments = list(memory.over_time(engine))
     assert [max(held.kept for j, held in moments if j == k) for k in (1, 2, 3)] == found.kept
 
 
@@ -152,104 +150,6 @@ def test_a_crowd_that_dies_at_once_is_not_waited_for():
         operation_times.crowd([[operation_times.Recorder(program)]]),
     ):
         raise AssertionError("nothing can be timed")
-
-
-def test_the_update_is_timed_apart_from_the_backward_pass():
-    clock = operation_times.Clock()
-
-    def call():
-        clock.inside("U", 1, lambda: None, (), tuple)
-        return ()
-
-    clock("B", 1, call)
-    assert clock.host.keys() == clock.device.keys() == {("U", 1), ("B", 1)}
-    assert clock.host["B", 1][0] >= 0
-
-
-@pytest.mark.slow
-def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_training():
-    made, plain = full("fdg"), full("fdg")
-    recording = timeline.Recording(made.engine)
-    made.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
-    made.wait()
-    found = timeline.events(recording.stop())
-    plain.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
-    assert made.state_sha256() == plain.state_sha256()
-    ticks = range(FILL + 1, FILL + N + 1)
-    expected = sorted((op.kind, op.k, op.batch) for t in ticks for op in made.engine.loop.schedule.tick(t, None))
-    done = [event for event in found if event.what in "FB"]
-    assert sorted((event.what, event.k, event.batch) for event in done) == expected
-    assert sum(event.what == "U" for event in found) == 2 * N
-    ends = {(event.what, event.k, event.batch): event.end for event in done}
-    for event in done:
-        assert event.begin <= event.end
-        if (event.what, event.k) == ("F", 2) and ("F", 1, event.batch) in ends:
-            # If the first stage's thread was woken last, F1 is seen to end after F2, which then gets no length.
-            assert event.begin == event.end or event.begin >= ends["F", 1, event.batch]
-
-
-@pytest.mark.slow
-def test_a_timeline_knows_who_sent_what_to_whom():
-    made = small.pipeline(3, DATA[0], method="dfa", devices=jax.local_devices()[:1] * 3)
-    made.train(IMAGES, LABELS, ROWS[:FILL])
-    recording = timeline.Recording(made.engine)
-    made.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
-    made.wait()
-    sent = {(event.k, event.to) for event in timeline.events(recording.stop()) if event.what == "send"}
-    assert sent == {(1, 2), (2, 3), (3, 1), (3, 2)}
-
-
-def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
-    run = [Event("F", 1, 3, 0.001, 0.002), Event("send", 1, 3, 0.002, 0.0025, 2), Event("F", 2, 3, 0.0025, 0.004)]
-    events = timeline.trace(run, run, {})["traceEvents"]
-    names = [e["args"]["name"] for e in events if e["ph"] == "M"]
-    assert names == ["measured", "stage k=1", "link 1 to 2", "stage k=2", "predicted", *names[1:4]]
-    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"][:1] == [("F3", 1000.0, 1000.0)]
-    gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_begins_before_a_window_or_ends_after_it_counts_as_far_as_it_is_inside():
-    found = [
-        Event("F", 2, 1, 0, 3), Event("F", 1, 2, 2, 4), Event("B", 2, 1, 3, 7), Event("F", 1, 3, 6, 8),
-    ]  # fmt: skip
-    inside, length = timeline.window(found, 2, 2)
-    assert length == 4
-    assert [(e.what, e.k, e.begin, e.end) for e in inside] == [("F", 2, 0, 1), ("F", 1, 0, 2), ("B", 2, 1, 4)]
-    assert timeline.shares(inside, length, 1) == {"F": 50, "waiting": 50}
-    assert timeline.shares(inside, length, 2) == {"B": 75, "F": 25, "waiting": 0}
-
-
-def worker(side, *speeds):
-    """A side that has had windows of these images/s."""
-    made = object.__new__(Worker)
-    made.side, made.about, made.cores = side, {"side": side.name}, [0]
-    made.windows = [{"images_per_second": speed, "busy_percent": 100, "others_percent": 0} for speed in speeds]
-    return made
-
-
-def test_a_prediction_is_held_against_the_window_of_its_own_turn():
-    side, given = Side("bp", "bp", 1, 1, "small", 10), argparse.Namespace(windows=3, seconds=1)
-    found, told = [], []
-    for slower in (1, 2, 1.2):
-        device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
-        told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None, "others_percent": 7})
-        found.append(validate.predicted(side, told[-1]))
-    assert [round(each.seconds, 9) for each in found] == [1, 2, 1.2]
-    row = validate.row(worker(side, 10, 4, 8), found, told, given)
-    assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
-    assert row["others_percent"] == 7  # of the windows 0, while operations were timed 7
-    assert not validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
-
-
-def test_methods_whose_stages_run_the_same_programs_are_measured_once():
-    def programs(text):
-        return simulate.programs_of(side_specs.parse(text, {"K": 2, "model": "resnet8", "batch_size": 4}, "", "2"))
-
-    assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
-    assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6
-    assert len({programs(f"fdg:{word}") for word in ("packing=off", "hugepages=off", "accumulate=2:accumulation=mean",
-                                                     "accumulate=2:accumulation=sum")}) == 4  # fmt: skip
 
 
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):

@@ -90,7 +90,7 @@ def test_a_nan_in_a_stage_is_named_and_each_policy_obeyed(seed, all_of_them, tmp
         elif policy == "stop" or what == "weights":  # weights that are lost stay so, and no checkpoint may hold them
             assert code == 1 and "error: " in said and not (path / "summary.json").exists()
         else:
-            assert code == 0 and "No update is made by it" in said and summary(path)["steps"] == STEPS
+            assert code == 0 and "No update is made with it" in said and summary(path)["steps"] == STEPS
     code, said = run(tmp_path / "whole", capsys, method, K, "stop")
     assert code == 0, said
     for name in ("final_state_sha256", "final_parameters_sha256"):  # a fault that is gone leaves no trace
@@ -104,6 +104,6 @@ def named(said, k, step, what, K):
     if what == "gradient" or refused in said:  # with a loss of its own, a stage has lost its gradient, too
         assert refused in said
         return
-    assert f"stage k={k} has for weights" in said, said
+    assert f"the weights of stage k={k}" in said, said
     batch = int(re.search(r"(?:training loss is nan at|: after) batch (\d+)", said)[1])  # type: ignore[index]
     assert step - K < batch <= step  # those that stages 1 to K have before them when it happens

@@ -19,7 +19,7 @@ POOLS = {
     "number": "0 -0.0 1 0.5 0.2 1e-320 1e-3 1e308 inf -inf nan 1e400 abc 0,5 1.0000001 -1 0.5 0.1 0.9",
     "word": "- -- None null ünïcode 🦆 ../x __init__ _x fdg FDG %s {}",
     "file": "fresh there nowhere/below file run empty damaged /proc/x /dev/null",
-    "method": "fdg bp ddg fr dgl dni gpipe data_parallel fa dfa fgd _auxiliary __main__",
+    "method": "fdg bp ddg fr dgl dni gpipe data_parallel fa dfa scaled_bp fgd _auxiliary __main__",
     "K": "1 2 3 4 5 6 0 -1 1000000000 two",
     "split": "paper even balanced 1 2 3 2,3 3,2 0 1,1 x 1, -1 99 1.5 ,",
     "remat": "none all 1 2 1,2 2,1 0 9 x 1,1 None",
@@ -210,7 +210,7 @@ def test_a_run_with_damaged_files_goes_on_or_is_refused_in_a_sentence(seed, all_
 
 
 def fuzz(number, examples, strategy, arranged, place, capsys) -> str:
-    """Tries so many examples, each with files arranged anew; how many trained, and how many were refused."""
+    """Tries so many examples, each with files arranged again; how many trained, and how many were refused."""
     counts: dict[str, int] = {}
 
     @seed(number)

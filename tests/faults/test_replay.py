@@ -34,7 +34,7 @@ def run(ours, replay, until=12, later=3):
 
 @pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
 def test_checks_change_no_bit_of_a_run(engine):
-    plain, checked = pipeline(3, DATA[0], engine=engine, guard=True), pipeline(3, DATA[0], engine=engine, guard=True)
+    plain, checked = (pipeline(2, DATA[0], engine=engine, guard=True) for _ in range(2))
     for step in range(12):
         work(step).enter(plain)
     replay = Replay(4, seed=0)

@@ -12,7 +12,7 @@ from small import batches, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
 from fdg_jax.engine.evaluate import evaluate
-from fdg_jax.engine.unfinished import Dispatched, Trail
+from fdg_jax.engine.unfinished import Dispatched, UnfinishedOperations
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import checkpoints
 from fdg_jax.training import feeding
@@ -35,14 +35,14 @@ def test_the_stage_that_is_held_up_is_named_and_changes_nothing(k, tmp_path, cap
     stages[k - 1] = Troubled(stages[k - 1].width)
     for holding in (False, True):
         ours = pipeline(K, data[0], stages=stages, beta=0.5)
-        trail = ours.watch()
+        unfinished = ours.watch()
         for batch in data[:8]:
             ours.step(batch)
         ours.wait()
         if not holding:
             finish(ours, data[8:])
         else:
-            dog, named = Watchdog(trail, 0.25, tmp_path), Event()
+            dog, named = Watchdog(unfinished, 0.25, tmp_path), Event()
             # It is held up until it has been named twice: on a loaded machine others may be named as well, meanwhile.
             tell = dog.tell
 
@@ -85,49 +85,52 @@ class Array:
         return self.deleted
 
 
-def trail_of(*ops):
-    trail, arrays = Trail(), []
+def unfinished_of(*ops):
+    unfinished, arrays = UnfinishedOperations(), []
     for kind, k, batch in ops:
-        trail.begin(kind, k, batch, batch)
+        unfinished.begin(kind, k, batch, batch)
         arrays.append(Array())
-        trail.end(arrays[-1])
-    return trail, arrays
+        unfinished.end(arrays[-1])
+    return unfinished, arrays
 
 
 def test_the_earliest_unfinished_operation_of_any_stage_is_the_one_that_is_waited_for():
-    trail, arrays = trail_of(("F", 1, 1), ("F", 1, 2), ("F", 2, 1), ("F", 1, 3))
+    unfinished, arrays = unfinished_of(("F", 1, 1), ("F", 1, 2), ("F", 2, 1), ("F", 1, 3))
     seen = []
     for array in (None, arrays[0], arrays[2], arrays[1]):
         if array:
             array.ready = True
-        oldest = trail.oldest()
+        oldest = unfinished.oldest()
         assert oldest
         seen.append((oldest.kind, oldest.k, oldest.first))
     assert seen == [("F", 1, 1), ("F", 1, 2), ("F", 1, 2), ("F", 1, 3)]
     arrays[3].deleted = True
-    assert trail.oldest() is None
-    assert not any(trail.queues.values())  # no array is held any longer
+    assert unfinished.oldest() is None
+    assert not any(unfinished.queues.values())  # no array is held any longer
 
 
 def test_a_dispatch_that_does_not_return_is_an_operation_under_way_and_may_be_compiling(tmp_path, capsys):
-    trail = Trail()
-    trail.begin("B", 2, 7, 7)
-    dog = Watchdog(trail, 10.0, tmp_path)
+    unfinished = UnfinishedOperations()
+    unfinished.begin("B", 2, 7, 7)
+    dog = Watchdog(unfinished, 10.0, tmp_path)
     what = "its backward pass and update of batch 7"
-    for cold, said in ((True, f"k=2 is compiling what {what} needs"), (False, f"{what} has been in its dispatch for")):
+    for cold, said in (
+        (True, f"k=2 is compiling the program for {what}"),
+        (False, f"{what} has been in its dispatch for"),
+    ):
         dog.op, dog.may_compile, now = None, cold, time.monotonic()
         for late in (0.0, 9.0, 11.0, 12.0, 21.0):
             dog.look(now + late)
         err = capsys.readouterr().err
         assert err.count(said) == 2  # after 10 and 20 s
-    trail.end(None)
+    unfinished.end(None)
     dog.look(now + 40)
     assert capsys.readouterr().err == ""
 
 
 def test_progress_however_slow_is_no_stall(tmp_path, capsys):
-    trail, arrays = trail_of(*[("F", 1, n) for n in range(1, 9)])
-    dog, now = Watchdog(trail, 10.0, tmp_path), time.monotonic()
+    unfinished, arrays = unfinished_of(*[("F", 1, n) for n in range(1, 9)])
+    dog, now = Watchdog(unfinished, 10.0, tmp_path), time.monotonic()
     for n, array in enumerate(arrays):
         dog.look(now + 9 * n)
         array.ready = True
@@ -135,7 +138,7 @@ def test_progress_however_slow_is_no_stall(tmp_path, capsys):
 
 
 def test_a_run_directory_that_cannot_be_written_stops_nothing(tmp_path, capsys):
-    dog = Watchdog(Trail(), 1.0, tmp_path / "gone")
+    dog = Watchdog(UnfinishedOperations(), 1.0, tmp_path / "gone")
     dog.tell(Dispatched("window", 0, 51, 100, time.monotonic(), True), time.monotonic())
     assert "no progress: its window of batches 51 to 100 has been dispatched" in capsys.readouterr().err
 
@@ -144,8 +147,12 @@ def test_a_run_directory_that_cannot_be_written_stops_nothing(tmp_path, capsys):
 def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
     data = batches(7)
     ours = pipeline(2, data[0], engine=engine, accumulate=2)
-    trail, seen = ours.watch(), []
-    monkeypatch.setattr(trail, "end", lambda array: (seen.append((trail.entering, array)), Trail.end(trail, array)))
+    unfinished, seen = ours.watch(), []
+    monkeypatch.setattr(
+        unfinished,
+        "end",
+        lambda array: (seen.append((unfinished.entering, array)), UnfinishedOperations.end(unfinished, array)),
+    )
     for batch in data[:5]:
         ours.step(batch)
     ours.drain()
@@ -159,7 +166,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
             for kind in "FB":
                 assert [op.first for op, _ in seen if (op.kind, op.k) == (kind, k)] == list(range(1, 8))
     ours.wait()
-    assert trail.oldest() is None and not any(trail.queues.values())
+    assert unfinished.oldest() is None and not any(unfinished.queues.values())
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
@@ -195,16 +202,16 @@ def telling_of(monkeypatch, wanted) -> Event:
 
 
 def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
-    named, trail = telling_of(monkeypatch, lambda op: op.kind == "E"), Trail()
+    named, unfinished = telling_of(monkeypatch, lambda op: op.kind == "E"), UnfinishedOperations()
 
     def run(x, _):
         assert len(x) == 2 or named.wait(60)
         return jnp.zeros(()), None
 
-    with Watchdog(trail, 0.1, tmp_path):
-        evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], trail)
-    assert trail.oldest() is None
-    assert "the evaluation is compiling what its test batch 2 needs, for" in capfd.readouterr().err
+    with Watchdog(unfinished, 0.1, tmp_path):
+        evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], unfinished)
+    assert unfinished.oldest() is None
+    assert "the evaluation is compiling the program for its test batch 2, for" in capfd.readouterr().err
 
 
 @pytest.mark.slow

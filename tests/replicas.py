@@ -1,0 +1,52 @@
+"""Data-parallel pipelines of small networks, and what is the same of two of them."""
+
+import jax
+import numpy as np
+from small import CLASSES, leaves, pipeline
+
+from fdg_jax import models, split
+
+Ks = [2, 3, 4]
+NORMS = ["local", "sync"]
+SIZE = 24  # which 2, 3 and 4 divide
+
+
+def replicated(K, example, **options):
+    return pipeline(K, example, method="data_parallel", **options)
+
+
+def trained(ours, data):
+    """The pipeline's first variables; it has been trained on the data afterwards."""
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    return start
+
+
+def alike(ours, theirs, tolerance):
+    for a, b in zip(leaves(ours), leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
+def losses(ours):
+    return [m.loss for m in ours.losses(wait=True)]
+
+
+def statistics(ours):
+    """Of every stage the running statistics, as they lie there: for local batch norms [K, ...]."""
+    return [stage.state.extra for stage in ours.engine.stages.values()]
+
+
+def devices_of(tree):
+    """The numbers of devices that the leaves of a tree are cut over (1: whole on each)."""
+    return {leaf.size // leaf.addressable_shards[0].data.size for leaf in jax.tree.leaves(tree)}
+
+
+def residual(K, size=20):
+    """(stages of ResNet-8, an example batch of small images)."""
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(size, 8, 8, 3)).astype(np.float32)
+    blocks = models.blocks("resnet8", CLASSES)
+    cuts = split.parse("even", "resnet8", K, len(blocks))
+    return split.stages(blocks, cuts), (images, rng.integers(0, CLASSES, size).astype(np.int32))

@@ -1,0 +1,21 @@
+"""Run directories that hold only a config."""
+
+import dataclasses
+from pathlib import Path
+
+from fdg_jax.runs import run_files
+from fdg_jax.runs.options import FIELDS, Options
+
+
+def asked(**changed) -> Options:
+    return dataclasses.replace(Options(), **changed)
+
+
+def stored_run(path: Path, **changed) -> Options:
+    """A run directory that holds only a config."""
+    options = asked(**changed)
+    path.mkdir(exist_ok=True)
+    values = {name: getattr(options, name) for name in FIELDS if name != "resume"}
+    rest = {"asked": values, "note": "", "devices": ["cpu:0"], "versions": {}}
+    run_files.write_json(path / "config.json", {**values, **rest})
+    return options

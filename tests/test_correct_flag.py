@@ -1,0 +1,72 @@
+"""`--correct`: what the command says of a correction, refuses and trains."""
+
+import json
+
+import pytest
+from correction_files import put_into
+from test_own_options import run
+
+
+@pytest.fixture(autouse=True)
+def files_of_a_user(tmp_path, monkeypatch):
+    put_into(tmp_path, monkeypatch)
+
+
+# The command where a folder of one's own is searched for corrections too.
+SEARCHED = (
+    "import sys, fdg_jax.corrections as corrections\n"
+    "corrections.__path__.append(sys.argv.pop(1))\n"
+    "from fdg_jax.experiments import cifar\n"
+    "sys.exit(max(cifar.main(words.split()) for words in sys.argv[1:]))\n"
+)
+WRONG = [
+    ("--correct dcasgd", "correction 'dcasgd' is not known. Did you mean dc_asgd"),
+    ("--strength 2", "--strength 2.0: correction none has no such option (it has: none)"),
+    ("--correct ahead --strength 2", "correction ahead has no such option (it has: --horizon)"),
+    ("--correct dc_asgd --strength -1", "strength=-1.0: it cannot be negative"),
+    ("--correct dc_asgd --strength much", "--strength: 'much' is not a number"),
+    ("--correct shrink --method bp --beta 0", "--beta 0.0: the shrinking factor lies in (0, 1]"),
+    ("--method bp --beta 0.5", "method bp has no such option"),
+    ("--method gpipe --correct dc_asgd", "--correct dc_asgd: with method gpipe no gradient is late"),
+]
+
+
+def test_the_command_explains_the_options_of_a_correction_that_was_added(tmp_path):
+    code, out, err = run(tmp_path, "--help", script=SEARCHED)
+    assert (code, err) == (0, "")
+    assert "late gradients: ahead, dc_asgd, none, shrink." in " ".join(out.split())
+    assert "--strength FLOAT" in out and "--horizon H" in out and "(default: 0.5)" in out
+
+
+def test_the_command_refuses_what_a_correction_cannot_be_asked_for_in_one_sentence(tmp_path):
+    code, out, err = run(tmp_path, *(words for words, _ in WRONG), script=SEARCHED)
+    assert (code, out) == (2, "")
+    for line, (_, said) in zip(err.splitlines(), WRONG, strict=True):
+        assert line.startswith("error: ") and said in line
+
+
+@pytest.mark.slow
+def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_path):
+    small = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 2 --K 2"
+    short = f"{small} --warmup off --no-tensorboard"
+    asked = f"{short} --correct dc_asgd --strength 20"
+    lines = [
+        f"{asked} --engine pipeline --run-dir pipeline",
+        f"{asked} --engine delay-line --run-dir delay-line",
+        f"{short} --run-dir plain",
+        f"{asked} --no-drain --run-dir whole",
+        f"{asked} --no-drain --run-dir halves --steps 3",
+        "--run-dir halves --resume --steps 6",
+    ]
+    code, out, err = run(tmp_path, *lines, script=SEARCHED)
+    assert code == 0, err
+    assert "correct=dc_asgd, strength=20.0" in out
+    folders = ("pipeline", "delay-line", "plain", "whole", "halves")
+    found = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in folders}
+    assert (found["pipeline"]["correct"], found["pipeline"]["strength"]) == ("dc_asgd", 20.0)
+    assert "correct" not in found["plain"]
+    hashes = {name: summary["final_parameters_sha256"] for name, summary in found.items()}
+    assert hashes["pipeline"] == hashes["delay-line"] != hashes["plain"]
+    assert hashes["whole"] == hashes["halves"] != hashes["pipeline"]
+    code, _, err = run(tmp_path, "--run-dir halves --resume --strength 2", script=SEARCHED)
+    assert code == 2 and "--strength 2.0 contradicts" in err

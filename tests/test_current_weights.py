@@ -1,0 +1,76 @@
+"""Backward passes at today's weights, against an oracle that goes back layer by layer."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from small import CLASSES, CurrentPart, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
+from stages_of_layers import ORDERS, ROUNDING, Normed, Two
+from test_engines import run
+
+from fdg_jax import layers
+
+FAST = [(2, "backward-first"), *[(3, order) for order in (*ORDERS, "ddg")]]
+
+
+def affine(p, x):
+    return x @ p["kernel"] + p["bias"]
+
+
+@pytest.mark.parametrize(("K", "order"), mostly_slow(list(product((1, 2, 3, 4), (*ORDERS, "ddg"))), *FAST))
+def test_current_weights_are_their_own_oracle(K, order):
+    """Of FDG in both orders and of DDG."""
+    data = batches(12)
+    stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
+    asked = {"method": "ddg"} if order == "ddg" else {"order": order, "beta": 0.7}
+    ours = pipeline(K, data[0], stages=stages, weights="current", **asked)
+    start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+
+    def activation(p, x):
+        return jnp.tanh(x)
+
+    layers = [affine, activation] * 2
+    start = [[first, {}, second, {}] for first, second in start]
+    beta = asked.get("beta", 1.0)
+    truth, losses = oracle.current([layers] * K, cross_entropy, recipe(), start, data, order, beta)
+    mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
+    for a, b in zip(leaves(mine), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
+
+
+def test_current_and_stashed_weights_differ_where_there_is_staleness():
+    data = batches(12)
+    ways = [{"weights": weights} for weights in ("stashed", "current")]
+    same = [run(1, data, stages=parts(1, CurrentPart), **way)[0].parameters_sha256() for way in ways]
+    other = [leaves(run(3, data, stages=parts(3, CurrentPart), **way)[0].params) for way in ways]
+    assert same[0] == same[1]
+    assert max(np.abs(a - b).max() for a, b in zip(*other, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("order", mostly_slow(ORDERS, "backward-first"))
+def test_current_weights_with_batch_norm_are_their_own_oracle(order):
+    data, K = batches(12), 3
+    stages = [Normed(CLASSES if k == K else 12) for k in range(1, K + 1)]
+    ours = pipeline(K, data[0], stages=stages, weights="current", order=order, beta=0.7)
+
+    def split(params):
+        return [params["affine"]["Dense_0"], params["norm"]]
+
+    start = [split(v["params"]) for v in jax.device_get(ours.params)]
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+
+    def norm(p, x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + layers.EPSILON) * p["scale"] + p["bias"]
+
+    truth, _ = oracle.current([[affine, norm]] * K, cross_entropy, recipe(), start, data, order, beta=0.7)
+    for a, b in zip(leaves([split(v["params"]) for v in ours.params]), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)  # the batch norm's own backward pass sums in another order

@@ -1,0 +1,219 @@
+"""The pages of the paper's tables: each renders with nothing run, and a result lands in its cell."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+from made_up_runs import make, rows
+from paper_tables import COMMAND, ERRORS, NAMES, OURS, PAPER, RUNS, N, run_of
+
+import experiments
+from experiments import figure3ab, figure3c, table3, table6, table7
+from experiments.harness import paper, result_files, run_table, table_command
+from experiments.harness.run_table import RESULTS
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def collected(table, tmp_path: Path, found: dict[str, float]) -> dict:
+    """The results of made-up runs with these test errors."""
+    for name, error in found.items():
+        make(tmp_path, run_of(name), error=error, trained=300, lines=1)
+    result_files.collect(table, tmp_path, tmp_path)
+    return result_files.read(table, tmp_path)
+
+
+def row_of(page: str, name: str, method: str = "") -> list[str]:
+    """The row whose command makes the run of that name, its seed left open. method: where two rows show that run."""
+    words = run_table.shown(run_table.command(run_of(f"{name}-seed0"), None, None)).replace("--seed 0", "--seed S")
+    (found,) = [cells for cells in rows(page) if cells[COMMAND] == f"`{words}`" and method in ("", cells[1])]
+    return found
+
+
+# The pages
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
+    table = experiments.find(name)
+    found = rows(table.document({}))
+    settings = {cells[COMMAND] for cells in found}  # DDG and FDG of two stages show the same runs
+    assert 3 * len(settings) == len(table.runs)
+    assert all(cells[OURS] == cells[N] == "" and "--seed S`" in cells[COMMAND] for cells in found)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "table7"])
+def test_every_table_renders_where_nothing_is(name, tmp_path):
+    table = experiments.find(name)
+    assert table_command.main(table, ["render", "--results", str(tmp_path)]) == 0
+    made = {f"{name}.md"} | ({f"{name}.png"} if table.picture else set())
+    assert {path.name for path in tmp_path.iterdir()} == made
+
+
+def test_a_result_lands_in_its_cell_and_the_others_stay_blank(tmp_path):
+    lines = collected(table3.TABLE, tmp_path, {"resnet56-cifar10-dgl-K2-seed2": 6.5})
+    page = table3.TABLE.document(lines)
+    assert row_of(page, "resnet56-cifar10-dgl-K2")[OURS : N + 1] == ["6.50", "1"]
+    assert [cells[2] for cells in rows(page) if cells[OURS]] == ["2"]
+    assert "1 of its 78 runs is finished." in page
+
+
+def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
+    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
+    assert [run for name in NAMES for run in experiments.find(name).runs if run.name.find("-ddg-K2") > 0] == []
+    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
+    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
+    page = table6.TABLE.document(lines)
+    shown = {cells[1]: cells[PAPER] for cells in rows(page) if cells[OURS]}
+    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "gains", "chance"),
+    [("table3", "0.47", "6", "5"), ("table4", "1.43", "4", "4"), ("table6", "0.40", "6", "4")],
+)
+def test_a_table_says_how_far_the_paper_has_one_algorithm_from_itself(name, most, gains, chance):
+    """Table 3: ResNet-110 with 6.26 and 5.79. Of its gains by beta only ResNet-20's 0.69 is larger."""
+    says = r"A null comparison:.* up to (\S+) apart.* Of the (\d) gains by shrinking in this table, (\d) are no larger"
+    assert re.findall(says, experiments.find(name).document({})) == [(most, gains, chance)]
+
+
+def test_a_table_without_both_of_them_speaks_of_no_null_comparison():
+    assert "null comparison" not in experiments.find("table5").document({})
+
+
+def test_ours_is_the_median_of_the_seeds_that_are_finished(tmp_path):
+    name = "resnet20-cifar10-fdg-K2-beta0.2"
+    found = {f"{name}-seed{seed}": error for seed, error in enumerate((9.0, 7.25, 7.5))}
+    lines = collected(table3.TABLE, tmp_path, found)
+    assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.50 (7.25 to 9.00)", "3"]
+    del lines[f"{name}-seed0"]
+    assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
+
+
+def test_a_curve_is_that_of_the_median_run(tmp_path):
+    cell = next(cell for cell in figure3ab.CELLS if (cell.method, cell.K, cell.beta) == ("FDG", 4, 0.5))
+    lines = {paper.name(cell, seed): {"test_error_percent": error} for seed, error in enumerate((5.0, 4.0, 4.5))}
+    assert paper.median_line(cell, lines) == {"test_error_percent": 4.5}
+    assert paper.median_line(cell, {}) is None
+
+
+def test_every_curve_has_a_look_of_its_own():
+    curves = [figure3ab.curve(cell, {"test_error_percent": 1.0}) for cell in figure3ab.CELLS]
+    assert len(curves) == 15  # BP, and DDG, DGL, FR and two of FDG for three K, but for DDG with K = 2, which is FDG
+    assert len({(curve.colour, curve.style, curve.marker) for curve in curves}) == len(curves)
+    assert len({curve.label for curve in curves}) == len(curves)
+
+
+def test_the_bar_chart_has_the_papers_three_known_bars_and_ten_betas():
+    known = {cell.beta: cell.error for cell in figure3c.CELLS if cell.error}
+    assert known == {None: "7.78*", 0.2: "7.23", 1.0: "7.92"}
+    assert [cell.beta for cell in figure3c.CELLS[1:]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+
+
+def test_the_papers_cell_has_the_rerun_and_what_was_first_published():
+    page = table3.TABLE.document({})
+    assert row_of(page, "resnet20-cifar10-bp-K1")[PAPER] == "7.78\\* (first published: 8.75)"
+    assert row_of(page, "resnet18-cifar10-fr-K2")[PAPER] == "4.80\\*"
+
+
+@pytest.mark.parametrize(
+    ("table", "run", "shown"),
+    [
+        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
+        ("table6", "resnet56-cifar10-fdg-K2-beta1", "6.60\\* (Table 3: 6.63\\*)"),
+        ("table6", "wrn28_10-cifar10-fr-K2", "3.87\\* (Table 3: 3.87)"),
+        ("table6", "resnet56-cifar10-fdg-K2-beta0.5", "5.90"),
+        ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
+    ],
+)
+def test_what_two_tables_print_differently_is_shown_with_both_values(table, run, shown):
+    method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
+    assert row_of(experiments.find(table).document({}), run, method)[PAPER] == shown
+
+
+def test_what_is_odd_about_a_number_is_said_below_the_table():
+    page = table6.TABLE.document({})
+    mark = re.search(r"\[\d\]$", row_of(page, "wrn28_10-cifar10-ddg-K4")[PAPER])[0]
+    assert row_of(page, "resnet56-cifar10-ddg-K4")[PAPER].endswith(mark)
+    assert f"\n{mark} DDG with K = 4 has 6.61 for ResNet-56 and for WRN-28-10" in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_note_is_about_a_cell_that_is_there(name):
+    table = importlib.import_module(f"experiments.{name}")
+    cells = {(cell.network, cell.method, cell.K, cell.beta) for cell in table.CELLS}
+    assert set(table.PLAN.notes) <= cells | {key[:1] for key in cells}
+
+
+# Table 7
+
+
+def test_speedups_that_contradict_the_text_or_the_images_per_second_are_shown_with_all_values():
+    said = {(s.network, s.K, s.method): table7.speedup(s) for s in table7.SPEEDS}
+    assert {key: text for key, text in said.items() if "(" in text} == {
+        ("ResNet-101", 2, "FDG"): "1.88 (text: 1.68; 175.0 / 104.3 = 1.68)",
+        ("ResNet-101", 3, "FDG"): "2.10 (217.0 / 104.3 = 2.08)",
+        ("ResNet-101", 4, "FDG"): "2.30 (234.3 / 104.3 = 2.25)",
+        ("ResNet-101", 2, "DGL"): "1.89 (194.6 / 104.3 = 1.87)",
+    }
+    assert said["WRN-28-10", 4, "FDG"] == "3.20" and said["WRN-28-10", 1, "BP"] == ""
+
+
+def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):
+    line = {
+        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10_fdg",
+        "batch_size": 128, "split": "paper", "xla": "", "baseline": "bp", "images_per_second": 12.34, "ratio": 3.456,
+        "windows": 6, "others_percent": 1.0, "cpu": "A Processor", "machine_cores": 8,
+    }  # fmt: skip
+    others = [{"cores": 2}, {"split": "balanced"}, {"batch_size": 64}, {"others_percent": 20.0}, {"benchmark": "other"}]
+    others += [{"model": model} for model in ("wrn28_10", "resnet101", "resnet101_imagenet")]
+    lines = [line, *({**line, "images_per_second": 99.0, **other} for other in others)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = table7.measured(tmp_path)
+    ours = {(s.network, s.K, s.method): table7.row(s, found)[6:9] for s in table7.SPEEDS}
+    assert ours.pop(("WRN-28-10", 4, "FDG")) == ["12.3", "3.46", "6"]
+    assert all(cells == [""] * 3 for cells in ours.values())
+
+
+def test_the_benchmarks_commands_of_table_7_are_ones_it_accepts():
+    from benchmarks.images_per_second import parser
+
+    for speed in table7.SPEEDS:
+        if speed.network == "WRN-28-10":
+            given = parser().parse_args(table7.command(speed).strip("`").split()[3:])
+            assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10_fdg", speed.method.lower())
+
+
+# Results and runs that tables share
+
+
+def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
+    collected(table3.TABLE, tmp_path, {"resnet20-cifar10-bp-K1-seed0": 7.0, "resnet20-cifar10-fdg-K2-beta1-seed0": 8.0})
+    lines = collected(table6.TABLE, tmp_path, {"resnet56-cifar10-fdg-K3-beta1-seed0": 6.0})
+    assert list(lines) == ["resnet56-cifar10-fdg-K3-beta1-seed0"]
+    assert len((tmp_path / "paper.jsonl").read_text().splitlines()) == 3
+    assert list(result_files.read(figure3c.TABLE, tmp_path)) == [
+        "resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"
+    ]  # fmt: skip
+
+
+def test_every_committed_line_belongs_to_a_table():
+    assert set(result_files.entries(table3.TABLE, RESULTS)) <= set(RUNS)
+
+
+def test_a_shorter_version_has_runs_results_and_pages_of_its_own_that_say_so(tmp_path, capsys):
+    asked = ["--epochs", "2", "--results", str(tmp_path)]
+    make(tmp_path / "runs", run_of("resnet20-cifar10-bp-K1-seed0"), error=44.0, trained=2, epochs=2)
+    assert table_command.main(table3.TABLE, ["collect", *asked, "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert table_command.main(table3.TABLE, ["render", *asked]) == 0
+    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert names == {"paper-2-epochs.jsonl", "table3-2-epochs.md"}
+    page = (tmp_path / "table3-2-epochs.md").read_text()
+    assert page.startswith("# Table 3") and "**Scaled:** 2 epochs instead of the paper's 300" in page
+    (cells,) = [cells for cells in rows(page) if cells[OURS]]
+    assert cells[OURS] == "44.00" and "--epochs 2 " in cells[COMMAND]
+    assert table_command.main(table3.TABLE, ["list", "--epochs", "0"]) == 2
+    assert "--epochs 0: use 1 or more" in capsys.readouterr().err

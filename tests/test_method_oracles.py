@@ -1,0 +1,223 @@
+"""Every method against its own plain oracle."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import method_oracles as oracles
+import numpy as np
+import optax
+import pytest
+from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
+from stages_of_layers import ROUNDING, Normed, Two
+from trained_methods import Ks, agree, trained
+
+from fdg_jax.layers import EPSILON
+from fdg_jax.methods._auxiliary import HEADS, Synthesizer, local_loss
+
+RAGGED = pytest.param(2, True, marks=pytest.mark.slow)  # compiles for two sizes
+
+
+def data_of(n, ragged=False):
+    """n batches; one in the middle is smaller where they are ragged, as an epoch's last one is."""
+    data = batches(n)
+    if ragged:
+        data[n // 2] = tuple(array[:7] for array in data[n // 2])
+    return data
+
+
+@pytest.mark.parametrize("method", ["ddg", "fr"])
+@pytest.mark.parametrize(("K", "ragged"), [*[(K, False) for K in Ks], RAGGED])
+def test_ddg_and_fr_are_their_oracles(K, ragged, method):
+    data = data_of(10, ragged)
+    ours, start, _ = trained(K, data, method=method)
+    agree(ours, getattr(oracles, method)(as_functions(parts(K)), cross_entropy, recipe(), start, data))
+    assert ours.staleness == [K - k for k in range(1, K + 1)]
+
+
+def heads(K, kind="mlp-sr"):
+    module = HEADS[kind](CLASSES)
+
+    def local(params, extra, y, labels):
+        outputs, extra = module.apply({"params": params, **extra}, y, True, mutable=list(extra))
+        return local_loss(cross_entropy, outputs, labels), extra
+
+    return [local] * (K - 1)
+
+
+@pytest.mark.parametrize(("K", "kind"), [*[(K, "mlp-sr") for K in Ks], (3, "linear"), (3, "predsim")])
+def test_dgl_is_its_oracle(K, kind):
+    dgl_is_its_oracle(K, batches(8), parts(K), kind)
+
+
+@pytest.mark.slow
+def test_dgl_is_its_oracle_on_ragged_batches_of_feature_maps():
+    dgl_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
+
+
+def dgl_is_its_oracle(K, data, stages, kind="mlp-sr"):
+    ours, start, states = trained(K, data, stages=stages, method="dgl", aux=kind)
+    aux = [{"params": state.params[1], **state.extra["auxiliary"]} for state in states[:-1]]
+    truth = oracles.dgl(as_functions(stages), cross_entropy, recipe(), start, data, heads(K, kind), aux)
+    agree(ours, truth)
+    for a, b in zip(leaves(ours.engine.auxiliary()[:-1]), leaves([t["params"] for t in truth[3]]), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    assert ours.auxiliary_parameter_count == sum(leaf.size for leaf in leaves([v["params"] for v in aux]))
+
+
+class Map(nn.Module):
+    """A stage that gives feature maps [b, 4, 4, 6]."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return jnp.tanh(nn.Conv(6, (3, 3))(x))
+
+
+class Scores(nn.Module):
+    """The rest: maps [b, h, w, c] -> [b, classes]."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(CLASSES)(x.reshape(len(x), -1))
+
+
+def maps(data):
+    """Batches of 8 numbers an example as images [b, 4, 4, 8]."""
+    return [(x[:, None, None, :] * np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4, 1), y) for x, y in data]
+
+
+class Plain(nn.Module):
+    """No batch norm behind a boundary: it would make the boundary's gradients sum to 0 but for rounding, and Adam
+    divides such a sum in the synthesizer by its own size."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return jnp.tanh(nn.Dense(self.width)(x))
+
+
+@pytest.mark.parametrize(("K", "conditional"), [*[(K, True) for K in Ks], (3, False)])
+def test_dni_is_its_oracle(K, conditional):
+    dni_is_its_oracle(K, batches(9), [Plain(CLASSES if k == K else 12) for k in range(1, K + 1)], conditional)
+
+
+@pytest.mark.slow
+def test_dni_is_its_oracle_on_ragged_batches_of_feature_maps():
+    dni_is_its_oracle(2, maps(data_of(6, True)), [Map(), Scores()])
+
+
+def dni_is_its_oracle(K, data, stages, conditional=True):
+    ours, start, states = trained(K, data, stages=stages, method="dni", conditional=conditional)
+    module = Synthesizer(CLASSES, conditional)
+
+    def synthesizer(params, extra, y, labels):
+        guess, extra = module.apply({"params": params, **extra}, y, labels, True, mutable=list(extra))
+        return guess / len(y), extra
+
+    aux = [{"params": state.own.params, **state.own.extra} for state in states[:-1]]
+    truth = oracles.dni(as_functions(stages), cross_entropy, recipe(), start, data, [synthesizer] * (K - 1), aux)
+    agree(ours, truth)
+    mine = [state.state.own for state in list(ours.engine.stages.values())[:-1]]
+    for own, true in zip(mine, truth[3], strict=True):
+        for a, b in zip(leaves(own.params), leaves(true["params"]), strict=True):
+            np.testing.assert_allclose(a, b, **ROUNDING)
+        assert np.abs(own.params["gradient"]["kernel"]).max() > 1e-5  # it did learn
+
+
+@pytest.mark.parametrize(
+    ("K", "M", "ragged"), mostly_slow([*[(K, 3, False) for K in Ks], (2, 4, False), (2, 3, True)], (2, 4, False))
+)
+def test_gpipe_is_its_oracle(K, M, ragged):
+    data = data_of(6, ragged)
+    ours, start, _ = trained(K, data, method="gpipe", micro_batches=M)
+    agree(ours, oracles.gpipe(as_functions(parts(K)), cross_entropy, recipe(), start, data, M=M))
+    assert ours.updates == [6] * K
+
+
+def scaled_bp(modules, loss_fn, optimizer, variables, batches, scale):
+    """BP, where the optimizer of stage k gets the gradient times scale**(K-k)."""
+    stages = oracles.made(modules, optimizer, variables, scale)
+    return oracles.result(stages, oracles.in_parts(loss_fn, batches, [stages]))
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.7])
+@pytest.mark.parametrize("K", Ks)
+def test_scaled_bp_is_its_oracle(K, scale):
+    data = batches(10)
+    ours, start, _ = trained(K, data, method="scaled_bp", scale=scale)
+    truth = scaled_bp(as_functions(parts(K)), cross_entropy, recipe(), start, data, scale)
+    agree(ours, truth)
+    assert ours.parameters_sha256() != trained(K, data, method="bp")[0].parameters_sha256()
+
+
+@pytest.mark.parametrize(("engine", "K", "M", "order", "accumulation"), [
+    *[(engine, K, M, order, how) for engine, K in (*[("pipeline", K) for K in Ks], ("delay-line", 3))
+      for M, order, how in ((2, "backward-first", "sum"), (3, "forward-first", "mean"))],
+    ("scan", 3, 2, "backward-first", "sum"), ("scan", 3, 3, "forward-first", "mean"),  # slow to compile on a CPU
+])  # fmt: skip
+def test_adl_is_its_oracle(engine, K, M, order, accumulation):
+    data = batches(11)
+    gentle = optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(0.02, momentum=0.9))  # the sum of M takes M steps
+    ours = pipeline(
+        K, data[0], optimizer=gentle, engine=engine, beta=0.5, order=order, accumulate=M, accumulation=accumulation
+    )
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    agree(ours, oracles.adl(as_functions(parts(K)), cross_entropy, gentle, start, data, M, accumulation, order, 0.5))
+    assert ours.updates == [-(-11 // M)] * K
+
+
+def layered(variables):
+    return [[v["params"][name]["Dense_0"] for name in "ab"] for v in variables]
+
+
+@pytest.mark.parametrize("K", Ks)
+def test_fa_is_its_oracle(K):
+    data = batches(10)
+    stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
+    ours, start, states = trained(K, data, stages=stages, method="fa")
+
+    def affine(p, x):
+        return x @ p["kernel"] + p["bias"]
+
+    def pairs(layers):
+        return [[first, {}, second, {}] for first, second in layers]
+
+    feedback = pairs(layered([{"params": state.own} for state in states]))
+    layers = [[affine, lambda p, x: jnp.tanh(x)] * 2] * K
+    truth, losses, _ = oracles.fa(layers, cross_entropy, recipe(), pairs(layered(start)), data, feedback)
+    for a, b in zip(leaves(layered(ours.params)), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
+
+
+@pytest.mark.slow
+def test_fa_keeps_the_scales_of_batch_norms_and_is_its_oracle_with_them():
+    data, K = batches(8), 2
+    stages = [Normed(12), Normed(CLASSES)]
+    ours, start, states = trained(K, data, stages=stages, method="fa")
+
+    def affine(p, x):
+        return x @ p["kernel"] + p["bias"]
+
+    def norm(p, x):
+        return (x - x.mean(0)) / jnp.sqrt(x.var(0) + EPSILON) * p["scale"] + p["bias"]
+
+    def pairs(variables):
+        return [[v["params"]["affine"]["Dense_0"], v["params"]["norm"]] for v in variables]
+
+    feedback = pairs([{"params": state.own} for state in states])
+    truth, losses, _ = oracles.fa([[affine, norm]] * K, cross_entropy, recipe(), pairs(start), data, feedback)
+    for a, b in zip(leaves(pairs(ours.params)), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)  # two formulas of the variance; 1/std amplifies
+    np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("K", "ragged"), [*[(K, False) for K in Ks], RAGGED])
+def test_dfa_is_its_oracle(K, ragged):
+    data = data_of(10, ragged)
+    ours, start, states = trained(K, data, method="dfa")
+    projections = [state.own for state in states[:-1]]
+    agree(ours, oracles.dfa(as_functions(parts(K)), cross_entropy, recipe(), start, data, projections))

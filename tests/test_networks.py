@@ -1,0 +1,187 @@
+"""Blocks compute what their papers say, and cut into stages they are the network that they were."""
+
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from model_parts import met, normal, plain
+from small import jit, pipeline
+
+from fdg_jax import layers, models, split
+from fdg_jax.machine import jax_internals
+from fdg_jax.split import Stage
+from fdg_jax.stage import functions as pure
+from fdg_jax.stage.functions import ComputeOptions, functions
+from fdg_jax.stage.precision import precision
+
+
+def test_the_authors_wide_block_has_biases_its_stride_in_the_second_convolution_and_the_raw_input_in_its_shortcut():
+    block, x = models.blocks("wrn10_1_fdg", 10)[2], normal(0, 2, 8, 8, 16)
+    shapes = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, True), x)
+    variables = jax.tree.map(lambda p: normal(p.size, *p.shape), shapes)
+    p = variables["params"]
+
+    def convolved(x, name, stride=1):
+        return plain(x, p[name]["kernel"], stride) + p[name]["bias"]
+
+    def normed(x, name):
+        centred = x - x.mean((0, 1, 2))
+        return centred / jnp.sqrt(x.var((0, 1, 2)) + 1e-5) * p[name]["scale"] + p[name]["bias"]
+
+    y = convolved(jax.nn.relu(normed(x, "norm1")), "conv1")
+    assert y.shape == (2, 8, 8, 32)
+    y = convolved(jax.nn.relu(normed(y, "norm2")), "conv2", 2) + convolved(x, "shortcut", 2)
+    found, _ = jit(lambda v, x: block.apply(v, x, True, mutable=["batch_stats"]))(variables, x)
+    np.testing.assert_allclose(found, y, rtol=0, atol=1e-4)  # sums of 288 products of order 1, float32
+
+
+def test_the_last_norm_of_the_authors_wide_network_keeps_a_tenth_of_its_statistics():
+    head, x = models.blocks("wrn10_1_fdg", 10)[-1], 3 + normal(0, 2, 8, 8, 64)
+
+    @jit
+    def run(x):
+        return head.apply(head.init(jax.random.key(0), x, True), x, True, mutable=["batch_stats"])
+
+    _, moved = run(x)
+    norm = moved["batch_stats"]["norm"]
+    np.testing.assert_allclose(norm["mean"], 0.9 * x.mean((0, 1, 2)), rtol=1e-5)  # from 0
+    np.testing.assert_allclose(norm["var"], 0.1 + 0.9 * x.var((0, 1, 2)), rtol=1e-5)  # from 1
+
+
+def test_shortcut_a_takes_every_second_pixel_and_pads_channels_with_zeros():
+    block = models.blocks("resnet20", 10)[4]
+    x = jnp.abs(normal(0, 2, 8, 8, 16))  # positive: the last relu changes nothing
+    variables = jit(lambda x: block.init(jax.random.key(1), x, False))(x)
+    variables = {**variables, "params": jax.tree.map(jnp.zeros_like, variables["params"])}
+    y = np.asarray(block.apply(variables, x, False))
+    assert y.shape == (2, 4, 4, 32)
+    np.testing.assert_array_equal(y[..., 8:24], x[:, ::2, ::2])
+    assert not y[..., :8].any()
+    assert not y[..., 24:].any()
+
+
+@pytest.mark.parametrize(("name", "number", "channels"), [
+    ("resnet18", 1, 64), ("resnet101", 2, 256), ("mobilenet_v2", 3, 24),
+])  # fmt: skip
+def test_a_block_whose_weights_are_zero_is_its_shortcut(name, number, channels):
+    block = models.blocks(name, 10)[number]
+    x = jnp.abs(normal(0, 2, 4, 4, channels))  # positive: a last relu changes nothing
+    variables = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, False), x)
+    y = jax.jit(lambda v, x: block.apply(v, x, False))(jax.tree.map(lambda a: jnp.zeros(a.shape), variables), x)
+    np.testing.assert_array_equal(y, x)
+
+
+# resnet1202 is resnet110 with more of the same blocks, and 602 of them take a minute to trace.
+QUICK = ("resnet8", "wrn16_4", "resnet18", "mobilenet_v2")
+OTHERS = [name for name in models.names() if name not in (*QUICK, "resnet1202")]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *[pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]])
+def test_composed_stages_are_the_uncut_network(name):
+    """Traced, both are the same list of operations on the same weights, so nothing need be computed."""
+    blocks, whole = models.blocks(name, 10), {}
+    for number, (_, _, variables) in enumerate(met(name)):
+        for collection, values in variables.items():
+            whole.setdefault(collection, {})[split.block_name(number)] = values
+
+    def program(cuts) -> str:
+        def run(variables, x):
+            changed = {}
+            for stage, own in zip(split.stages(blocks, cuts), split.split_variables(variables, cuts), strict=True):
+                x, new = stage.apply(own, x, True, mutable=["batch_stats"])
+                changed |= new.get("batch_stats", {})
+            return x, changed
+
+        return str(jax.make_jaxpr(run)(whole, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)))
+
+    n = len(blocks)
+    assert program((1, n // 2, n - 1)) == program(())
+
+
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(dtype):
+    """A memo would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
+    statistics, stays float32, as gradients of the weights do."""
+    compute, seen = ComputeOptions(precision(dtype, last=False)), set()
+    for block, x, variables in (each for name in models.names() for each in met(name)):
+        if (block, x.shape[-1]) in seen:
+            continue
+        seen.add((block, x.shape[-1]))
+        params, extra = variables["params"], {"batch_stats": variables.get("batch_stats", {})}
+        made, x = functions(block, optax.identity(), compute=compute), x.update(dtype=dtype)
+        messages, extra, closure = jax.eval_shape(made.forward, params, extra, x)
+        grads, dx = jax.eval_shape(made.backward, closure, params, x, messages["x"])
+        assert messages["x"].dtype == dx.dtype == dtype
+        assert {leaf.dtype for leaf in jax.tree.leaves((grads, extra))} == {jnp.dtype(jnp.float32)}
+        kept = [leaf for leaf in jax.tree.leaves(closure) if leaf.ndim > 1]
+        assert {leaf.shape[0] for leaf in kept} <= {2}, block  # the batch's two examples
+        assert {leaf.dtype for leaf in kept} <= {jnp.dtype(dtype), jnp.dtype(bool)}
+    assert len(seen) > 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "arguments"), [("resnet", {"counts": (1, 1, 1, 1)}), ("mobilenet_v2", {})])
+def test_a_network_of_each_new_family_learns_one_batch(family, arguments):
+    """ResNet-10, and the ends of MobileNet v2, which compiles long: 4 images of 8 x 8 pixels, in bfloat16, the first
+    stage computed again."""
+    blocks = import_module(f"fdg_jax.models.{family}").blocks(5, **arguments)
+    blocks = [*blocks[:5], blocks[-1]]
+    batch = np.asarray(normal(0, 4, 8, 8, 3)), np.arange(4, dtype=np.int32)
+    stages = split.stages(blocks, (len(blocks) // 2,))
+    ours = pipeline(2, batch, stages=stages, optimizer=optax.sgd(0.02), dtype="bfloat16", remat="1")
+    for _ in range(6):
+        ours.step(batch)
+    ours.drain()
+    losses = [m.loss for m in ours.losses(wait=True)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet8", "wrn10_1"])
+def test_no_weight_is_copied_into_a_closure(name):
+    """A memo would carry them 2(K-k) times over, and `current` would silently use old ones."""
+    network = Stage(tuple(models.blocks(name, 10)))
+    x = jnp.ones((2, 8, 8, 3))
+    variables = network.lazy_init(jax.random.key(0), x, True)
+    # Every weight its own value, so that a leaf of the closure which holds one is found out.
+    params = jax.tree.map(lambda p: p + normal(p.size, *p.shape), variables["params"])
+
+    def forward(params, x):
+        def run(params, x):
+            return network.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
+
+        _, closure, _ = jax.vjp(run, params, x, has_aux=True)
+        return jax_internals.strip(closure)
+
+    kept = {leaf.tobytes() for leaf in map(np.asarray, jax.tree.leaves(jax.jit(forward)(params, x)))}
+    assert not kept & {np.asarray(p).tobytes() for p in jax.tree.leaves(params)}
+
+
+@pytest.mark.parametrize("name", ["resnet8", "wrn16_4"])
+def test_the_closures_of_our_networks_hold_no_weights(name):
+    """Else `current` would go back through yesterday's weights, and every memo would carry a copy of them."""
+    module = split.stages(models.blocks(name, 10), ())[0]
+    x = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
+    variables = jax.eval_shape(lambda x: pure.init_variables(module, jax.random.PRNGKey(0), x), x)
+    params = variables.pop("params")
+    _, _, closure = jax.eval_shape(pure.functions(module, optax.identity()).forward, params, variables, x)
+    kernels = {leaf.shape for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
+    assert kernels and not kernels & {leaf.shape for leaf in jax.tree.leaves(closure)}
+
+
+def test_a_batch_norm_goes_back_through_the_scale_it_is_given():
+    """dx is proportional to the scale, so twice the scale, put into an old closure, gives exactly twice dx."""
+    module, x = layers.BatchNorm(), np.random.default_rng(0).normal(size=(4, 2, 2, 3)).astype(np.float32)
+    variables = pure.init_variables(module, jax.random.PRNGKey(0), x)
+    params = variables.pop("params")
+    made = pure.functions(module, optax.identity())
+    messages, _, closure = jax.jit(made.forward)(params, variables, x)
+    y = messages["x"]
+    other = {**params, "scale": 2 * params["scale"]}
+    dx, twice = (jax.jit(made.backward)(closure, p, x, jnp.cos(y))[1] for p in (params, other))
+    assert np.abs(dx).max() > 0.01
+    np.testing.assert_array_equal(2 * dx, twice)

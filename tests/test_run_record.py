@@ -1,0 +1,229 @@
+"""What a run writes down of itself, line by line, and what a resumed run makes of it."""
+
+import dataclasses
+import json
+import os
+import signal
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from stored_runs import asked, stored_run
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import facts
+from fdg_jax.report import report_page
+from fdg_jax.runs import checkpoints, reading, run_files
+from fdg_jax.runs.run_files import MetricsLog
+from fdg_jax.training import closing, launch, session, session_run, training_loop
+from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.record import Record
+from fdg_jax.training.signals import Signals, Stopped
+
+
+def test_metrics_are_on_disk_line_by_line(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 1, "train_loss": 2.0})
+    assert run_files.read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "train_loss": 2.0}]
+    log.append({"step": 2, "train_loss": float("nan")})
+    assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
+    assert log.lines == 2
+    log.close()
+
+
+def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    log = MetricsLog(path, keep_lines=2)
+    log.append({"step": 3, "again": True})
+    log.close()
+    assert [event["step"] for event in run_files.read_metrics(path)] == [1, 2, 3]
+    assert log.lines == 3
+
+
+def test_a_half_written_line_is_never_kept(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"st')
+    assert run_files.read_metrics(path) == [{"step": 1}]
+    assert run_files.cut_back(path, 5) == 1
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_json_files_are_valid_json_also_when_a_loss_is_no_number(tmp_path):
+    run_files.write_json(tmp_path / "summary.json", {"train_loss": float("inf"), "split": [3]})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"train_loss": None, "split": [3]}
+    assert os.listdir(tmp_path) == ["summary.json"]  # nothing half-written is left beside it
+
+
+def test_a_resumed_run_has_the_options_of_its_config(tmp_path):
+    stored_run(tmp_path, K=3, beta=0.25, epochs=7)
+    options, _ = reading.resumed_options(tmp_path, asked(resume=True), frozenset({"resume"}))
+    assert (options.K, options.beta, options.epochs, options.resume) == (3, 0.25, 7, True)
+
+
+def test_options_that_change_the_training_cannot_change_on_resume(tmp_path):
+    stored_run(tmp_path, K=3, beta=0.25)
+    with pytest.raises(BadInput, match=r"--beta 0\.5 contradicts .*config\.json, which says 0\.25"):
+        reading.resumed_options(tmp_path, asked(beta=0.5), frozenset({"beta", "resume"}))
+    options, _ = reading.resumed_options(tmp_path, asked(beta=0.25), frozenset({"beta", "resume"}))
+    assert options.K == 3
+
+
+def test_how_far_and_how_often_may_change_on_resume(tmp_path):
+    stored_run(tmp_path, steps=10)
+    now = asked(steps=20, checkpoint_every=5)
+    options, _ = reading.resumed_options(tmp_path, now, frozenset({"steps", "checkpoint_every"}))
+    assert (options.steps, options.checkpoint_every) == (20, 5)
+
+
+def test_a_damaged_config_is_refused(tmp_path):
+    for content in ("{", "[]", '{"K": 2}'):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(BadInput, match=r"config\.json"):
+            reading.resumed_options(tmp_path, asked(), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("K", "two", "K is 'two', which is no whole number"),
+        ("K", True, "K is True, which is no whole number"),
+        ("beta", None, "beta is None, which is no number"),
+        ("drain", 1, "drain is 1, which is no true or false"),
+        ("engine", "fast", "engine is 'fast', which is no auto or pipeline or delay-line"),
+        ("steps", "9", "steps is '9', which is no whole number or null"),
+        ("asked", [], "asked is [], which is no object"),
+        ("resumed", 3, "resumed is 3, which is no list or null"),
+    ],
+)
+def test_a_value_of_another_type_in_a_config_is_refused_by_name(tmp_path, name, value, said):
+    stored_run(tmp_path)
+    config = run_files.read_json(tmp_path / "config.json")
+    run_files.write_json(tmp_path / "config.json", {**config, "beta": 1, name: value})
+    with pytest.raises(BadInput) as refused:
+        reading.config(tmp_path)
+    assert f"{tmp_path / 'config.json'}: {said}: the file is damaged." in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["K", "note", "devices", "versions", "asked"])
+def test_a_config_that_lacks_a_value_is_refused_by_its_name(tmp_path, name):
+    stored_run(tmp_path)
+    config = run_files.read_json(tmp_path / "config.json")
+    assert reading.config(tmp_path) == config
+    del config[name]
+    run_files.write_json(tmp_path / "config.json", config)
+    with pytest.raises(BadInput, match=f"config.json lacks '{name}'"):
+        reading.config(tmp_path)
+
+
+def test_a_report_of_a_damaged_run_is_refused_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "config.json").write_text("{}")
+    assert report_page.main([str(tmp_path)]) == 2
+    assert "config.json lacks 'method'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", [b"rubbish", b"[3]", b"{}", b"\xff", b""])
+def test_a_damaged_line_of_the_metrics_is_refused_by_its_number(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + line + b'\n{"step": 3}\n')
+    with pytest.raises(BadInput, match=r"metrics\.jsonl, line 2 is damaged"):
+        run_files.read_metrics(path)
+
+
+def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
+    told = run_files.config(asked(), asked(), ["cpu:0"], "")
+    assert told["usable_cores"] == len(os.sched_getaffinity(0))
+    assert told["cpu_devices"] >= 1
+    assert told["processor"]
+    assert told["matmul_precision"] is None
+    monkeypatch.setattr(facts, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
+    assert facts.processor_name() == "A Processor: fast"
+
+
+def test_what_a_killed_process_left_among_the_checkpoints_is_swept_away(tmp_path):
+    orbax = ".orbax-checkpoint-tmp"
+    leftovers = [".step-000000007.tmp", f".step-000000007.tmp{orbax}-9", f"step-000000007{orbax}"]
+    for name in ("step-000000003", "mine", *leftovers):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    assert [path.name for path in checkpoints.stored(tmp_path)] == ["step-000000003"]
+    checkpoints.sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["mine", "step-000000003"]
+    checkpoints.sweep(tmp_path / "none")  # a new run has no checkpoints yet
+
+
+def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
+    stored_run(tmp_path)
+    assert closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command") == 130
+    out = capsys.readouterr().out
+    assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
+    assert "after a checkpoint" not in out
+    (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
+    closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command")
+    assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
+def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
+    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False, fingerprint=None)
+    pipeline = SimpleNamespace(restore=lambda state: None)
+    options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
+    job = SimpleNamespace(
+        dataset=dataset, options=options, learning_rates=np.ones(8), pipeline=pipeline, steps=8, steps_per_epoch=4
+    )
+    before = Record(128, 32, 10, job.learning_rates)
+    before.open(tmp_path, tensorboard=False)
+    before.entered(stood or 0, 0)
+    found = ({}, before.state(), session.versions())
+    monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
+    monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
+    monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
+    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), LiveDirectory(tmp_path, False))
+    before.close()
+    assert said in capsys.readouterr().out
+    job.steps = 2
+    with pytest.raises(BadInput, match="--steps 2: the run stands at batch 3") if stood else nullcontext():
+        session.begin(job, tmp_path, resume=True)
+
+
+def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
+    dataset, restored = SimpleNamespace(fingerprint=None), SimpleNamespace(restore=lambda state: None)
+    job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
+    record = Record(128, 32, 10, np.ones(8))
+    record.log = SimpleNamespace(lines=0)
+    about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
+    with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
+        session.begin_again(job, record, {}, record.state(), about)
+    about["options"].pop("momentum")  # of a version that did not have it; steps may change
+    session.begin_again(job, record, {}, record.state(), about)
+
+
+def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    record = Record(128, 32, 10, np.ones(8))
+    for lines, said in ((1, ""), (3, "metrics.jsonl has 1 of the 3 lines that it had at the checkpoint")):
+        record.lines = lines
+        record.open(tmp_path, tensorboard=False)
+        record.close()
+        assert said in (err := capsys.readouterr().err) and bool(err) == bool(said)
+
+
+def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
+    stored_run(tmp_path)
+    summary = {"steps": 5, "epochs": 1.0, "test_error_percent": 9.0, "seconds": 1.0}
+    run_files.write_json(tmp_path / "summary.json", summary)
+    options = asked(batch_size=32, train_size=160, epochs=2)
+    assert launch.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
+    assert not launch.finished(tmp_path, dataclasses.replace(options, steps=6))
+    with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
+        launch.finished(tmp_path, dataclasses.replace(options, steps=4))
+
+
+def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
+    now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
+           "git_commit": "a1"}  # fmt: skip
+    launch.tell_changes(now, now)
+    assert capsys.readouterr().err == ""
+    launch.tell_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
+    err = capsys.readouterr().err
+    assert "usable_cores 2, was 4; git_commit a1, was b2. The last bits may differ" in err and err.count("\n") == 1
