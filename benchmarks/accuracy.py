@@ -1,17 +1,17 @@
-"""How far every model's forward pass, gradients and statistics are from float64, and what YNNPACK reduces in them.
+"""How far each model's forward pass, gradients and statistics are from float64, and what YNNPACK reduces in them.
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
 
-XLA's CPU backend hands reductions and convolutions to its library YNNPACK, which in jaxlib 0.10.2 can compute rows
-wrongly (fdg_jax.machine.programs). For each model one batch goes through the network in training mode, backwards, and
-through it in evaluation mode: in float32 as JAX compiles it by default, in float32 as a stage compiles it, and in
-float64 without YNNPACK. A difference is the largest one of an array over the largest number of that array in float64;
-the table has the worst array's. Rectifiers are replaced by tanh: at a kink float32 and float64 may take different
-sides.
+XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
+wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
+mode, and forward in evaluation mode. This is done in float32 as JAX compiles it by default, in float32 as a stage
+compiles it, and in float64 without YNNPACK. The difference of an array is its largest deviation from float64, over the
+largest number of the array in float64. The table has the worst array's. Rectifiers are replaced by tanh, because at a
+kink float32 and float64 may take different sides.
 
-The second table lists what YNNPACK reduces in each program of a stage: how many reductions, how many of them together
-with a product of matrices (the ones that can be wrong), and the most numbers that one of these gives.
+The second table lists what YNNPACK reduces in each program of a stage: the number of reductions, how many of them are
+fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
 """
 
 import argparse
@@ -35,8 +35,7 @@ from benchmarks.harness import report
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache, programs
-from fdg_jax.stage.functions import Functions, functions, init_variables
-from fdg_jax.stage.functions import split as parts_of
+from fdg_jax.stage.functions import Functions, functions, init_variables, split_variables
 from fdg_jax.storage import checkpoint
 
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
@@ -49,7 +48,7 @@ CLASSES = 10
 
 
 class Wanted(NamedTuple):
-    """A model and a batch of images for it."""
+    """A model, and the batch of images for it."""
 
     model: str
     batch: int
@@ -57,7 +56,7 @@ class Wanted(NamedTuple):
 
 
 def wanted(text: str) -> Wanted:
-    """MODEL:BATCH:SIZE."""
+    """Reads MODEL:BATCH:SIZE."""
     model, _, numbers = text.partition(":")
     batch, _, size = numbers.partition(":")
     if not (batch.isdecimal() and size.isdecimal()):
@@ -108,7 +107,7 @@ def problem(of: Wanted) -> Problem:
     x = jnp.asarray(random.normal(size=(of.batch, of.size, of.size, 3)), jnp.float32)
     labels = jnp.asarray(random.integers(0, CLASSES, of.batch), jnp.int32)
     variables = jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x)
-    params, extra = parts_of(variables)
+    params, extra = split_variables(variables)
     return Problem(module, functions_of(module, jnp.float32), params, extra, x, labels)
 
 
@@ -121,6 +120,7 @@ Compile = Callable[..., Any]  # (function, name of the program) -> a compiled fu
 
 
 def by_default(function: Callable, program: str) -> Any:
+    """Compiles a function as JAX does by default."""
     return jax.jit(function)
 
 
@@ -130,6 +130,7 @@ def as_a_stage(function: Callable, program: str) -> Any:
 
 
 def without_ynnpack(function: Callable, program: str) -> Any:
+    """Compiles a function without YNNPACK."""
     return jax.jit(function, compiler_options={programs.FLAG: ""})
 
 
@@ -149,7 +150,7 @@ def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
-    """The largest difference of an array over the array's largest number; the worst of all arrays."""
+    """The largest difference of an array, over the array's largest number; the worst of all arrays."""
     return max(
         float(np.abs(found[path] - value).max() / max(np.abs(value).max(), np.finfo(np.float64).tiny))
         for path, value in right.items()
@@ -157,8 +158,11 @@ def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
 
 
 class Fusions(NamedTuple):
-    """What YNNPACK reduces in a program: how many reductions, how many of them together with a product, and the most
-    numbers that one of these gives."""
+    """What YNNPACK reduces in a program.
+
+    The fields are the number of reductions, the number of those fused with a product, and the most numbers that one of
+    these returns.
+    """
 
     reductions: int
     with_product: int
@@ -191,6 +195,7 @@ def fusions_of(of: Problem) -> dict[str, Fusions]:
 
 
 def measured(of: Wanted) -> dict[str, Any]:
+    """The table row of a model."""
     with smooth():
         drawn = problem(of)
         right = run(drawn.in_dtype(jnp.float64), without_ynnpack)

@@ -46,7 +46,11 @@ from fdg_jax.training.setup import cross_entropy
 
 
 class Row(NamedTuple):
-    """step() runs forward and backward once and returns the seconds of each. closure_bytes: bytes kept in between."""
+    """What a row measures.
+
+    step(): runs forward and backward once, and returns the seconds of each.
+    closure_bytes: bytes kept in between.
+    """
 
     step: Callable[[], tuple[float, float]]
     closure_bytes: int

@@ -43,8 +43,10 @@ EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
 def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
-    """(seconds, checkpoints) of training on the batches indices [batches, batch], with a checkpoint every so many
-    batches (0: none)."""
+    """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none.
+
+    Returns: (seconds, number of checkpoints).
+    """
     pipeline, saver, saves = job.pipeline, checkpoints.Saver(root, {}, keep=2), 0
     assert isinstance(job.dataset, Dataset)  # made-up images, in memory
     start = time.perf_counter()
@@ -61,7 +63,7 @@ def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple
 
 
 def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str, list[tuple[float, int]]]:
-    """Each side's windows, the sides taking turns back and forth; every window trains on the same batches."""
+    """The windows of each side. The sides take turns back and forth, and every window trains on the same batches."""
     sides = {"none": 0, "every epoch": batches, "every 50": EVERY, NOT_FLUSHED: EVERY}
     size = (batches, job.options.batch_size)
     indices = np.random.default_rng(0).integers(0, len(job.dataset.train_images), size, dtype=np.int32)
@@ -77,6 +79,7 @@ def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str,
 
 
 def not_flushed() -> contextlib.AbstractContextManager:
+    """A context in which our own fsync does nothing."""
     return mock.patch.object(os, "fsync", return_value=None)
 
 

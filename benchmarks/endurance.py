@@ -64,14 +64,16 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What both processes report of so many ticks; they take turns in going first."""
+    """What both processes report of so many ticks. They take turns in going first."""
     answers = {worker: worker.ask({"memory": ticks}) for worker in ((new, old) if number % 2 else (old, new))}
     return answers[old], answers[new]
 
 
 def change(rows: Sequence[dict[str, Any]]) -> float:
-    """How much faster, relative to a new process, the last rows are than the first. Medians of up to three rows,
-    because single processes differ."""
+    """How much faster, relative to a new process, the last rows are than the first.
+
+    It compares medians of up to three rows, because single processes differ.
+    """
     ratios = [row["over_new"] for row in rows]
     n = min(3, len(rows) // 2)
     return statistics.median(ratios[-n:]) / statistics.median(ratios[:n])

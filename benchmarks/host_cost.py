@@ -2,22 +2,21 @@
 
     .venv/bin/python -m benchmarks.host_cost --model resnet20 --K 1 2 3 4 --packing on off
 
-The stages are the model's own, with all their arrays, but batch and images are tiny (1 image of 8x8): what a
-dispatch costs depends on how many arrays go in and out of a program, not on how large they are, and the
-device has next to nothing to do. Two clocks, medians over many ticks in the steady state:
+The stages are the model's own, with all their arrays, but the batch is tiny (one image of 8x8). The cost of a dispatch
+depends on how many arrays go in and out of a program, not on their size, and so the device has next to nothing to do.
+There are two clocks. Both give medians over many ticks in the steady state:
 
-- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). What it
-  started is waited for outside the measured time, so that nothing competes with the next call;
-- tick while computing: a whole tick as it trains, waited for outside the measured time, so that the CPU's queue of 32
-  dispatches never fills. On a CPU the computing threads compete with the host for the cores.
+- calls: each dispatch alone (F forward, B backward, U update, send to the neighbour, entry of a batch). Its results are
+  waited for outside the measured time, so that nothing competes with the next call.
+- tick while computing: a whole tick as in training. It is waited for outside the measured time, so that the CPU's queue
+  of 32 dispatches never fills. On a CPU, the computing threads compete with the host for the cores.
 
 The bare calls of a stage's three programs, without what the stage does around them, are also compared with one program
-of the same, to see what one dispatch a tick would save.
-`--packing off` shows the cost when every small array goes in and out by itself (fdg_jax.stage.packing).
+that does the same. This shows what one dispatch per tick would save. `--packing off` shows the cost when every small
+array goes in and out by itself (fdg_jax.stage.packing).
 
-The loop's own part (schedule, mailboxes; losses) is measured with stages that do nothing; `tick` is the sum of the
-parts. On a GPU the launches of a program's kernels come on top; the same command measures them where there
-is one.
+The loop's own part (schedule, mailboxes, losses) is measured with stages that do nothing; `tick` is the sum of the
+parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
 """
 
 import argparse
@@ -33,6 +32,7 @@ from benchmarks.harness import report
 from benchmarks.harness.timed import Small
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import compile_cache
 from fdg_jax.methods import fdg
 from fdg_jax.transport import devices
 
@@ -40,7 +40,7 @@ GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U 
 
 
 class Nothing:
-    """A stage that does nothing, to see what the loop itself costs."""
+    """A stage that does nothing, to measure the loop itself."""
 
     def run(self, kind, batch, messages):
         return {"x": 0, "dy": 0, "loss": 0}
@@ -89,7 +89,7 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
 
 
 def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Least squares, for F, B and U: microseconds of a call = fixed + each * leaves."""
+    """Least squares for F, B and U: microseconds of a call = fixed + each * number of arrays."""
     stages, found = [row for row in rows if row["row"] == "stage"], []
     for what in "FBU":
         leaves, costs = np.array([(row[f"{what}_leaves"], row[f"{what}_microseconds"]) for row in stages]).T
@@ -139,7 +139,13 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", nargs="+", default=["resnet20"])
     add("--K", type=report.positive, nargs="+", default=[1, 2, 3, 4])
-    add("--packing", choices=["on", "off"], nargs="+", default=["on"], help="small arrays as one (default on)")
+    add(
+        "--packing",
+        choices=["on", "off"],
+        nargs="+",
+        default=["on"],
+        help="whether small arrays are packed into one (default on)",
+    )
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
     add("--ticks", type=report.positive, default=300, help="(default 300)")
     add("--batch-size", type=report.positive, default=1)
@@ -149,8 +155,9 @@ def parser() -> argparse.ArgumentParser:
 
 def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     if not 8 <= given.image_size <= 32:
-        raise BadInput(f"--image-size {given.image_size}: images of 32 pixels are cut down. Use 8 to 32.")
+        raise BadInput(f"--image-size {given.image_size}: images are cut out of images of 32 pixels. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))
+    compile_cache.enable()
     rows = [
         row
         for model in given.model

@@ -33,7 +33,7 @@ OPERATIONS = 20  # batches over which they are timed
 
 
 def over(speeds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """The ratios of images/s to another side's, one per turn."""
+    """The ratios of images/s to those of another side, one per turn."""
     return [a / b for a, b in zip(speeds, base, strict=True)]
 
 
@@ -64,8 +64,11 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
 
 
 def ideal(row: dict[str, Any]) -> str:
-    """The speed-up over BP on one device that the schedule allows on K of them: with a barrier between ticks, as in the
-    paper's Table 2, and without one, as the host loop runs. Tb = 2 Tf, auxiliary networks cost nothing."""
+    """The speed-up over BP on one device that the schedule allows on K devices.
+
+    Returns it with a barrier between ticks, as in the paper's Table 2, and without one, as the host loop runs. Tb = 2
+    Tf, auxiliary networks cost nothing.
+    """
     K = row["K"]
     if row["engine"] != "pipeline" or row["cores"] != K or row["device"] != "cpu":  # a peer's engine is another
         return ""
@@ -77,7 +80,7 @@ def ideal(row: dict[str, Any]) -> str:
 
 
 def versions(rows: Sequence[dict[str, Any]]) -> str:
-    """Python 3.11.7, JAX 0.10.2: of the first side that has each."""
+    """Python 3.11.7, JAX 0.10.2, ...: each from the first side that has it."""
     names = {"python": "Python", "jax": "JAX", "torch": "PyTorch"}
     found = {name: next((r[key] for r in rows if key in r), None) for key, name in names.items()}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version)
@@ -114,7 +117,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
 
 
 def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The table of what each stage's operations take alone, from dispatch until all is computed; [] if unasked."""
+    """A table of the time that each operation of a stage takes alone, from dispatch to end; [] if not asked for."""
     timed = [row for row in rows if row["operations"]]
     kinds = sorted({key.partition("/")[0] for row in timed for key in row["operations"]["alone"]["device"]})
     body = []
@@ -136,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", default="resnet20", help="any of the training command's (default resnet20)")
     add("--batch-size", type=report.positive, default=128, help="(default 128)")
-    add("--K", type=report.positive, default=2, help="stages, one worker each (default 2)")
+    add("--K", type=report.positive, default=2, help="number of stages, one worker each (default 2)")
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--windows", type=report.positive, default=6, help="turns a side (default 6)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
@@ -146,8 +149,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="SIDE",
         help=f"the first is the baseline (default {default}, on a GPU {default_gpu})",
     )
-    add("--also-over", metavar="SIDE", help="another side: the table also has all images/s over this side's")
-    add("--device", choices=["cpu", "gpu"], help="cores of the CPU, or what JAX finds (default: a GPU, if any)")
+    add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
+    add(
+        "--device",
+        choices=["cpu", "gpu"],
+        help="CPU cores, or the accelerators that JAX finds (default: a GPU, if any)",
+    )
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
     return made

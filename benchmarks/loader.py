@@ -37,7 +37,7 @@ PAPER = max(float(speed.images_per_second) for speed in SPEEDS if speed.network 
 
 
 def make_images(folder: Path, count: int) -> float:
-    """Writes `train/` and `val/` with so many training images; returns the mean size of a file in bytes."""
+    """Writes `train/` and `val/` with so many training images. Returns the mean size of a file in bytes."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
@@ -57,13 +57,13 @@ def make_images(folder: Path, count: int) -> float:
 
 
 def stream(folder: Path) -> Stream:
-    """As `--dataset imagenet` makes it, less the remark that this is not all of ImageNet."""
+    """The data set as `--dataset imagenet` makes it, without the notice that it is not all of ImageNet."""
     train, test, classes = imagenet.of_folders(folder)
     return Stream("photographs", train, test, classes, (imagenet.SIDE, imagenet.SIDE, 3), imagenet.MEAN, imagenet.STD)
 
 
 def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
-    """A function that trains for a window and returns images/s. JAX's threads get the core of whoever calls this."""
+    """Makes a function that trains for a window and returns images/s. JAX's threads get the caller's core."""
     import jax
 
     import fdg_jax
@@ -91,7 +91,7 @@ def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
 
 
 def supply(source: Stream, workers: int, given: argparse.Namespace) -> float:
-    """Images/s of a loader, from when what it had ready is used up. The caller's cores are the loader's."""
+    """Images/s of a loader, after its initial stock is used up. It gets the caller's cores."""
     with Loader(TrainBatches(source, given.batch_size, seed=0), workers=workers) as loader:
         for _ in range((AHEAD + 2) * max(1, workers)):
             next(loader)
@@ -171,10 +171,10 @@ def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
 def parser() -> argparse.ArgumentParser:
     made = report.parser("loader", __doc__)
     add = made.add_argument
-    add("--model", default="resnet101_imagenet", help="what is trained: any model (default resnet101_imagenet)")
+    add("--model", default="resnet101_imagenet", help="the model that is trained (default resnet101_imagenet)")
     add("--batch-size", type=report.positive, default=8, help="images a batch (default 8)")
     add("--workers", type=int, nargs="+", default=None, help="processes of each loader (default 0 1 2, as cores allow)")
-    add("--images", type=report.positive, default=200, help="files that are made (default 200)")
+    add("--images", type=report.positive, default=200, help="number of image files (default 200)")
     add("--windows", type=report.positive, default=4, help="turns a side (default 4)")
     add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
     return made

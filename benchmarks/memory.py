@@ -3,14 +3,19 @@
     .venv/bin/python -m benchmarks.memory --model resnet56 wrn16_4 --K 2 4 --batch-size 128
     .venv/bin/python -m benchmarks.memory --model resnet20 --K 2 4 --batch-size 8 --method fdg ddg fr dgl dni gpipe
 
-Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and the
-schedule alone (fdg_jax.engine.memory), as the training command prints it. Live: the bytes of all arrays on the stage's
-device, each buffer once however many refer to it, the most over a run into the steady state, looked at before every
-operation of the host loop and after every tick. Memos: the most that a stage keeps by the schedule, and that it was
-seen to keep. One memo: what is kept of a batch, predicted, and from what the compiled forward program says it gives
-(where the method has no stages of its own). Temporary: XLA's buffers within the largest of the stage's programs (of the
-runtime's own memory, such as a convolution's scratch, XLA tells nothing). On top of both columns comes, between a
-backward pass and its update, one gradient, as large as the weights.
+The columns:
+- Predicted: weights, optimizer, statistics, memos, old weights and messages of a stage at their most, from shapes and
+  the schedule alone (fdg_jax.engine.memory), as the training command prints it.
+- Live: the bytes of all arrays on the stage's device, each buffer counted once. It is the most over a run into the
+  steady state, looked at before every operation of the host loop and after every tick.
+- Memos: the most that a stage keeps, by the schedule and as seen.
+- One memo: what is kept of a batch, as predicted, and as the compiled forward program reports it (unless the method has
+  stages of its own).
+- Temporary: XLA's buffers within the largest of the stage's programs. XLA does not report the runtime's own memory,
+  such as a convolution's scratch.
+
+Both columns of totals leave out one gradient, as large as the weights, which exists between a backward pass and its
+update.
 """
 
 import argparse
@@ -37,15 +42,17 @@ from fdg_jax.transport import devices
 
 
 def buffers() -> dict[tuple[Any, int], int]:
-    """Bytes of every buffer that an array of this process lies in, by (device, address)."""
+    """Bytes of every buffer of this process's arrays, by (device, address)."""
     arrays = jax.block_until_ready(jax.live_arrays())
     pieces = [piece for array in arrays for piece in array.addressable_shards]
     return {(piece.device, piece.data.unsafe_buffer_pointer()): piece.data.nbytes for piece in pieces}
 
 
 class Watch:
-    """The most bytes on each device, of arrays made while it looks, and the most memos of stage k. Make it before the
-    pipeline."""
+    """Finds the most bytes on each device, and the most memos of stage k, while it looks.
+
+    It counts arrays that were made after it, so make it before the pipeline.
+    """
 
     def __init__(self) -> None:
         self.others = jax.live_arrays()  # held, so that no new array can get the place of one of them
@@ -77,10 +84,13 @@ class Watch:
 
 
 def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int], list[int]]:
-    """(what `make` made, the most bytes on the devices of its stages k = 1..K while `step` enters so many batches, the
-    most memos they had).
+    """Trains so many batches and counts.
 
-    make() -> a Pipeline on the host loop with a device a stage.
+    Arguments:
+        make: make() -> a Pipeline on the host loop with one device per stage.
+        step: enters a batch.
+
+    Returns: (what `make` made, the most bytes on the devices of stages k = 1..K, the most memos they had).
     """
     watch = Watch()
     pipeline = make()
@@ -94,9 +104,9 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
 
 
 def programs(engine: HostEngine) -> list[dict[str, Any]]:
-    """Of each stage, from its compiled programs: bytes of one memo, and of the largest temporary buffers.
+    """For each stage, bytes of one memo and of the largest temporary buffers, from its compiled programs.
 
-    None where the platform does not tell, or the method's stages have programs of their own.
+    None if the platform does not report them, or if the method's stages have programs of their own.
     """
     found = []
     for k, stage in engine.stages.items():
@@ -116,8 +126,8 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
         if None in analyses.values():
             found.append(nothing)
             continue
-        given = analyses["F"].output_size_in_bytes - memory.size(messages) - memory.size(extra)
-        kept = given + memory.size((spec.x, state.extra))
+        given = analyses["F"].output_size_in_bytes - memory.tree_bytes(messages) - memory.tree_bytes(extra)
+        kept = given + memory.tree_bytes((spec.x, state.extra))
         temporary = {name: analysis.temp_size_in_bytes for name, analysis in analyses.items()}
         largest = max(temporary, key=lambda name: temporary[name])
         found.append({"k": k, "memo_bytes": kept, "temporary_bytes": temporary[largest], "temporary_of": largest})
@@ -146,8 +156,8 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
     pipeline, bytes_live, memos = live(make, step, 4 * K + 2)
     common = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
     rows, most = [], Counter[int]()
-    predicted = memory.predicted(pipeline.engine)
-    for k, moment in memory.moments(pipeline.engine):
+    predicted = memory.predict(pipeline.engine)
+    for k, moment in memory.over_time(pipeline.engine):
         most |= Counter({k: moment.kept})
     for memo, here, held, compiled in zip(predicted, bytes_live, memos, programs(pipeline.engine), strict=True):
         rows.append(
@@ -197,8 +207,8 @@ def parser() -> argparse.ArgumentParser:
     made = report.parser("memory", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet56", "wrn16_4"])
-    add("--method", nargs="+", default=["fdg"], help="any with a device a stage (default fdg)")
-    add("--K", nargs="+", type=report.positive, default=[2, 4], help="stages, a device each (default 2 4)")
+    add("--method", nargs="+", default=["fdg"], help="any method with one device per stage (default fdg)")
+    add("--K", nargs="+", type=report.positive, default=[2, 4], help="number of stages, one device each (default 2 4)")
     add("--weights", nargs="+", choices=["stashed", "current"], default=["stashed", "current"], help="(default both)")
     add("--batch-size", type=report.positive, default=128)
     add("--split", help="paper, even, balanced or block numbers (default as in training)")

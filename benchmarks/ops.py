@@ -40,7 +40,10 @@ Call = Callable[[], Any]
 
 
 class Shape(NamedTuple):
-    """A layer as it is called: a map [size, size, taken] -> [size / stride, size / stride, given]. kernel 0: a norm."""
+    """A layer as it is called.
+
+    It maps [size, size, taken] to [size / stride, size / stride, given]. kernel 0 stands for a norm.
+    """
 
     size: int
     taken: int
@@ -62,7 +65,7 @@ class Shape(NamedTuple):
 
 
 def shapes(model: str) -> Counter[Shape]:
-    """The distinct layers of a network for images of 32x32, and how often each is called."""
+    """The distinct layers of a network for images of 32x32, with the number of calls of each."""
     found = Counter[Shape]()
 
     def note(call, arguments, keywords, context):
@@ -117,7 +120,7 @@ def xla(shape: Shape, batch: int) -> dict[str, Call]:
 
 
 def onednn(shape: Shape, batch: int) -> dict[str, Call]:
-    """The same calls in PyTorch, channels last, one thread."""
+    """The same calls in PyTorch: channels last, one thread."""
     import torch
     import torch.nn.functional as F
     from torch.nn.grad import conv2d_input, conv2d_weight
@@ -144,7 +147,7 @@ def onednn(shape: Shape, batch: int) -> dict[str, Call]:
 
 
 def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """The least time of each call, in turns, after a first call that compiles."""
+    """The least time of each call. They take turns, after a first call that compiles."""
     for call in calls.values():
         jax.block_until_ready(call())  # PyTorch's is ready on return
     least = dict.fromkeys(calls, float("inf"))

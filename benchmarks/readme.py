@@ -65,13 +65,13 @@ def run(line: str, file: Path) -> bool:
 
 
 def printed(file: Path) -> dict[str, str]:
-    """By command, what it printed when it was last run."""
+    """For each command, what it printed when it was last run."""
     lines = map(json.loads, file.read_text(encoding="utf-8").splitlines()) if file.exists() else ()
     return {line["printed_by"]: line["text"] for line in lines if "printed_by" in line}
 
 
 def rendered(text: str, last: dict[str, str]) -> str:
-    """A page with what its commands printed last; a command that never ran keeps what stands below it."""
+    """A page with what its commands printed last. A command that never ran keeps the text below it."""
 
     def fill(match: re.Match) -> str:
         found = last.get(command(match["command"]))
@@ -81,7 +81,7 @@ def rendered(text: str, last: dict[str, str]) -> str:
 
 
 def render(page: Path, last: dict[str, str]) -> None:
-    """Writes a page anew, whole or not at all."""
+    """Writes a page again, completely or not at all."""
     new = page.with_suffix(".tmp")
     new.write_text(rendered(page.read_text(encoding="utf-8"), last), encoding="utf-8")
     os.replace(new, page)

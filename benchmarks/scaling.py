@@ -27,8 +27,12 @@ HOST_MICROSECONDS = 100.0  # assumed for a dispatch; benchmarks.host_cost measur
 
 
 class Network(NamedTuple):
-    """batch_size: the paper gives none; 128 is its code's for CIFAR, 64 is assumed for ImageNet. Where latency and the
-    host don't count it does not matter. fitted_to: the network whose BP in Table 7 tells how fast the device is."""
+    """A network of the paper's Table 7.
+
+    batch_size: the paper gives none. 128 is that of its code for CIFAR, 64 is assumed for ImageNet. It does not matter
+        where latency and the host do not count.
+    fitted_to: the network whose BP in Table 7 says how fast the device is.
+    """
 
     label: str
     model: str
@@ -49,7 +53,7 @@ NETWORKS = (
 
 
 class Measures(NamedTuple):
-    """Of each block of a network, for one batch: FLOPs of the forward pass and bytes of the output."""
+    """For each block of a network and one batch: FLOPs of the forward pass, and bytes of the output."""
 
     flops: list[float]
     sends: list[int]
@@ -70,7 +74,7 @@ def measures(network: Network) -> Measures:
 
 
 def flops_per_second(network: Network, of: Measures) -> float:
-    """The device's FLOP/s with which BP makes the paper's images per second."""
+    """The device's FLOP/s with which BP reaches the paper's images per second."""
     (bp,) = [float(s.images_per_second) for s in SPEEDS if (s.network, s.method) == (network.label, "BP")]
     return (sum(of.flops) + sum(backward(of))) * bp / network.batch_size
 
@@ -88,7 +92,11 @@ def times_of(of: Measures, speed: float) -> BlockTimes:
 def run(
     times: BlockTimes, of: Measures, cuts: Sequence[int], method: str, link: Link, host: float = 0.0, **options: Any
 ) -> Prediction:
-    """host: microseconds of a dispatch. options: the schedule's."""
+    """Simulates a method.
+
+    host: microseconds of a dispatch.
+    options: the schedule's.
+    """
     sizes = {("x", k + 1): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
     sizes |= {("dy", k): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
     schedule = methods.find(method).schedule(len(cuts) + 1, **options)
@@ -97,7 +105,10 @@ def run(
 
 
 def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: bool) -> Link:
-    """The bandwidth with which FDG, K = 2, is as fast as in the paper; by bisection: slower links are never faster."""
+    """The bandwidth with which FDG, K = 2, is as fast as in the paper.
+
+    By bisection: slower links are never faster.
+    """
     speeds = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
     wanted = speeds[network.label, "FDG", 2]
     cuts = models.paper_split(network.model, 2)
@@ -111,7 +122,7 @@ def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: boo
 
 
 def reason(found: Prediction, cuts: Sequence[int], times: BlockTimes) -> str:
-    """What limits it; "one block" where the slowest stage is a single block, so that no cut helps."""
+    """What limits the speed. It is "one block" if the slowest stage is a single block, so that no cut helps."""
     if found.limiting != "stage":
         return found.limiting
     ends = (0, *cuts, len(times.F))
@@ -146,7 +157,7 @@ def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping
 
 
 def with_barrier(method: str, K: int) -> float:
-    """Speed-up over BP with even stages, no link and a barrier at the end of every tick: the paper's Table 2."""
+    """Speed-up over BP with even stages, no link, and a barrier at the end of each tick: the paper's Table 2."""
     found = methods.find(method)
     time = tick_time(found.schedule(K), found.costs(K), COMPARED).at(COMPARED)
     return float((COMPARED.Tf + COMPARED.Tb) / time)

@@ -34,7 +34,7 @@ IMAGE = {True: (224, 224, 3), False: (32, 32, 3)}
 
 
 def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, ...]:
-    """As the flag says; `measured` by these very times."""
+    """The cuts of a value of --split; those of `measured` follow from these times."""
     if side.K == 1:
         return ()
     imagenet = side.model.endswith("_imagenet")
@@ -45,8 +45,12 @@ def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, .
 
 
 def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
-    """(the machine, the cuts, bytes of its stages and messages) of a side, measured now or from the file. known: what
-    was measured before."""
+    """The machine of a side.
+
+    known: what was measured before.
+
+    Returns: (the machine, the cuts, bytes of its stages and messages), measured now or read from the file.
+    """
     from benchmarks.harness import model_shapes
 
     imagenet = side.model.endswith("_imagenet")
@@ -73,8 +77,11 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
 
 
 def programs_of(side: Side) -> str:
-    """What decides which programs a side's stages run, and how. Ordinary stages are the same in all methods that have
-    them and are measured once, so that such methods differ by their schedules only."""
+    """What decides which programs a side's stages run, and how.
+
+    Ordinary stages are the same in all methods that have them. They are measured once, so that such methods differ by
+    their schedules only.
+    """
     method, schedule = methods.find(side.method), side_specs.schedule_of(side)
     if method.stage is not None or schedule.micro_batches > 1:
         return repr(side)
@@ -84,7 +91,7 @@ def programs_of(side: Side) -> str:
 
 
 def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """(what its operations take, the cuts): on one core, a stage at a time."""
+    """(the time of each operation, the cuts), measured on one core, one stage at a time."""
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
     say(f"{side.name}, K={side.K}: measuring its operations on one core")
@@ -149,15 +156,15 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", default="wrn16_4", help="any of the training command's (default wrn16_4)")
     add("--batch-size", type=report.positive, default=64, help="(default 64)")
-    add("--K", type=report.positive, nargs="+", default=[2, 4], help="stages (default 2 4)")
+    add("--K", type=report.positive, nargs="+", default=[2, 4], help="numbers of stages (default 2 4)")
     names = "methods, compared with BP on one device (default bp ddg fdg)"
     add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]", help=names)
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
     add("--times", default="measured", help="measured (default) or a file of block times")
-    add("--host-microseconds", type=float, default=0.0, help="of the host's thread per dispatch (default 0)")
-    add("--run-ahead", type=report.positive, default=16, help="losses that may be unread (default 16)")
-    add("--batches", type=report.positive, default=8, help="whose operations are timed (default 8)")
+    add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
+    add("--run-ahead", type=report.positive, default=16, help="number of losses that may be unread (default 16)")
+    add("--batches", type=report.positive, default=8, help="number of batches whose operations are timed (default 8)")
     add("--validate", action="store_true", help="compare the prediction with training on this machine")
     add("--cores", type=report.positive, help="of --validate: of each process (default as many as stages)")
     add("--windows", type=report.positive, default=4, help="of --validate: turns per method (default 4)")

@@ -47,10 +47,10 @@ def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], t
     """Seconds per batch by cause. They add up to took - bp / K.
 
     Arguments:
-      bp, took: seconds per batch of BP on one core, and of the pipeline on K cores.
-      one_core, pipeline: the times that benchmarks.harness.operation_times returns with all stages on one core, and
-        with one core per stage.
-      K: the number of stages.
+        bp, took: seconds per batch of BP on one core, and of the pipeline on K cores.
+        one_core, pipeline: the times that benchmarks.harness.operation_times returns with all stages on one core, and
+            with one core per stage.
+        K: the number of stages.
     """
 
     def stages(device: Mapping[str, float], host: Mapping[str, float]) -> list[float]:

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m benchmarks.split --model resnet56 wrn16_4 --K 2 4 --batch-size 128
 
-The time per batch of K decoupled stages is that of the slowest one, so its share of the whole bounds the
-speed-up of K stages over one: at most 100 / share. Every block's forward pass, its
-backward pass and its update are measured anew (fdg_jax.training.block_times); all splits of a model are judged by
-the same times. Another benchmark measures the images/s that they give:
+K decoupled stages take as long for a batch as the slowest of them. So the slowest stage's share of the whole bounds the
+speed-up of K stages over one: at most 100 / share. The forward pass, the backward pass and the update of every block
+are measured (fdg_jax.training.block_times). All splits of a model are judged by the same times. Another benchmark
+measures the images/s that they reach:
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """
@@ -34,7 +34,7 @@ CLASSES, IMAGE = 10, (32, 32, 3)
 
 
 def shares(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
-    """Percent of the whole, of each stage."""
+    """Each stage's percentage of the whole."""
     return [100 * sum(costs[a:b]) / sum(costs) for a, b in pairwise((0, *cuts, len(costs)))]
 
 
@@ -48,7 +48,7 @@ def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -
 
 
 def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for every K and way to cut."""
+    """A row for every K and way to cut."""
     blocks = models.blocks(model, CLASSES)
     if max(given.K) > len(blocks):
         raise BadInput(f"--K {max(given.K)}: {model} has {len(blocks)} blocks. Use --K 2 to {len(blocks)}.")
@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
     made = report.parser("split", __doc__)
     add = made.add_argument
     add("--model", nargs="+", default=["resnet56", "wrn16_4"])
-    add("--K", nargs="+", type=report.positive, default=[2, 4], help="stages (default 2 4)")
+    add("--K", nargs="+", type=report.positive, default=[2, 4], help="numbers of stages (default 2 4)")
     add("--batch-size", type=report.positive, default=128)
     add("--rounds", type=report.positive, default=9, help="(default 9)")
     return made

@@ -1,199 +1,55 @@
-"""When each stage of a real run computed, sent and waited, beside the simulator's prediction: a picture and a trace.
+"""When each stage of a real run computed, sent and waited, and what the simulator predicts: a picture and a trace.
 
     .venv/bin/python -m benchmarks.timeline --model resnet20 --K 2 --method fdg --out runs/timeline
 
-The run is the training command's own. When an operation is dispatched, its results are handed to a thread of its stage,
-which waits for one after the other. So it is known when each ended, without extra work for the devices and without
-delaying the loop. The beginning of an operation is computed: the latest of the end of its stage's previous operation,
-the arrival of its messages and its dispatch. On a CPU device programs run one after another, so it could begin then;
-only the lack of a free thread may delay it, which counts as computing.
+The run is that of the training command. When an operation is dispatched, its results go to a thread of its stage, which
+waits for one after the other. So the end of each operation is known, without extra work for the devices and without
+delaying the loop. The beginning is computed: it is the latest of the operation's dispatch, the previous end of its
+stage, and the arrival of its messages. A CPU device runs one program after another, so an operation can begin then.
+Only the lack of a free thread may delay it, which counts as computing.
 
-Precision: an end is seen late, because the thread has to wake up and to get Python's lock, for which threads ask every
-0.1 ms during the run. The last line of the output says how late, measured in the same process: how much later a thread
-saw the end of a computation than another thread that polls without pause and never gives up the lock by itself, which
-is the worst case. Busy cores make it worse. The events begin when the pipeline is full and everything is compiled.
+Precision: an end is seen late, because the thread has to wake up and get Python's lock, for which threads ask every 0.1
+ms during the run. The last line of the output says how late. It is measured in the same process, against a thread that
+polls without pause and never gives up the lock by itself, which is the worst case. Busy cores make it worse. Recording
+begins when the pipeline is full and everything is compiled.
 
-It writes timeline.json (Chrome's trace format, for ui.perfetto.dev: one process is measured, one predicted; a row is a
-stage or a link) and timeline.png.
+It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfetto.dev. There, one process is the
+measured run and one the predicted one; a row is a stage or a link.
 """
 
 import argparse
 import json
-import queue
 import statistics
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 if __name__ == "__main__":
     from fdg_jax.machine.huge_pages import restart_once
 
     restart_once()  # as the training command does, before imports that would be done twice
 
-import jax
 import numpy as np
 
 from benchmarks.harness import gantt, report, side_specs, validate
 from benchmarks.harness.bench_worker import Trainer
+from benchmarks.harness.recording import Recording, events, lateness, quick_threads
 from benchmarks.harness.turns import say
 from fdg_jax import methods
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import jax_internals
-from fdg_jax.schedule import Box, Op
 from fdg_jax.schedule.simulator import Event
-from fdg_jax.stage.stage import Stage
 from fdg_jax.transport import devices
 
 
-class Dispatched(NamedTuple):
-    """An operation: when it was dispatched, which messages it takes and gives."""
-
-    what: str
-    k: int
-    batch: int
-    at: float
-    takes: tuple[Box, ...] = ()
-    gives: tuple[Box, ...] = ()
-    to: int = 0
-
-
-class Watcher:
-    """A thread that waits for the results of one stage (or link), in the order in which they were dispatched."""
-
-    def __init__(self) -> None:
-        self.queue: queue.SimpleQueue[tuple[Dispatched, Any] | None] = queue.SimpleQueue()
-        self.ended: list[tuple[Dispatched, float]] = []
-        self.thread = threading.Thread(target=self.watch, daemon=True)
-        self.thread.start()
-
-    def watch(self) -> None:
-        while (item := self.queue.get()) is not None:
-            dispatched, arrays = item
-            jax.block_until_ready(arrays)
-            self.ended.append((dispatched, time.perf_counter()))
-            del item, arrays  # else memory is held until the next comes
-
-    def stop(self) -> list[tuple[Dispatched, float]]:
-        self.queue.put(None)
-        self.thread.join()
-        return self.ended
-
-
-class Recording:
-    """Adds watchers to the stages and links of an engine. `stop` removes them and returns what happened."""
-
-    def __init__(self, engine: HostEngine):
-        self.engine, self.send = engine, engine.loop.send
-        self.watchers: dict[Any, Watcher] = {}
-        self.giver = 0  # whose operation was dispatched last: what is sent is its
-        for stage in engine.stages.values():
-            self.record(stage)
-        engine.loop.send = self.sent
-        self.step, engine.loop.step = engine.loop.step, self.entered
-
-    def tell(self, where: Any, dispatched: Dispatched, arrays: Any) -> None:
-        if where not in self.watchers:
-            self.watchers[where] = Watcher()
-        self.watchers[where].queue.put((dispatched, arrays))
-
-    def record(self, stage: Stage) -> None:
-        run, update, k, schedule = stage.run, stage.update, stage.k, self.engine.loop.schedule
-        takes, gives, _ = schedule.messages
-        now: list[Any] = [("F", 0, 0.0)]  # the operation that is being dispatched
-
-        def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-            op = Op(kind, k, batch)
-            self.giver = k
-            now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
-            given = run(kind, batch, messages)
-            if now[0] is not None:  # else the update has reported it
-                self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
-            return given
-
-        def recorded_update() -> None:
-            self.tell(k, now[0], stage.sum)
-            batch, now[0] = now[0].batch, None
-            at = time.perf_counter()
-            update()
-            self.tell(k, Dispatched("U", k, batch, at), stage.state.params)
-
-        stage.run, stage.update = recorded_run, recorded_update
-
-    def sent(self, box: Box, message: Any) -> Any:
-        entering = box in self.engine.loop.schedule.messages.enters(box.batch)
-        at, arrived = time.perf_counter(), self.send(box, message)
-        if not entering:
-            self.tell((self.giver, box.k), Dispatched("send", self.giver, box.batch, at, (), (box,), box.k), arrived)
-        return arrived
-
-    def entered(self, parts: Any) -> None:
-        batch = self.engine.loop.t + 1
-        self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
-        self.step(parts)
-
-    def stop(self) -> list[tuple[Dispatched, float]]:
-        del self.engine.loop.step
-        self.engine.loop.send = self.send
-        for stage in self.engine.stages.values():
-            del stage.run, stage.update
-        return [each for watcher in self.watchers.values() for each in watcher.stop()]
-
-
-def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
-    """When each began as well: after the dispatch, its stage's last end and the arrival of its messages. What was
-    seen to end before that which it waited for gets no length."""
-    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
-    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
-    free: dict[Any, float] = {}
-    found = []
-    for dispatched, end in ended:  # of each stage and link in its own order
-        where = (dispatched.k, dispatched.to) if dispatched.what == "send" else dispatched.k
-        waits = [arrived[box] for box in dispatched.takes if box in arrived]
-        if dispatched.what == "send":
-            waits = [made[box] for box in dispatched.gives if box in made]
-        begin = min(end, max([dispatched.at, free.get(where, 0.0), *waits]))
-        free[where] = end
-        found.append(Event(dispatched.what, dispatched.k, dispatched.batch, begin, end, dispatched.to))
-    return found
-
-
-@contextmanager
-def quick_threads() -> Iterator[None]:
-    """Threads that want Python's lock ask for it every 0.1 ms instead of every 5."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
-
-
-def lateness(tries: int = 40) -> list[float]:
-    """Seconds by which a watcher sees an end later than a thread that polls without pause."""
-    watcher, found = Watcher(), []
-    step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
-    x = jax.device_put(np.ones((300, 300), np.float32))
-    step(x).block_until_ready()
-    for n in range(tries):
-        y = step(x)
-        watcher.queue.put((Dispatched("F", 1, n, 0.0), y))
-        while not jax_internals.is_ready(y):
-            pass
-        seen = time.perf_counter()
-        while len(watcher.ended) <= n:
-            pass
-        found.append(max(0.0, watcher.ended[-1][1] - seen))
-    watcher.stop()
-    return found
-
-
 def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Chrome's trace format: microseconds, one process each for measured and predicted, one thread a stage or link."""
+    """Makes a trace in Chrome's format: microseconds, a process for each of measured and predicted, a thread per row.
+
+    Arguments:
+        measured, predicted: the events.
+        about: further facts, for the file.
+    """
     made: list[dict[str, Any]] = []
     for process, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
         made.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
@@ -218,7 +74,7 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
 
 
 def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
-    """Percent of a window of that length in which stage k did what; the rest is waiting."""
+    """Percent of a window in which stage k did each kind of operation; the rest is waiting. length: in seconds."""
     taken: dict[str, float] = {}
     for event in found:
         if event.k == k and event.what not in ("send", "host"):
@@ -228,8 +84,10 @@ def shares(found: Sequence[Event], length: float, k: int) -> dict[str, float]:
 
 
 def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], float]:
-    """(what happens while these batches enter, from the first's entry to the one after the last's; how long that is).
-    What begins before or ends after is cut there."""
+    """Cuts out the time in which batches first..last enter.
+
+    Returns: (the events in it, each cut to the window and counted from its beginning; its length in seconds).
+    """
     entry = "enter" if any(event.what == "enter" for event in found) else "F"
     begins = {event.batch: event.begin for event in reversed(found) if (event.what, event.k) == (entry, 1)}
     start, end = begins[first], begins[last + 1]
@@ -238,7 +96,10 @@ def window(found: Sequence[Event], first: int, last: int) -> tuple[list[Event], 
 
 
 def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, Any]]:
-    """(what happened while so many batches entered a full pipeline, what its operations take one by one)."""
+    """Trains on so many batches with a full pipeline.
+
+    Returns: (the events, the time of each operation alone, as Trainer.operations has it).
+    """
     trainer = Trainer(side)
     engine, data = trainer.job.pipeline.engine, trainer.job.dataset
     assert isinstance(engine, HostEngine) and isinstance(data, Dataset)
@@ -260,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     add("--K", type=report.positive, default=2)
     add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
     add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
-    add("--batches", type=report.positive, default=6, help="batches that are drawn (default 6)")
+    add("--batches", type=report.positive, default=6, help="number of batches in the picture (default 6)")
     add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
     return made
 
@@ -273,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
         side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
         if methods.find(side.method).places:
-            raise BadInput(f"--method {side.name}: its stages lie on all devices at once. Choose another method.")
+            raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
         out = report.folder(given.out)
         devices.emulate_cpu(given.K)
         ahead = 2 * given.K + 2  # after the first batches the host has run ahead

@@ -1,4 +1,4 @@
-"""One side of a comparison in a process of its own: it trains on request and sleeps in between."""
+"""One side of a comparison in a process of its own. It trains when asked to, and sleeps in between."""
 
 import gc
 import os
@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.harness import operation_times
 from benchmarks.harness.serving import clocked, serve
 from benchmarks.harness.side_specs import Side
-from fdg_jax import api, schedule
+from fdg_jax import schedule
+from fdg_jax.checks import configuration
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import host_engine
 from fdg_jax.errors import BadInput, ScheduleError
@@ -29,7 +30,7 @@ from fdg_jax.training import setup
 
 
 class FusedStage(Stage):
-    """Backward pass and update as one program; the engine keeps them apart."""
+    """A stage whose backward pass and update are one program; those of the engine are two."""
 
     def __init__(self, spec, place, **options):
         super().__init__(spec, place, **options)
@@ -47,7 +48,7 @@ class FusedStage(Stage):
         )
 
     def backward(self, batch, dy=None):
-        memo, params = self.oldest(batch), self.state.params
+        memo, params = self.take_memo(batch), self.state.params
         old, opt_state = self.backward_params(memo), self.state.opt_state
         params, opt_state, dx = self._fused(memo.closure, old, memo.x, dy, params, opt_state)
         self.state = self.state._replace(params=params, opt_state=opt_state)
@@ -57,7 +58,7 @@ class FusedStage(Stage):
 
 
 def downwards(given: schedule.Schedule) -> schedule.Schedule:
-    """The same ticks with the stages dispatched from K to 1. BadInput if a stage needs a lower one in the tick."""
+    """The same schedule with stages dispatched from K to 1. BadInput if a stage needs a lower one in the tick."""
 
     def tick(t: int, last: int | None = None) -> schedule.Tick:
         return tuple(sorted(given.tick(t, last), key=lambda op: -op.k))
@@ -81,6 +82,7 @@ class Trainer:
             split=side.split,
             model=side.model,
             batch_size=side.batch_size,
+            dtype=side.dtype,  # type: ignore[arg-type]
             dataset="synthetic",
             learning_rate=0.01,  # the loss stays finite; speed does not depend on it
             epochs=1,
@@ -93,7 +95,7 @@ class Trainer:
         convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
         with ExitStack() as stack:
             if side.update == "fused":
-                stack.enter_context(mock.patch.object(api, "Stage", FusedStage))
+                stack.enter_context(mock.patch.object(configuration, "Stage", FusedStage))
             if side.packing == "off":
                 stack.enter_context(mock.patch.object(Stage, "packs", False))
             self.job = setup.prepare(options)
@@ -104,22 +106,29 @@ class Trainer:
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
 
     def run(self, batches: int) -> dict[str, float]:
-        """Trains on so many batches and waits until everything is computed."""
+        """Trains on so many batches and waits until everything is computed. Where a dispatch takes many batches (the
+        delay line on an accelerator), whole dispatches, so that only one program is compiled: `batches` says how many.
+        """
         data, pipeline = self.job.dataset, self.job.pipeline
         assert isinstance(data, Dataset)  # made-up images, in memory
-        size = (batches, self.job.options.batch_size)
+        window = self.job.options.window or 1
+        dispatches, each = (-(-batches // window), window) if window > 1 else (1, batches)
+        size = (dispatches, each, self.job.options.batch_size)
         indices = self.random.integers(0, len(data.train_images), size, dtype=np.int32)
 
         def train() -> float:
-            pipeline.train(data.train_images, data.train_labels, indices)
+            for rows in indices:
+                pipeline.train(data.train_images, data.train_labels, rows)
             pipeline.wait()
             return pipeline.losses(wait=True)[-1].loss
 
-        return clocked(train)
+        return {**clocked(train), "batches": dispatches * each}
 
     def memory(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches and reports what is alive afterwards. resident_bytes: memory of the process, None
-        where the system does not tell."""
+        """Trains on so many batches and reports what is alive afterwards.
+
+        resident_bytes is the memory of the process, or None if the system does not report it.
+        """
         result = self.run(batches)
         gc.collect()
         arrays = jax.live_arrays()
@@ -127,9 +136,11 @@ class Trainer:
         return {**result, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
 
     def operations(self, batches: int) -> dict[str, Any]:
-        """Trains on so many batches (whole updates) after a first one, every operation by itself, and says what each
-        took (benchmarks.harness.operation_times) and for how long the process was busy; {} where many are one program.
-        The first time is slower and does not count."""
+        """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.
+
+        Returns: the time of each operation (benchmarks.harness.operation_times), and for how long the process was busy;
+        {} if many operations are one program.
+        """
         busy = time.process_time()
         data, engine, options = self.job.dataset, self.job.pipeline.engine, self.job.options
         assert isinstance(data, Dataset)

@@ -16,7 +16,10 @@ from benchmarks.harness.turns import Worker
 
 
 class EachCore:
-    """Trainers, one pinned to each core, that train at the same time; a window ends when the last has answered."""
+    """Trainers that train at the same time, each pinned to a core.
+
+    A window ends when the last of them has answered.
+    """
 
     def __init__(self, side: Side):
         cores = sorted(os.sched_getaffinity(0))

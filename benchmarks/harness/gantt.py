@@ -1,4 +1,4 @@
-"""What ran when, as bars: one panel per run, one row per stage or link, the same colours in all."""
+"""Draws when operations ran: a panel for each run, a row for each stage or link, the same colours in all panels."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,10 @@ def name_of(row: Row) -> str:
 
 
 def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
-    """A PNG file. runs: panel -> events in seconds; all panels have the same rows and the same time axis."""
+    """Draws a PNG file.
+
+    runs: for each panel its events, in seconds. All panels have the same rows and the same time axis.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -54,7 +57,7 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:
-    """A bar, with the number of its batch where there is room."""
+    """Draws a bar, with the batch's number if there is room."""
     begin, length = event.begin * 1e3, (event.end - event.begin) * 1e3
     height = 0.35 if event.to else 0.8
     axes.barh(at, length, left=begin, height=height, color=COLOURS.get(event.what, OTHER), edgecolor="white", lw=0.5)

@@ -23,7 +23,10 @@ LINKS = {
 
 
 def link(text: str) -> Link:
-    """pcie, nvlink, none or <latency in microseconds>,<GB/s>; "+blocking" after it: copies do not overlap computing."""
+    """Reads a link: pcie, nvlink, none, or <latency in microseconds>,<GB/s>.
+
+    With "+blocking" after it, copies do not overlap computing.
+    """
     name, _, how = text.partition("+")
     if how not in ("", "blocking"):
         raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
@@ -50,7 +53,10 @@ class BlockTimes(NamedTuple):
 
 
 def read(path: str, blocks: int) -> BlockTimes:
-    """A file {"F": [seconds a block], "B": [...], "U": [...], "auxiliary": seconds}; U and auxiliary may be missing."""
+    """Reads a file {"F": [seconds of each block], "B": [...], "U": [...], "auxiliary": seconds}.
+
+    U and auxiliary may be missing.
+    """
     try:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
         unknown = set(given) - set(BlockTimes._fields)
@@ -72,11 +78,13 @@ def shape_of_file(blocks: int) -> str:
 def of_blocks(
     times: BlockTimes, cuts: Sequence[int], schedule: Schedule, weights: Sequence[int] = (), **machine: Any
 ) -> Machine:
-    """Stages are sums of blocks; what a method's operations are made of is its `cost` (fdg_jax.methods.Method).
+    """Makes a machine whose stages are sums of blocks. A method's `cost` says what its operations consist of.
 
-    Stage K has no auxiliary network. Data parallel's replicas take 1/K of the time for 1/K of a batch and GPipe's
-    micro-batches 1/M, which is the best case; the update is the same everywhere. weights: bytes of each stage's, which
-    data parallel averages by a ring over the link after every backward pass, 2 (K-1)/K of them each way.
+    Stage K has no auxiliary network. The replicas of data parallel take 1/K of the time for 1/K of a batch, and GPipe's
+    micro-batches 1/M, which is the best case. The update takes the same time everywhere.
+
+    weights: bytes of each stage's. Data parallel averages them by a ring over the link after every backward pass, 2
+        (K-1)/K of them each way.
     """
     method, K = methods.find(schedule.name), schedule.K
     bounds = list(pairwise((0, *cuts, len(times.F))))
@@ -102,10 +110,10 @@ def of_blocks(
 
 
 def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
-    """The machine with the times that benchmarks.harness.operation_times.measure returned for the method of that name.
+    """Makes a machine from the times that benchmarks.harness.operation_times.measure returned for that method.
 
     cores: how many the stages share; None: one for each. A stage's messages take the measured time of sending them,
-    because the process copies them.
+        because the process copies them.
     """
     alone, host = timed["alone"]["device"], timed["alone"]["host"]
     crowded = timed["crowded"] or alone
@@ -145,7 +153,7 @@ def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sizes(table: Mapping[tuple[str, int], int]) -> Any:
-    """`size` of a machine from bytes by (what, receiving stage)."""
+    """`size` of a machine, from bytes by (what, receiving stage)."""
 
     def size(box: Box, op: Op) -> int:
         return table[box.what, box.k]

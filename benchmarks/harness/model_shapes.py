@@ -1,4 +1,4 @@
-"""Bytes of a model's stages and messages for any method and K, from shapes alone: no weight is made, nothing runs."""
+"""Bytes of a model's stages and messages for any method and K, from shapes alone. Nothing is computed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +15,12 @@ from fdg_jax.training.setup import cross_entropy
 
 
 class Shapes(NamedTuple):
-    """memory: of the stages k = 1..K at their most (fdg_jax.engine.memory), [] where it is not counted. messages: bytes
-    by (what, receiving stage). weights: bytes of the network's in each stage."""
+    """Bytes of a pipeline.
+
+    memory: of the stages k = 1..K at their most (fdg_jax.engine.memory); [] if it is not predicted.
+    messages: by (what, receiving stage).
+    weights: the network's, for each stage.
+    """
 
     memory: list[memory.Memory]
     messages: dict[tuple[str, int], int]
@@ -31,6 +35,7 @@ def of(
     batch_size: int,
     image: Sequence[int],
 ) -> Shapes:
+    """The bytes for a method, network, cuts and batch size. image: [height, width, channels]."""
     found: list[Shapes] = []
     images = jax.ShapeDtypeStruct((batch_size, *image), np.float32)
     labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
@@ -43,11 +48,11 @@ def of(
         pipeline.init(key, (images, labels))
         engine: Any = pipeline.engine
         schedule = engine.loop.schedule
-        specs = memory.parts_of(engine.parts.specs, schedule.micro_batches)
+        specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
         given = [(box, op) for op in schedule.tick(4 * schedule.K + 2, None) for box in schedule.messages.gives(op)]
-        messages = {(box.what, box.k): memory.message(box, op, specs) for box, op in given if box.what != "loss"}
-        weights = [memory.size(stage.variables().get("params", {})) for stage in engine.stages.values()]
-        found.append(Shapes(memory.predicted(engine), messages, weights))
+        messages = {(box.what, box.k): memory.message_bytes(box, op, specs) for box, op in given if box.what != "loss"}
+        weights = [memory.tree_bytes(stage.variables().get("params", {})) for stage in engine.stages.values()]
+        found.append(Shapes(memory.predict(engine), messages, weights))
 
     jax.eval_shape(made, jax.eval_shape(jax.random.key, 0))
     return found[0]

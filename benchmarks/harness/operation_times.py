@@ -1,9 +1,10 @@
 """The time that each operation of a real pipeline takes by itself: the input of the simulator.
 
-The pipeline trains as usual, but each dispatch is waited for before the next is made. So F, B, U and a method's own
-operations are the same programs as in the run, with the same shapes (a micro-batch is measured, not computed from a
-batch), in the same process with the same threads. On several cores each is measured twice: alone, when it may use all
-cores, and crowded, while other threads keep the devices of other stages computing, one for each further core.
+The pipeline trains as usual, except that each dispatch is waited for before the next. So F, B, U and a method's own
+operations are the same programs as in the run, with the same shapes, in the same process with the same threads. (A
+micro-batch is measured, not computed from a batch.) On several cores, each operation is measured twice: alone, when it
+may use all cores, and crowded, while other threads keep the devices of other stages computing, one for each further
+core.
 """
 
 import itertools
@@ -25,8 +26,10 @@ from fdg_jax.transport.devices import Place
 
 
 class Clock:
-    """Seconds of the host (in a call that dispatches) and of the device (from there until all is computed), by
-    (what, k). The update is dispatched inside B: both its shares are taken out of B's."""
+    """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from there until all is computed.
+
+    The update is dispatched inside B, so its shares are taken out of B's.
+    """
 
     def __init__(self) -> None:
         self.host = defaultdict[tuple[str, int], list[float]](list)
@@ -34,7 +37,7 @@ class Clock:
         self.nested, self.waited = 0.0, 0.0
 
     def __call__(self, what: str, k: int, call: Callable[[], Any], held: Callable[[], Any] = tuple) -> Any:
-        """Makes the call, then waits for its result and for what `held` gives."""
+        """Makes the call, then waits for its result and for what `held` returns."""
         self.nested = self.waited = 0.0
         start = time.perf_counter()
         result = call()
@@ -46,7 +49,7 @@ class Clock:
         return result
 
     def inside(self, what: str, k: int, call: Callable[[], Any], before: Any, held: Callable[[], Any]) -> None:
-        """A dispatch within another's call; `before` is what that has dispatched so far."""
+        """A dispatch within another call. `before` is what that call has dispatched so far."""
         outer = time.perf_counter()
         jax.block_until_ready(before)
         start = time.perf_counter()
@@ -94,6 +97,7 @@ def clocked(engine: HostEngine, clock: Clock) -> Iterator[None]:
 
 
 def watch(stage: Stage, clock: Clock) -> None:
+    """Times every dispatch of a stage by a clock."""
     run, update = stage.run, stage.update
 
     def held() -> Any:
@@ -125,7 +129,7 @@ def enter(engine: HostEngine, clock: Clock, images: np.ndarray, labels: np.ndarr
 
 
 class Recorder:
-    """A program that remembers what it was last called with."""
+    """A program that remembers its last arguments."""
 
     def __init__(self, program: Callable):
         self.program, self.arguments = program, ()
@@ -143,7 +147,7 @@ class Recorder:
 
 @contextmanager
 def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
-    """By stage, its forward and backward programs, which give nothing away and so can be run at any time again."""
+    """By stage, its forward and backward programs. They donate nothing, so they can run again at any time."""
     found: dict[int, list[Recorder]] = {}
     for k, stage in engine.stages.items():
         found[k] = [Recorder(stage._forward), Recorder(stage._backward)]
@@ -157,7 +161,7 @@ def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
 
 @contextmanager
 def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
-    """These stages repeat their operations on their last batch all the time; the results are dropped."""
+    """Lets these stages repeat their operations on their last batch all the time. The results are dropped."""
     stop, errors = threading.Event(), list[BaseException]()
     begun = threading.Barrier(len(stages) + 1)
 
@@ -193,12 +197,14 @@ def crowd(stages: Sequence[Sequence[Recorder]]) -> Iterator[None]:
 def measure(
     engine: HostEngine, images: np.ndarray, labels: np.ndarray, indices: np.ndarray, cores: int
 ) -> dict[str, Any]:
-    """Means over the batches, which add up to a run's time: {"alone": {"host": ..., "device": ...}, "crowded": as
-    alone's "device", "run_ahead": losses unread}, where ... is seconds by "what/k" (F/1, U/2, "send x/2", "enter/1").
+    """Measures the mean times over the batches; they add up to a run's time.
 
-    crowded is None where no two stages can compute at once. The pipeline has to be full, and it stays so. The first
-    row of `indices` is not timed: the process has slept while others used the caches, and what is kept here to be
-    computed again takes memory that the process may not have had.
+    The pipeline has to be full, and it stays so. The first row of `indices` is not timed: the process has slept while
+    others used the caches, and what is kept here for repeating takes memory that the process may not have had.
+
+    Returns: {"alone": {"host": ..., "device": ...}, "crowded": like "device" of "alone", "run_ahead": unread losses},
+    where ... is seconds by "what/k" (F/1, U/2, "send x/2", "enter/1"). crowded is None if no two stages can compute at
+    once.
     """
 
     def train(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Images a second as the paper prints them in its Table 7, on one GPU for each stage."""
+"""Images per second as the paper prints them in its Table 7, with one GPU per stage."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -24,7 +24,11 @@ K | method | WRN-28-10                 | ResNet-101
 
 
 class Speed(NamedTuple):
-    """What the paper prints. busy: percent, a GPU each. speedup: as printed, "" for BP."""
+    """What the paper prints.
+
+    busy: percent, for each GPU.
+    speedup: as printed; "" for BP.
+    """
 
     network: str
     K: int

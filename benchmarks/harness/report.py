@@ -1,4 +1,4 @@
-"""What every benchmark reports besides its numbers, and how: a Markdown table, or JSON lines."""
+"""What every benchmark reports besides its numbers, and in what form: a Markdown table, or JSON lines."""
 
 import argparse
 import json
@@ -66,7 +66,7 @@ def check_json(path: str | None) -> None:
 
 
 def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
-    """Prints the text, or the rows as JSON lines; with a path both, the rows appended to the file."""
+    """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file."""
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     print(lines if path == "-" else text + "\n", end="", flush=True)
     if path not in (None, "-"):
@@ -93,7 +93,7 @@ def run(
 
 
 def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence about other processes with which every table of speeds ends."""
+    """The sentence about other processes that ends every table of speeds."""
     others = max(row["others_percent"] for row in rows)
     fact = f"Other processes took {others:.0f}% of the cores' time"
     return f"{fact}: the machine was not quiet, so none of this is valid." if others > DISTURBED_PERCENT else f"{fact}."
@@ -116,7 +116,7 @@ def versions(row: Mapping[str, Any]) -> str:
 
 
 def here() -> dict[str, Any]:
-    """`machine`, and the device, the versions and the huge pages of this process, which imports JAX."""
+    """`machine`, and the device, versions and huge pages of this process. It imports JAX."""
     import jax
 
     from fdg_jax.machine import huge_pages

@@ -1,4 +1,4 @@
-"""What `benchmarks.scaling` found, as a page (scaling.md), a short table and a picture."""
+"""The results of `benchmarks.scaling` as a page (scaling.md), a short table and a picture."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def document(rows: Sequence[dict[str, Any]], facts: Sequence[str], host: float) 
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
-    """Where it stops: the least K that comes within a hundredth of the fastest."""
+    """Where scaling stops: the least K that comes within a hundredth of the fastest."""
     lines: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for r in rows:
         if r["row"] == "K" and r["order"] == ORDERS[0]:
@@ -67,7 +67,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def words(rows: Sequence[dict[str, Any]]) -> str:
-    """What the first table says, with its figures."""
+    """The conclusions from the first table, with its figures."""
     by_key = {(r["network"], r["method"], r["K"]): r for r in rows if r["row"] == "table 7"}
 
     def predicted(network: str, method: str, K: int, link: str = "fitted link") -> float:

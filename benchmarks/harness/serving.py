@@ -1,8 +1,8 @@
-"""What the process of every side does, whatever it trains with: it trains on request and measures its own time.
+"""What the process of every side does: it trains when asked to and measures its own time.
 
-Started with its side as a JSON object in the first argument. It answers once it is compiled and warm, then
-answers every line {"run": n} with what n batches took, {"operations": n} with what each operation of theirs took, and
-{"memory": n} with what was alive after them, if it can tell. It ends when its input ends.
+The first argument is its side as a JSON object. It answers once it is compiled and warm. Then it answers each line:
+{"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n} with
+what is alive after them, if it can tell. It ends when its input ends.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from fdg_jax.errors import BadInput
 
 
 class Trainer(Protocol):
-    """What trains: so many batches, all computed on return, and what there is to know about it."""
+    """What trains: so many batches, all computed on return; and facts about it."""
 
     def run(self, batches: int) -> dict[str, float]: ...
 
@@ -52,7 +52,7 @@ def serve(make: Callable[[Side], Trainer]) -> int:
 
 
 def clocked(train: Callable[[], float]) -> dict[str, float]:
-    """The times of a window in this process; train() returns the last loss when all is computed."""
+    """The times of a window in this process. train() returns the last loss when everything is computed."""
     faults, busy, start = page_faults(), time.process_time(), time.perf_counter()
     loss = train()
     return {

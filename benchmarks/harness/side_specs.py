@@ -1,8 +1,8 @@
-"""What is compared: a side is a way to train, on a number of cores. Only names and numbers, no JAX.
+"""What is compared. A side is a way to train, on a number of cores. This module needs no JAX.
 
 A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
-`fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name
-(K workers on K cores).
+`fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name (K workers on K
+cores).
 """
 
 import dataclasses
@@ -36,6 +36,8 @@ OPTIONS = {
     "layers": "cured (the fast paths, made for a device that is one core) or plain (XLA's own)",
     "hugepages": "on (and glibc keeps freed memory), only (glibc returns it at every step), or off",
     "xla": "XLA flags",
+    "dtype": "float32 or bfloat16",
+    "precision": "of float32 products: default (JAX's, which may be TF32 on a GPU) or highest",
 }
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 CHOICES = {
@@ -45,14 +47,23 @@ CHOICES = {
     "packing": ("on", "off"),
     "layers": ("cured", "plain"),
     "hugepages": ("on", "only", "off"),
+    "dtype": ("float32", "bfloat16"),
+    "precision": ("default", "highest"),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """name: as it was asked for. cores: how many it is pinned to. device: "cpu", where a core stands in for a device,
-    or "gpu": what JAX finds. xla: flags added to XLA_FLAGS. options: the method's. worker: the module of its process.
-    interpreter: what runs it; "" is this one."""
+    """One side of a comparison.
+
+    name: as it was asked for.
+    cores: number of cores that it is pinned to.
+    device: "cpu", where a core stands in for a device, or "gpu", what JAX finds.
+    xla: flags added to XLA_FLAGS.
+    options: the method's.
+    worker: the module of its process.
+    interpreter: what runs that; "" is this one.
+    """
 
     name: str
     method: str
@@ -69,13 +80,18 @@ class Side:
     hugepages: str = "on"
     device: str = "cpu"
     xla: str = ""
+    dtype: str = "float32"
+    precision: str = "default"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     worker: str = "benchmarks.harness.bench_worker"
     interpreter: str = ""
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
-    """The side that `text` asks for. common: K, model, batch_size, device of all; xla, split: where it has none."""
+    """Reads a side.
+
+    common: K, model, batch_size, device of all sides. xla, split: for sides that name none.
+    """
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
     method = methods.find(preset["method"])
@@ -116,7 +132,7 @@ def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
 
 
 def of_method(side: str, key: str, value: str) -> Any:
-    """The value of a method's flag. The training command's own checks find any other mistake."""
+    """The value of a method's flag. The training command's own checks find all other mistakes."""
     kind = type(FIELDS[key].default)
     choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
     try:
@@ -163,10 +179,12 @@ def cores_available() -> list[int]:
 
 
 def environment(side: Side) -> dict[str, str]:
-    """What the side's process starts with: its platform, huge pages, XLA flags."""
+    """The environment in which the side's process starts: platform, huge pages, XLA flags."""
     # Sides on a GPU share its memory, so none may take most of it at once.
     platform = {"JAX_PLATFORMS": "cpu"} if side.device == "cpu" else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     wanted = {**os.environ, **platform}
+    if side.precision != "default":
+        wanted["JAX_DEFAULT_MATMUL_PRECISION"] = side.precision
     flags = " ".join(part for part in (wanted.get("XLA_FLAGS", ""), side.xla) if part)
     if flags:
         wanted["XLA_FLAGS"] = flags

@@ -1,6 +1,6 @@
 """A pipeline with the model's own stages on tiny images, every dispatch of which can be timed.
 
-The host does all of its work, the devices next to none.
+The host does all of its work; the devices do next to none.
 """
 
 import statistics
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import fdg_jax
-from fdg_jax import api, models, split
+from fdg_jax import models, split
+from fdg_jax.checks import configuration
 from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import host_engine
@@ -41,9 +42,9 @@ class TimedStage(Stage):
 
 
 class Calls:
-    """A clock that times every call alone and waits outside of it for what the call dispatched.
+    """A clock that times every call alone. It waits for the results outside the measured time.
 
-    The update is dispatched inside `backward`: its time, and the waiting around it, are taken out of B's.
+    The update is dispatched inside `backward`, so its time, and the waiting around it, are taken out of B's.
     """
 
     def __init__(self, wait: Callable[[], None]):
@@ -64,7 +65,7 @@ class Calls:
 
 
 class Leaves(NamedTuple):
-    """Arrays that go in and out of a stage's programs."""
+    """Counts arrays that go in and out of a stage's programs."""
 
     F: int
     B: int
@@ -72,7 +73,7 @@ class Leaves(NamedTuple):
 
 
 class Stopwatch:
-    """Adds up the microseconds of calls, whose results are waited for outside of it."""
+    """Adds up the microseconds of calls. Their results are waited for outside the measured time."""
 
     def __init__(self) -> None:
         self.microseconds = 0.0
@@ -95,7 +96,7 @@ def median_microseconds(tick: Callable[[Stopwatch, Any], Any], state: Any, ticks
 
 
 def as_one(stage: Stage) -> Callable[..., Any]:
-    """A stage's work of a tick, B, U and F, as one program; B and F of different batches, as below stage K."""
+    """A stage's work of a tick (B, U and F) as one program. B and F are of different batches, as below stage K."""
     functions, first = stage.functions, stage.k == 1
 
     def tick(closure, old, x, dy, state, next_x, labels):
@@ -108,7 +109,7 @@ def as_one(stage: Stage) -> Callable[..., Any]:
 
 
 def count_leaves(stage: Stage, K: int) -> Leaves:
-    """Counted on a stage that holds a memo or, on stage K, made one a moment ago."""
+    """Counts the arrays of a stage's programs, on a stage that holds a memo (stage K: that made one just now)."""
     last, first = stage.k == K, stage.k == 1
 
     def count(tree: Any) -> int:
@@ -124,7 +125,7 @@ def count_leaves(stage: Stage, K: int) -> Leaves:
 
 
 class Small:
-    """The model's pipeline on tiny images, filled, with its stages under a clock. packs: whether they are packed."""
+    """The model's pipeline on tiny images, filled, with its stages under a clock. packs: whether arrays are packed."""
 
     def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int, packs: bool = True):
         meta = synthetic.load()
@@ -135,7 +136,7 @@ class Small:
         stages, transform = split.stages(blocks, cuts), train_transform(meta, 0)
         self.pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
         example = (self.images[self.row[0]], self.labels[self.row[0]])
-        with mock.patch.object(api, "Stage", TimedStage), mock.patch.object(Stage, "packs", packs):
+        with mock.patch.object(configuration, "Stage", TimedStage), mock.patch.object(Stage, "packs", packs):
             self.pipeline.init(jax.random.key(0), example)
         assert isinstance(self.pipeline.engine, host_engine.HostEngine)
         self.runner = self.pipeline.engine
@@ -164,15 +165,18 @@ class Small:
         return result
 
     def wait(self) -> None:
-        """Waits until all is computed, including gradients that have not been used yet."""
+        """Waits until everything is computed, including gradients that have not been used yet."""
         jax.block_until_ready([(stage.state, list(stage.line)) for stage in self.runner.stages.values()])
 
     def tick(self) -> None:
         self.runner.train(self.images, self.labels, self.row)
 
     def calls(self, ticks: int) -> dict[tuple[str, int], float]:
-        """Median microseconds of each dispatch, by (what, k): of a stage k; ("send", 0) from any stage to another,
-        ("fill x", 0), ("fill labels", 0) of a batch to where it enters, ("loss", 0) of a loss to who reads it."""
+        """Median microseconds of each dispatch, by (what, k).
+
+        Beside those of a stage k there are ("send", 0), from any stage to another; ("fill x", 0) and ("fill labels",
+        0), of a batch to where it enters; ("loss", 0), of a loss to its reader.
+        """
         clock = Calls(self.wait)
         self.set_clock(clock)
         for _ in range(ticks):
@@ -181,16 +185,16 @@ class Small:
 
     def programs(self, ticks: int) -> dict[int, tuple[float, float]]:
         """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
-        The bare calls, without what the stage does around them.
 
-        The one program gets the same closure every time: a closure that it returns has another type (that of its own
-        tracing), so the program would be compiled again each time.
+        They are the bare calls, without what the stage does around them. The one program gets the same closure every
+        time. A closure that it returns has another type (that of its own tracing), with which it would be compiled
+        again each time.
         """
         found = {}
         for k, stage in self.runner.stages.items():
             params, extra, place, run = stage.state.params, stage.state.extra, stage.place, as_one(stage)
-            x, labels = place.batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
-            dy = None if k == self.K else place.batch(zeros(stage.spec.y))
+            x, labels = place.put_batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
+            dy = None if k == self.K else place.put_batch(zeros(stage.spec.y))
             closure = stage._forward(params, extra, x, labels)[2]
             state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # given away below
 

@@ -26,7 +26,7 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """The process of a side, and what it answered last."""
+    """The process of a side, and its newest answer."""
 
     def __init__(self, side: Side, cores: Sequence[int]):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
@@ -65,11 +65,11 @@ class Worker:
         return reply
 
     def start(self, seconds: float) -> None:
-        """Waits until the process is compiled and warm, then finds how many batches make a window."""
+        """Waits until the process is compiled and warm. Then finds how many batches make a window."""
         self.about = self.answer()
         self.batches = CALIBRATION_BATCHES
-        took = self.run()["seconds"]
-        self.batches = max(2, math.ceil(seconds * self.batches / took))
+        reply = self.run()
+        self.batches = max(2, math.ceil(seconds * reply.get("batches", self.batches) / reply["seconds"]))
 
     def run(self) -> dict[str, Any]:
         return self.ask({"run": self.batches})
@@ -100,7 +100,7 @@ class Worker:
         self.windows.append(reply)
 
     def time_operations(self, batches: int) -> dict[str, Any]:
-        """What each operation takes by itself, and others_percent of the cores' time that went elsewhere meanwhile."""
+        """The time of each operation alone, with the percentage of core time that others took meanwhile."""
         before, start = core_seconds(self.cores), time.perf_counter()
         reply = self.ask({"operations": batches})
         by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
@@ -111,7 +111,7 @@ class Worker:
 
 
 def core_seconds(cores: Sequence[int]) -> list[float]:
-    """Time that each of these cores has not been idle, in seconds since the machine started; 0 where unknown."""
+    """The time that each of these cores has not been idle since the machine started, in seconds; 0 if unknown."""
     try:
         lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -141,8 +141,12 @@ def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) 
 def measure(
     sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0
 ) -> list[Worker]:
-    """The sides' workers, done, with their windows in them. operations: over how many batches each side's operations
-    are timed afterwards, one at a time."""
+    """Lets the sides' processes take turns.
+
+    operations: over how many batches each side's operations are timed afterwards, one at a time.
+
+    Returns: the workers, finished, with their windows.
+    """
     with ExitStack() as stack:
         workers = [started(stack, side, cores, seconds) for side in sides]
         same_network(workers)
@@ -169,7 +173,7 @@ def same_network(workers: Sequence[Worker]) -> None:
 def command(
     made: argparse.ArgumentParser, measure: Callable[..., Any], table: Callable[..., str], arguments: list[str] | None
 ) -> int:
-    """`_report.run` of a benchmark that compares processes: one that died is a message, Ctrl-C ends them all."""
+    """`report.run` for a benchmark that compares processes. One that died is a message; Ctrl-C ends them all."""
     try:
         return report.run(made, measure, table, arguments)
     except WorkerDied as error:

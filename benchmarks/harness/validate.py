@@ -1,7 +1,7 @@
-"""The simulator against this machine: the times of a process's operations predict how fast that process trains.
+"""Tests the simulator on this machine: the times of a process's operations predict how fast that process trains.
 
-Each method is a process pinned to its cores. In every turn its operations are timed first and then it trains a window,
-so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
+Each method is a process pinned to its cores. In every turn, its operations are timed first, and then it trains for a
+window, so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""A peer of several processes: this one starts them, each pinned to a core of its own, and speaks for them.
+"""A peer of several processes. This one starts them, each pinned to a core of its own, and answers for all.
 
-A window lasts from the first request until the last answer, so time that one process waits for another counts.
+A window lasts from the first request until the last answer, so the time that one process waits for another counts.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def answer(rank: subprocess.Popen) -> dict[str, Any]:
 
 
 def cut(side: Side) -> str:
-    """Where our own pipeline would cut this network, as block numbers."""
+    """The block numbers at which our own pipeline would cut this network."""
     from fdg_jax import models, split
     from fdg_jax.data.sets import synthetic
 

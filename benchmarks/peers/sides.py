@@ -1,7 +1,4 @@
-"""Which peers exist, how their options are written, and whether this machine has what they need. No JAX, no PyTorch.
-
-A peer is written as every side is, NAME[:option=value]...: `torch:threads=2`, `torch-pipeline:schedule=gpipe`.
-"""
+"""Lists the peers and their options, and checks whether this machine has what they need. No JAX, no PyTorch."""
 
 import re
 import subprocess
@@ -16,19 +13,33 @@ from fdg_jax.errors import BadInput
 
 
 class Peer(NamedTuple):
-    """module: its file here. needs: what the interpreter must be able to import. processes: one for each worker,
-    of one core each; else one process. options: name -> default, whose type the value has."""
+    """A peer.
+
+    module: its file in this folder.
+    needs: packages that its interpreter must be able to import.
+    processes: whether there is one for each worker, on one core each; otherwise there is a single process.
+    options: name -> default. A value has the default's type.
+    gpu: whether it can train on a GPU as well.
+    """
 
     summary: str
     module: str
     needs: str
     processes: bool
     options: Mapping[str, Any]
+    gpu: bool = False
 
 
 LAYOUT = {"layout": "channels-last", "onednn": True}
 PEERS = {
-    "torch": Peer("PyTorch, one process", "torch_bp", "torch", False, {"threads": 1, **LAYOUT}),
+    "torch": Peer(
+        "PyTorch, one process (graph: on a GPU, a step as one CUDA graph)",
+        "torch_bp",
+        "torch",
+        False,
+        {"threads": 1, **LAYOUT, "graph": False},
+        gpu=True,
+    ),
     "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
     "torch-pipeline": Peer(
         "torch.distributed.pipelining, K processes, gloo",
@@ -63,14 +74,16 @@ def shown(value: Any) -> str:
 
 
 def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
-    """The side that `text` asks for, a peer or one of ours; arguments as of `_sides.parse`."""
+    """Reads a side, a peer or one of ours. Arguments as those of `side_specs.parse`."""
     name, *words = text.split(":")
     if name not in PEERS:
         return side_specs.parse(text, common, xla, split)
-    if common.get("device") == "gpu":
+    peer, device = PEERS[name], common.get("device", "cpu")
+    if device == "gpu" and not peer.gpu:
         raise BadInput(f"side {text} trains on cores of a CPU. Leave it out, or use --device cpu.")
-    peer = PEERS[name]
     options = {**peer.options, **dict(option(text, peer, word) for word in words)}
+    if device == "cpu" and not options.get("graph"):
+        options.pop("graph", None)  # a GPU's
     K = common["K"] if peer.processes or peer.needs == "jax" else 1
     cut = options.pop("split", None)
     return check(
@@ -83,6 +96,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
             batch_size=common["batch_size"],
             engine=peer.module,
             split=cut if cut is None else cut or split,
+            device=device,
             xla=xla if peer.needs == "jax" else "",
             options=options,
             worker="benchmarks.peers.worker",
@@ -107,9 +121,11 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
 
 
 def check(side: Side) -> Side:
-    """The side itself. BadInput where its network or batch is none that the peer can train."""
+    """The side itself. Raises BadInput if the peer cannot train its network or batch."""
     if PEERS[side.method].needs == "torch":
         network(side.model)
+    if side.options.get("graph") and side.device != "gpu":
+        raise BadInput(f"side {side.name}: a CUDA graph needs a GPU. Leave graph out, or use --device gpu.")
     if side.method in ("torch-ddp", "jax-shard-map") and side.batch_size % side.K:
         fact = f"{side.K} replicas cannot have equal parts of {side.batch_size} images"
         raise BadInput(f"side {side.name}: {fact}. Use a multiple of {side.K} as --batch-size.")
@@ -124,7 +140,7 @@ def check(side: Side) -> Side:
 
 
 def network(model: str) -> tuple[str, int, int]:
-    """(family, n, k) of the networks that torch_net has: ("resnet", 3, 1) of resnet20, ("wrn", 2, 4) of wrn16_4."""
+    """(family, n, k) of the networks that torch_net has: ("resnet", 3, 1) for resnet20, ("wrn", 2, 4) for wrn16_4."""
     if match := re.fullmatch(r"resnet(\d{1,4})", model):
         depth, k, family, rest = int(match[1]), 1, "resnet", 2
     elif match := re.fullmatch(r"wrn(\d{1,4})_(\d{1,2})", model):
@@ -137,10 +153,15 @@ def network(model: str) -> tuple[str, int, int]:
 
 
 def available(sides: Sequence[Side], python: str) -> tuple[list[Side], list[str]]:
-    """The sides that can run here, with their interpreters, and a sentence for each that cannot.
+    """Finds the sides that can run here.
 
-    python: the interpreter of the peers' environment; "" is this one. BadInput where it cannot be run, or where the
-    first side, which all are compared with, is missing.
+    Arguments:
+        python: the interpreter of the peers' environment; "" is this one.
+
+    Returns: the sides with their interpreters, and a sentence for each that cannot run.
+
+    Raises:
+        BadInput: the interpreter cannot be run, or the first side, with which all are compared, is missing.
     """
     kept, missing = list[Side](), list[str]()
     for side in sides:

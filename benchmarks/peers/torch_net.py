@@ -1,7 +1,7 @@
-"""Our CIFAR ResNets and wide ResNets in PyTorch: the same blocks with the same numbers and names of parameters.
+"""Our CIFAR ResNets and wide ResNets in PyTorch: the same blocks, with the same number and names of parameters.
 
-fdg_jax.models.resnet_cifar and .wrn say what they are; tests/test_peers.py copies weights over and compares. Rectifiers
-and sums work in place, as is usual in PyTorch: less memory to go through.
+fdg_jax.models.resnet_cifar and .wrn describe them; tests/test_peers.py copies weights and compares. Rectifiers and sums
+work in place, as is usual in PyTorch.
 """
 
 # pyright: reportMissingImports=false

@@ -1,7 +1,7 @@
-"""torch.distributed.pipelining over gloo: a rank is a stage of GPipe or 1F1B, a batch goes through in micro-batches.
+"""torch.distributed.pipelining over gloo: a rank is a stage of GPipe or 1F1B, and batches go through in micro-batches.
 
-A batch norm sees a micro-batch at a time, as in any such pipeline; gradients are the mean over micro-batches. What
-goes over the wire is contiguous as gloo wants it: [b, h, w, c] where that is how activations lie.
+A batch norm sees one micro-batch at a time, as in any such pipeline. Gradients are the mean over micro-batches.
+Messages are contiguous, as gloo requires: [b, h, w, c] if that is how activations are laid out.
 """
 
 # pyright: reportMissingImports=false
@@ -23,7 +23,10 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Part(nn.Sequential):
-    """Blocks of a stage; wired_in, wired_out: whether activations come in and go out as [b, h, w, c]."""
+    """Blocks of a stage.
+
+    wired_in, wired_out: whether activations come in, and go out, as [b, h, w, c].
+    """
 
     wired_in = wired_out = False
 

@@ -1,7 +1,7 @@
-"""What is the same for all peers in PyTorch: settings, images, augmentation, loss, optimizer, and what they report.
+"""What all peers in PyTorch share: settings, images, augmentation, loss, optimizer, and what they report.
 
-The images are those that our own sides train on, cropped, mirrored and normalised by the same rules; the random
-choices come from PyTorch's generator, so they are others. SGD is the paper's, which is PyTorch's own.
+The images are those of our own sides, cropped, mirrored and normalised by the same rules. The random choices come from
+PyTorch's generator, so they are different. SGD is the paper's, which is PyTorch's own.
 """
 
 # pyright: reportMissingImports=false
@@ -22,14 +22,26 @@ LEARNING_RATE = 0.01  # that of our own sides
 
 
 def settle(side: Side, seed: int = 0) -> None:
-    """Threads, oneDNN and the seed of this process, before anything is computed."""
+    """Sets the threads, oneDNN and the seed of this process, before anything is computed."""
     torch.set_num_threads(side.options.get("threads", 1))
     torch.backends.mkldnn.enabled = side.options["onednn"]
+    for products in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        products.allow_tf32 = side.precision != "highest"
     torch.manual_seed(seed)
 
 
+def device(side: Side) -> torch.device:
+    return torch.device("cuda" if side.device == "gpu" else "cpu")
+
+
+def computing(side: Side) -> Any:
+    """A context for the forward pass: what it is computed in."""
+    in_bfloat16 = side.dtype == "bfloat16"
+    return torch.autocast(device(side).type, torch.bfloat16, enabled=in_bfloat16, cache_enabled=False)
+
+
 def layout(side: Side) -> torch.memory_format:
-    """How images, activations and kernels lie in memory, for `.to(memory_format=...)`."""
+    """The memory format of images, activations and kernels, for `.to(memory_format=...)`."""
     return torch.channels_last if side.options["layout"] == "channels-last" else torch.contiguous_format
 
 
@@ -44,25 +56,26 @@ loss = nn.CrossEntropyLoss()
 class Batches:
     """Endless batches of `size` images; a process may ask for the labels only.
 
-    Whoever has the same seed draws the same images; augmentation has a generator of its own.
+    The same seed gives the same images. Augmentation has a generator of its own.
     """
 
     def __init__(self, side: Side, size: int, seed: int = 0):
-        self.layout, self.size, self.data = layout(side), size, synthetic.load()
-        self.images = torch.from_numpy(self.data.train_images)
-        self.labels = torch.from_numpy(self.data.train_labels).long()
-        self.order = torch.Generator().manual_seed(seed)
-        self.choices = torch.Generator().manual_seed(seed + 1000)
+        self.layout, self.size, self.data, self.device = layout(side), size, synthetic.load(), device(side)
+        self.images = torch.from_numpy(self.data.train_images).to(self.device)
+        self.labels = torch.from_numpy(self.data.train_labels).long().to(self.device)
+        self.order = torch.Generator(self.device).manual_seed(seed)
+        self.choices = torch.Generator(self.device).manual_seed(seed + 1000)
 
     def __call__(self, n: int, images: bool = True, labels: bool = True) -> Iterator[tuple[Any, Any]]:
         """n batches (x float32 [size, c, h, w], labels [size]); None for what is not wanted."""
         for _ in range(n):
-            chosen = torch.randint(len(self.images), (self.size,), generator=self.order)
+            chosen = torch.randint(len(self.images), (self.size,), generator=self.order, device=self.device)
             yield self.augmented(self.images[chosen]) if images else None, self.labels[chosen] if labels else None
 
     def augmented(self, images: torch.Tensor) -> torch.Tensor:
-        down, right = torch.randint(2 * self.data.pad + 1, (2, len(images)), generator=self.choices)
-        mirrored = torch.randint(2, (len(images),), generator=self.choices).bool()
+        drawn = {"generator": self.choices, "device": self.device}
+        down, right = torch.randint(2 * self.data.pad + 1, (2, len(images)), **drawn)
+        mirrored = torch.randint(2, (len(images),), **drawn).bool()
         return augment(images, down, right, mirrored, self.data).to(memory_format=self.layout)
 
 
@@ -72,18 +85,19 @@ def augment(images, down, right, mirrored, data: Dataset) -> torch.Tensor:
     down, right: pixels [b] cut off the padded image. mirrored: [b] bool.
     """
     b, h, w, c = images.shape
-    pad = data.pad
-    padded = torch.zeros(b, h + 2 * pad, w + 2 * pad, c, dtype=torch.uint8)
+    pad, on = data.pad, images.device
+    padded = torch.zeros(b, h + 2 * pad, w + 2 * pad, c, dtype=torch.uint8, device=on)
     padded[:, pad : pad + h, pad : pad + w] = images
-    rows = down[:, None] + torch.arange(h)  # [b, h]
-    columns = torch.where(mirrored[:, None], w - 1 - torch.arange(w), torch.arange(w)) + right[:, None]  # [b, w]
-    cropped = padded[torch.arange(b)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    mean, std = torch.tensor(data.mean) * 255, torch.tensor(data.std) * 255
+    down_to, across = torch.arange(h, device=on), torch.arange(w, device=on)
+    rows = down[:, None] + down_to  # [b, h]
+    columns = torch.where(mirrored[:, None], w - 1 - across, across) + right[:, None]  # [b, w]
+    cropped = padded[torch.arange(b, device=on)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    mean, std = (torch.tensor(numbers, device=on) * 255 for numbers in (data.mean, data.std))
     return cropped.float().sub_(mean).mul_(1 / std).permute(0, 3, 1, 2)
 
 
 def about(blocks: Sequence[nn.Module]) -> dict[str, Any]:
-    """What is reported besides the side itself; blocks: of the whole network, whichever of them train here."""
+    """What is reported besides the side itself. blocks: of the whole network, whichever of them train here."""
     return {
         "cuts": [],
         "blocks": len(blocks),

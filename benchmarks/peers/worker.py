@@ -1,7 +1,7 @@
 """The process of a peer, or of one of its ranks: as `benchmarks.harness.bench_worker`, with another library's engine.
 
-Which module trains is the side's `engine`. A peer of several processes has a rank in the environment of each; the
-one without starts them.
+The side's `engine` is the module that trains. A process of a peer with several finds its rank in the environment; one
+without a rank starts the others.
 """
 
 import os

@@ -1,0 +1,184 @@
+"""Records when each operation of a real run began and ended, without extra work for the devices.
+
+When an operation is dispatched, its results go to a thread of its stage, which waits for one after the other.
+"""
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.machine import jax_internals
+from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule.simulator import Event
+from fdg_jax.stage.stage import Stage
+
+
+class Dispatched(NamedTuple):
+    """An operation, or a message, that was dispatched.
+
+    what: an operation's kind, "enter", "U" or "send".
+    k: the stage (for "send", the sender).
+    batch: the batch's number.
+    at: when it was dispatched, in seconds of time.perf_counter.
+    takes, gives: the messages that it reads and sends.
+    to: for "send", the receiving stage.
+    """
+
+    what: str
+    k: int
+    batch: int
+    at: float
+    takes: tuple[Box, ...] = ()
+    gives: tuple[Box, ...] = ()
+    to: int = 0
+
+
+class Watcher:
+    """A thread that waits for the results of one stage (or link), in the order in which they were dispatched."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[tuple[Dispatched, Any] | None] = queue.SimpleQueue()
+        self.ended: list[tuple[Dispatched, float]] = []
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self) -> None:
+        """The thread."""
+        while (item := self.queue.get()) is not None:
+            dispatched, arrays = item
+            jax.block_until_ready(arrays)
+            self.ended.append((dispatched, time.perf_counter()))
+            del item, arrays  # else memory is held until the next comes
+
+    def stop(self) -> list[tuple[Dispatched, float]]:
+        """Ends the thread. Returns what was dispatched, each with the time when its end was seen."""
+        self.queue.put(None)
+        self.thread.join()
+        return self.ended
+
+
+class Recording:
+    """Adds watchers to the stages and links of an engine, from now until `stop`."""
+
+    def __init__(self, engine: HostEngine):
+        self.engine, self.send = engine, engine.loop.send
+        self.watchers: dict[Any, Watcher] = {}
+        self.giver = 0  # whose operation was dispatched last: what is sent is its
+        for stage in engine.stages.values():
+            self.record(stage)
+        engine.loop.send = self.sent
+        self.step, engine.loop.step = engine.loop.step, self.entered
+
+    def tell(self, where: Any, dispatched: Dispatched, arrays: Any) -> None:
+        """Hands the results of what was dispatched to the watcher of a stage or link."""
+        if where not in self.watchers:
+            self.watchers[where] = Watcher()
+        self.watchers[where].queue.put((dispatched, arrays))
+
+    def record(self, stage: Stage) -> None:
+        """Records the operations and updates of a stage."""
+        run, update, k, schedule = stage.run, stage.update, stage.k, self.engine.loop.schedule
+        takes, gives, _ = schedule.messages
+        now: list[Any] = [("F", 0, 0.0)]  # the operation that is being dispatched
+
+        def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+            op = Op(kind, k, batch)
+            self.giver = k
+            now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
+            given = run(kind, batch, messages)
+            if now[0] is not None:  # else the update has reported it
+                self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
+            return given
+
+        def recorded_update() -> None:
+            self.tell(k, now[0], stage.sum)
+            batch, now[0] = now[0].batch, None
+            at = time.perf_counter()
+            update()
+            self.tell(k, Dispatched("U", k, batch, at), stage.state.params)
+
+        stage.run, stage.update = recorded_run, recorded_update
+
+    def sent(self, box: Box, message: Any) -> Any:
+        """Takes the place of the loop's `send`."""
+        entering = box in self.engine.loop.schedule.messages.enters(box.batch)
+        at, arrived = time.perf_counter(), self.send(box, message)
+        if not entering:
+            self.tell((self.giver, box.k), Dispatched("send", self.giver, box.batch, at, (), (box,), box.k), arrived)
+        return arrived
+
+    def entered(self, parts: Any) -> None:
+        """Takes the place of the loop's `step`."""
+        batch = self.engine.loop.t + 1
+        self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
+        self.step(parts)
+
+    def stop(self) -> list[tuple[Dispatched, float]]:
+        """Removes the watchers. Returns what was dispatched, each with the time when its end was seen."""
+        del self.engine.loop.step
+        self.engine.loop.send = self.send
+        for stage in self.engine.stages.values():
+            del stage.run, stage.update
+        return [each for watcher in self.watchers.values() for each in watcher.stop()]
+
+
+def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
+    """Computes when each operation began.
+
+    That is the latest of its dispatch, the previous end of its stage and the arrival of its messages. An operation
+    whose end was seen before the end of what it waited for gets no length.
+
+    Arguments:
+        ended: what `Recording.stop` returned.
+    """
+    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
+    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
+    free: dict[Any, float] = {}
+    found = []
+    for dispatched, end in ended:  # of each stage and link in its own order
+        where = (dispatched.k, dispatched.to) if dispatched.what == "send" else dispatched.k
+        waits = [arrived[box] for box in dispatched.takes if box in arrived]
+        if dispatched.what == "send":
+            waits = [made[box] for box in dispatched.gives if box in made]
+        begin = min(end, max([dispatched.at, free.get(where, 0.0), *waits]))
+        free[where] = end
+        found.append(Event(dispatched.what, dispatched.k, dispatched.batch, begin, end, dispatched.to))
+    return found
+
+
+@contextmanager
+def quick_threads() -> Iterator[None]:
+    """A context in which threads ask for Python's lock every 0.1 ms instead of every 5 ms."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def lateness(tries: int = 40) -> list[float]:
+    """By how many seconds a watcher sees an end later than a thread that polls without pause, for each try."""
+    watcher, found = Watcher(), []
+    step = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda i, x: x @ x / 300, x))
+    x = jax.device_put(np.ones((300, 300), np.float32))
+    step(x).block_until_ready()
+    for n in range(tries):
+        y = step(x)
+        watcher.queue.put((Dispatched("F", 1, n, 0.0), y))
+        while not jax_internals.is_ready(y):
+            pass
+        seen = time.perf_counter()
+        while len(watcher.ended) <= n:
+            pass
+        found.append(max(0.0, watcher.ended[-1][1] - seen))
+    watcher.stop()
+    return found
