@@ -1,7 +1,7 @@
 """Figures 3(a) and (b): learning curves of WRN-28-10 on CIFAR-10 by BP, DDG, FR, DGL and FDG with K = 2, 3 and 4.
 
-The pictures are not in the paper's source. Its text concludes from them that DGL and FDG are faster, so one of
-them must be over time: here are training loss and test error, over epochs and over hours. The runs are Table 6's.
+The pictures are not in the paper's source. Its text concludes from them that DGL and FDG are faster, so one of them
+must be over time. Here are training loss and test error, over epochs and over hours. The runs are those of Table 6.
 """
 
 import sys
@@ -21,7 +21,7 @@ STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
 def curve(cell: printed.Cell, line: Mapping[str, Any]) -> curve_plot.Curve:
-    """FDG with the paper's best beta has dots, all others have none."""
+    """The curve of a run. FDG with the paper's best beta has dots, all others have none."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
     label += f": {line['test_error_percent']:.2f}%"

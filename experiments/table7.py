@@ -35,7 +35,7 @@ BP = {speed.network: speed.images_per_second for speed in SPEEDS if speed.method
 
 
 def speedup(speed: Speed) -> str:
-    """The printed one, and in brackets what the text, and the table's own images a second, say otherwise."""
+    """The printed speedup; in brackets what the text, and the table's own images per second, say otherwise."""
     if not speed.speedup:
         return ""
     text = TEXT.get((speed.network, speed.K)) if speed.method == "FDG" else None
@@ -47,7 +47,7 @@ def speedup(speed: Speed) -> str:
 
 
 def measured(folder: Path) -> dict[tuple[str, int, str], Mapping[str, Any]]:
-    """(model, K, method) -> the newest line of the benchmark against BP; empty where nothing was measured."""
+    """(model, K, method) -> the newest line of the benchmark that compares with BP; empty if nothing was measured."""
     found = {}
     for file in sorted(folder.glob("*.jsonl")):
         try:
@@ -67,7 +67,7 @@ def plain(line: Mapping[str, Any]) -> bool:
 
 
 def command(speed: Speed) -> str:
-    """The command that measures a cell; only for CIFAR, whose size the benchmark's images have."""
+    """The command that measures a cell; only for CIFAR, since the benchmark's images have its size."""
     if speed.network not in MODELS:
         return ""
     sides = "bp" if speed.method == "BP" else f"bp {speed.method.lower()}"

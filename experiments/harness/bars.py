@@ -1,4 +1,4 @@
-"""One number per method as horizontal bars, best first, one panel per group; and two series as bars side by side."""
+"""Draws one number per method as horizontal bars, best first, a panel per group; or two series side by side."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,10 @@ BAR, REFERENCE = "#0072b2", "#d55e00"
 def draw(
     groups: Mapping[str, Mapping[str, float]], path: Path, title: str, x_label: str, reference: tuple[str, float] | None
 ) -> None:
-    """A PNG file. groups: panel -> label -> value. reference: (label, value) of a line through all panels."""
+    """Draws a PNG file.
+
+    groups: panel -> label -> value. reference: (label, value) of a line through all panels.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,8 +51,11 @@ def draw(
 def draw_beside(
     labels: Sequence[str], series: Mapping[str, Sequence[float | None]], path: Path, title: str, x_label: str
 ) -> None:
-    """A PNG file. labels: along the x axis. series: two names -> test errors in percent, one a label, None where there
-    is none. The y axis does not start at zero, so that differences are seen; the numbers stand above the bars."""
+    """Draws a PNG file of two series.
+
+    labels: along the x axis. series: two names -> test errors in percent, one for each label, None if there is none.
+        The y axis does not start at zero, so that differences are visible; the numbers stand above the bars.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

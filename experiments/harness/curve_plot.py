@@ -1,4 +1,4 @@
-"""Training loss and test error over epochs, one curve per run, from result lines."""
+"""Draws training loss and test error over epochs, one curve per run, from result lines."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,10 @@ INK, FAINT, MARK = "#1f2933", "#dfe4ea", "#9aa5b1"
 
 
 class Curve(NamedTuple):
-    """line: a result line. style: matplotlib's line style. marker: of the evaluations."""
+    """A curve.
+
+    line: a result line. style: matplotlib's line style. marker: of the evaluations.
+    """
 
     label: str
     colour: str
@@ -18,9 +21,11 @@ class Curve(NamedTuple):
 
 
 def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str, long: bool = False) -> None:
-    """A PNG file: training loss above, test error below, one legend beside both. long: for hundreds of epochs; the
-    test error on a logarithmic axis, and in a second column both over hours, which are a curve's epochs times the
-    mean time of one of its epochs, evaluations included."""
+    """Draws a PNG file: training loss above, test error below, one legend beside both.
+
+    long: for hundreds of epochs. The test error is then on a logarithmic axis. A second column has both over hours: a
+        curve's epochs times the mean time of one of its epochs, evaluations included.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -55,7 +60,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str, long: bo
 
 
 def plot(above, below, curve: Curve, unit: float) -> None:
-    """unit: what an epoch is long on the x axis."""
+    """Draws the curves. unit: the length of an epoch on the x axis."""
     look: dict[str, Any] = {"color": curve.colour, "ls": curve.style, "label": curve.label}
     training, tests = curve.line["training_curve"], curve.line["evaluations"]
     losses = [float("nan") if loss is None else loss for loss in training["train_loss"]]

@@ -1,8 +1,8 @@
-"""How long the runs of a table would take: the steps they still have to make, times a step measured now.
+"""Estimates how long the runs of a table would take: the steps they still have to do, times the time of a step.
 
-A step is measured with the run's own flags by the training command, in a process of its own and on synthetic images,
-once for all runs whose steps take the same time, and kept in the user's cache directory. The estimate does not include
-evaluations and checkpoints.
+The time of a step is measured with the run's own flags by the training command, in a process of its own and on
+synthetic images. It is measured once for all runs whose steps take the same time, and kept in the user's cache
+directory. The estimate does not include evaluations and checkpoints.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ from fdg_jax.machine import facts
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, version
 from fdg_jax.runs.run_length import run_length
 
-IMAGES = {"cifar10": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # of the training sets
-AREA = {"tiny_imagenet": 4}  # pixels of an image, in those of the 32x32 images that are measured with
-WITHOUT_TIME = ("beta", "seed", "epochs")  # flags that do not change the time of a step
+IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on
+AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels, in those of the 32x32 images that are measured with
+WITHOUT_TIME = ("beta", "seed", "epochs", "evaluate_every")  # flags that do not change the time of a step
 FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
 SHORT_SECONDS = 1.0  # a shorter time than that tells too little
 LIMIT_SECONDS = 180
@@ -35,15 +35,21 @@ WHAT = "step times"
 
 
 class Step(NamedTuple):
-    """seconds: of one training step, None where it could not be measured. how: how it was measured, or why not."""
+    """The time of a training step.
+
+    seconds: None if it could not be measured.
+    how: how it was measured, or why it could not be.
+    """
 
     seconds: float | None
     how: str
 
 
 def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, again: bool = False) -> int:
-    """Prints what is measured, one line per run, and the total. given: seconds per step, instead of measuring. again:
-    also measures what was measured before."""
+    """Prints what is measured, one line per run, and the total.
+
+    given: seconds per step, instead of measuring. again: also measures what was measured before.
+    """
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
     core = runner.cores_for(jobs)[0]
@@ -56,10 +62,10 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
             print(f"{run.name}: {now}")
             continue
         left, seconds = steps_left(run, now), known.get(step_kind(run), Step(given, "")).seconds
-        told = "no estimate" if seconds is None else duration(left * seconds)
+        left_time = "no estimate" if seconds is None else duration(left * seconds)
         unknown += seconds is None
         total += left * (seconds or 0.0)
-        print(f"{run.name}: {now}, {left:,} steps to go: {told}")
+        print(f"{run.name}: {now}, {left:,} steps to go: {left_time}")
     words = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
     print(f"total: {duration(total / jobs)} of training, {words}; evaluations and checkpoints come on top")
     if unknown:
@@ -68,14 +74,14 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
 
 
 def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
-    """The step time of every kind of run among these. Says first how many there are and how long measuring takes."""
+    """The step time of every kind of run among these. First prints how many there are and how long measuring takes."""
     kinds: dict[tuple, Run] = {}
     for run in runs:
         kinds.setdefault(step_kind(run), run)
     known = {} if again else {kind: step for kind, run in kinds.items() if (step := remembered(run, core))}
     new = {kind: run for kind, run in kinds.items() if kind not in known}
     if known:
-        print(f"{kinds_of(len(known), 'was', 'were')} measured before; --measure-again measures anew")
+        print(f"{kinds_of(len(known), 'was', 'were')} measured before; --measure-again measures again")
         for kind, step in known.items():
             print(f"  {what(kinds[kind])}: {step.how}")
     if new:
@@ -131,7 +137,7 @@ def remember(run: Run, core: int | None, step: Step) -> None:
 
 
 def steps_left(run: Run, now: State) -> int:
-    """Batches that a missing or cut-off run has still to train on; an epoch's last, smaller batch is one too."""
+    """The batches that a missing or interrupted run still has to train on. The last, smaller one of an epoch counts."""
     per_epoch = run_length(IMAGES[run.flags["dataset"]], run.flags["batch_size"], run.flags["epochs"]).per_epoch
     done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
     return max(0, round((run.flags["epochs"] - done) * per_epoch))
@@ -148,7 +154,7 @@ def what(run: Run) -> str:
 
 
 def measured(run: Run, core: int | None) -> Step:
-    """A step's time, from a few steps; from more where those were not timed or took next to no time."""
+    """The time of a step, from a few steps; from more if those were not timed or took next to no time."""
     flags = run.flags
     rate, problem = once(run, 2 * flags["K"] + FEW, core)  # 2K may compile and are not timed
     timed = FEW
@@ -158,14 +164,18 @@ def measured(run: Run, core: int | None) -> Step:
     if not rate:
         return Step(None, f"not measured ({problem or 'the command timed nothing'})")
     times = AREA.get(flags["dataset"], 1)
-    larger = f", times {times} for the larger images of {flags['dataset']}" if times > 1 else ""
+    other = "larger" if times > 1 else "smaller"
+    scaled = f", times {times} for the {other} images of {flags['dataset']}" if times != 1 else ""
     seconds = flags["batch_size"] / rate * times
-    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on synthetic images{larger}")
+    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on synthetic images{scaled}")
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
-    """(images a second, why there is no such number) of so many steps of the run. Only the command for CIFAR has
-    synthetic images, so runs of other data sets are measured with these."""
+    """Trains for so many steps of the run.
+
+    Returns: (images per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
+    also stands in for runs on other data sets.
+    """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
@@ -189,7 +199,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would use: 40 s, 12 minutes, 7.5 hours, 41 days."""
+    """A time in the unit that a person would use: 40 s, 12 minutes, 7.5 hours, 41 days."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""What every table's page needs: a Markdown table, and a sentence that says where its runs ran."""
+"""What every table's page needs: a Markdown table, and a sentence that says where the runs were made."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def origin(lines: Lines) -> str:
-    """Versions, hardware and commits of the results; where they differ, all of them."""
+    """Versions, hardware and commits of the results; all of them, where they differ."""
     if not lines:
         return "Nothing has been run yet."
     versions = ", ".join(
@@ -27,8 +27,10 @@ def origin(lines: Lines) -> str:
 
 
 def machine(hardware: Mapping[str, Any]) -> str:
-    """one device (cpu:0) of a machine with 2 cores, 1 used (Some Processor, Linux-...). What was not recorded is
-    left out."""
+    """One device (cpu:0) of a machine with 2 cores, 1 used (Some Processor, Linux-...).
+
+    It leaves out what was not recorded.
+    """
     devices, cores = list(dict.fromkeys(hardware["devices"])), hardware["cpus"]
     count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
     used = f", {hardware['usable_cores']} used" if hardware.get("usable_cores", cores) != cores else ""
@@ -38,7 +40,7 @@ def machine(hardware: Mapping[str, Any]) -> str:
 
 
 def short(commit: str | None) -> str:
-    """A commit's first characters, -dirty kept; `unknown` where there was no git."""
+    """The first characters of a commit, with -dirty; `unknown` if there was no git."""
     if not commit:
         return "unknown"
     return f"`{commit[:10]}{'-dirty' if commit.endswith('-dirty') else ''}`"

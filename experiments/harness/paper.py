@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import markdown
+from experiments.harness.intervals import by_seed_paragraph, carries, interval, paired
 from experiments.harness.printed import Cell
 from experiments.harness.run_table import Lines, Run, Table, command, shown
 
@@ -39,7 +40,7 @@ WORDS = (
 
 
 def trained(cell: Cell) -> Cell:
-    """The setting whose runs the cell shows: with two stages DDG is FDG without shrinking (a test holds them equal)."""
+    """The setting whose runs the cell shows. With two stages, DDG is FDG without shrinking (a test checks that)."""
     return cell._replace(method="FDG", beta=1.0) if (cell.method, cell.K) == ("DDG", 2) else cell
 
 
@@ -75,8 +76,27 @@ def runs(cells: Iterable[Cell], epochs: int = EPOCHS) -> tuple[Run, ...]:
 
 def errors(cell: Cell, lines: Lines) -> list[float]:
     """Our test errors, of the finished seeds."""
-    found = (lines.get(name(trained(cell), seed)) for seed in SEEDS)
-    return [line["test_error_percent"] for line in found if line]
+    return list(by_seed(cell, lines).values())
+
+
+def by_seed(cell: Cell, lines: Lines) -> dict[int, float]:
+    """Our test errors of the finished seeds, {seed: error}."""
+    found = {seed: lines.get(name(trained(cell), seed)) for seed in SEEDS}
+    return {seed: line["test_error_percent"] for seed, line in found.items() if line}
+
+
+def how_far(cells: Sequence[Cell], lines: Lines) -> str:
+    """How far our differences to BP carry, for every row that has a seed in common with BP's of its network."""
+    said = []
+    for cell in cells:
+        one = next((c for c in cells if (c.method, c.network, c.dataset) == ("BP", cell.network, cell.dataset)), None)
+        if one is None or cell.method == "BP":
+            continue
+        beta = "" if cell.beta is None else f", beta = {cell.beta:g}"
+        order = f", {cell.order.replace('-', ' ')}" if cell.order else ""
+        found = interval(list(paired(by_seed(cell, lines), by_seed(one, lines)).values()))
+        said.append(carries(f"{cell.network}, {cell.method} with K = {cell.K}{beta}{order}, minus BP", found))
+    return by_seed_paragraph(said)
 
 
 def median_line(cell: Cell, lines: Lines) -> Mapping[str, Any] | None:
@@ -97,7 +117,7 @@ def ours(cell: Cell, lines: Lines) -> list[str]:
 
 
 def papers(cell: Cell, own: str) -> str:
-    """The printed number, and what else the paper prints for it. own: the table that the cell is from."""
+    """The printed number, and what else the paper prints for it. own: the table that contains the cell."""
     if not cell.error:
         return ""
     rest = [f"first published: {cell.published}"] if cell.published else []
@@ -142,10 +162,10 @@ def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
     most = max(round(abs(one - two), 2) for one, two in apart.values())
     gained = gains(cells)
     chance, listed = sum(gain <= most for gain in gained), ", ".join(f"{gain:.2f}" for gain in gained)
-    told = ", ".join(f"{network} {one:.2f} and {two:.2f}" for network, (one, two) in apart.items())
+    printed_errors = ", ".join(f"{network} {one:.2f} and {two:.2f}" for network, (one, two) in apart.items())
     return (
         "**A null comparison:** with K = 2, backward first, DDG and FDG with beta = 1 are one algorithm (also in the "
-        f"authors' code). The paper prints different errors for them all the same: {told}, up to "
+        f"authors' code). The paper prints different errors for them all the same: {printed_errors}, up to "
         f"{most:.2f} apart. Two results of the same training differ by that much there. Of the {len(gained)} "
         f"gains by shrinking in this table, {chance} are no larger than that ({listed}). "
         "Our rows of DDG and FDG show the same runs, those of FDG.",
@@ -153,16 +173,20 @@ def null_comparison(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def gains(cells: Sequence[Cell]) -> list[float]:
-    """For each network and K with both: the printed error of FDG without shrinking minus that with it."""
+    """For each network and K with both: the printed error of FDG without shrinking minus the one with it."""
     errors = {(c.network, c.K, c.beta == 1.0): float(c.error.rstrip("*")) for c in cells if c.method == "FDG"}
     pairs = [(key[:2], error) for key, error in errors.items() if key[2]]
     return [round(error - errors[*key, False], 2) for key, error in pairs if (*key, False) in errors]
 
 
 class Plan(NamedTuple):
-    """A table of the paper. notes: what is odd about a printed number, by (network, method, K, beta), or about a
-    network, by (network,). words: text of this table alone. draws: draw(cells, epochs, lines, path), where it
-    has a picture; alt: the picture in words. rows: whether the page shows them, or another table's page does."""
+    """A table of the paper.
+
+    notes: remarks on a printed number, by (network, method, K, beta), or on a network, by (network,).
+    words: text of this table alone.
+    draws: draw(cells, epochs, lines, path), if it has a picture. alt: the picture in words.
+    rows: whether the page shows them, or another table's page does.
+    """
 
     name: str
     title: str
@@ -200,6 +224,7 @@ def document(plan: Plan, epochs: int, lines: Lines) -> str:
         f"![{plan.alt}]({picture})" if plan.draws else "",
         body(plan, epochs, lines) if plan.rows else "",
         finished,
+        how_far(plan.cells, lines) if plan.rows else "",
         markdown.origin(lines) if lines else "",
         *notes,
         *(null_comparison(plan.cells) if plan.rows else ()),

@@ -1,6 +1,6 @@
-"""A table of test errors as the paper prints it, read into cells.
+"""Reads a table of test errors, as the paper prints it, into cells.
 
-The numbers stand in the tables' files in the paper's own layout, so that they can be compared with the paper by eye.
+The numbers are in the tables' files in the paper's own layout, so that they can be compared with the paper by eye.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,13 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """A number that the paper prints, or one that belongs beside those. network: as printed. error: the test error
-    in percent as printed, with * where it is marked as rerun; "" where there is none. published: the error of the
-    original publication, where the rerun stands beside it. parameters: of the network, as printed."""
+    """A number that the paper prints, or one that belongs beside those.
+
+    network: as printed.
+    error: the test error in percent as printed, with * if it is marked as rerun; "" if there is none.
+    published: the error of the original publication, if the rerun stands beside it.
+    parameters: of the network, as printed.
+    """
 
     network: str
     dataset: str
@@ -25,9 +29,12 @@ class Cell(NamedTuple):
 
 
 def read(printed: str, dataset: str) -> tuple[Cell, ...]:
-    """The cells of a table, each once. printed: a line with the names of the columns, then a line a network, columns
-    separated by |. An error column has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), - for none;
-    the columns K (2 without it) and parameters are of the whole line."""
+    """The cells of a table, each once.
+
+    printed: a line with the names of the columns, then a line per network, with columns separated by |. An error column
+        has 8.75/7.78* for published/rerun, 7.92(1)/7.23(0.2) for error(beta), and - for none. The columns K (2 if
+        absent) and parameters hold for the whole line.
+    """
     head, *lines = [[part.strip() for part in line.split("|")] for line in printed.strip().splitlines()]
     found: list[Cell] = []
     for line in lines:
@@ -39,7 +46,7 @@ def read(printed: str, dataset: str) -> tuple[Cell, ...]:
 
 
 def cells(make: Callable[..., Cell], method: str, K: int, text: str) -> list[Cell]:
-    """The cells of one printed place, which may hold two numbers of FDG. make: a Cell of that network."""
+    """The cells of one printed place, which may hold two numbers of FDG. make: makes a Cell of that network."""
     if text == "-":
         return []
     if "(" not in text:

@@ -1,8 +1,8 @@
 """From run directories to `results/<table>.jsonl` and back: one line per finished run, with all that a table shows.
 
-Tables that share their runs share the file: each reads its own lines and leaves the others as they are. Where data and
-runs lie is left out, also in the command, because it differs between machines and means nothing. A file is written
-whole or not at all.
+Tables that share their runs share the file: each reads its own lines and leaves the others as they are. A line does not
+say where data and runs are, not in its command either, since that differs between machines. A file is written
+completely or not at all.
 """
 
 import json
@@ -31,8 +31,13 @@ EVALUATION = ("step", "epoch", "test_loss", "test_error_percent")
 
 
 def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], list[str]]:
-    """Writes the lines of all finished runs in runs_dir; a run that is not there keeps the line it has.
-    Returns (names collected, names kept). Raises BadInput where a directory holds another run."""
+    """Writes the lines of all finished runs in runs_dir. A run that is not there keeps the line that it has.
+
+    Returns: (names collected, names kept).
+
+    Raises:
+        BadInput: a directory holds another run.
+    """
     kept = read(table, results)
     new = {run.name: line(table, run, runs_dir / run.name) for run in table.runs if is_done(run, runs_dir)}
     if not new:
@@ -53,7 +58,7 @@ def measure(table: Table, results: Path) -> Iterator[str]:
 
 
 def where(run: Run) -> dict[str, Any]:
-    """Options, versions and hardware of a line that was measured in place."""
+    """Options, versions and hardware of a line that was measured in this process."""
     import jax
 
     found = facts.describe()
@@ -70,7 +75,7 @@ def where(run: Run) -> dict[str, Any]:
 
 
 def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
-    """Writes the table's file, whole or not at all, in the order of its runs (of their names, if tables share it)."""
+    """Writes the table's file, completely or not at all, in the order of its runs (if shared, of their names)."""
     order = sorted(lines) if table.shares else [run.name for run in table.runs if run.name in lines]
     results.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(lines[name], allow_nan=False, ensure_ascii=False) + "\n" for name in order)
@@ -100,12 +105,15 @@ def entries(table: Table, results: Path) -> dict[str, dict[str, Any]]:
     try:
         return {entry["name"]: entry for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
     except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect anew.") from None
+        raise BadInput(f"{path} cannot be read ({error!r}). Delete it and collect again.") from None
 
 
 def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
-    """The table's results by the names of their runs, in the table's order; empty where there are none.
-    Raises BadInput for a line of another run: what the table asks for may have changed since."""
+    """The table's results by the names of their runs, in the table's order; empty if there are none.
+
+    Raises:
+        BadInput: a line is of another run; what the table asks for may have changed since.
+    """
     path, lines = file(table, results), entries(table, results)
     unknown = [name for name in lines if name not in [run.name for run in table.runs]]
     if unknown and not table.shares:
@@ -116,7 +124,7 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
             if differing:
                 raise BadInput(
                     f"{path}: the line of {run.name} is of another run: {differing}. Remove "
-                    "that line, and run and collect it anew."
+                    "that line, and run and collect it again."
                 )
     return {run.name: lines[run.name] for run in table.runs if run.name in lines}
 
@@ -124,8 +132,8 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     """All that is kept of a finished run."""
     config, summary, events = read_json(path / CONFIG), reading.summary(path), reading.events(path)
-    reading.check(path / CONFIG, config, NEEDED, "Run it anew in another --runs-dir.")
-    reading.check(path / CONFIG, config, {"resumed": list}, "Run it anew in another --runs-dir.", absent=[])
+    reading.check(path / CONFIG, config, NEEDED, "Run it again in another --runs-dir.")
+    reading.check(path / CONFIG, config, {"resumed": list}, "Run it again in another --runs-dir.", absent=[])
     options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}
     sessions = [config, *config.get("resumed", [])]
     return {

@@ -1,6 +1,6 @@
-"""A run as data: a name and the flags of the training command; and the state of its run directory.
+"""A run as data: a name, the flags of the training command, and the state of its run directory.
 
-JAX is not imported here, and no more is read than necessary, so that listing a table is immediate.
+This module does not import JAX and reads no more than necessary, so that a table is listed at once.
 """
 
 import os
@@ -21,8 +21,12 @@ MISSING, RUNNING, CUT_OFF, DONE = "missing", "running", "cut off", "done"
 
 
 class Run(NamedTuple):
-    """name: of the run directory too. flags: options of the training command by their names in `Options`, all
-    that the table depends on, defaults included, so that the line still says it when a default changes."""
+    """A run of the training command.
+
+    name: also that of the run directory.
+    flags: options of the training command, by their names in `Options`. They are all that the table depends on,
+        defaults included, so that a line still says it after a default has changed.
+    """
 
     name: str
     flags: Mapping[str, Any]
@@ -36,10 +40,10 @@ class Table(NamedTuple):
     """A table: its runs, and how its page of results is made.
 
     document(lines): the table and its text in Markdown, made from the results alone.
-    picture(lines, path): draws the curves into a PNG file, where the table has a picture.
+    picture(lines, path): draws the curves into a PNG file, if the table has a picture.
     shares: the name under which several tables keep their runs and results, so that a run which two of them show is
-      made and kept once.
-    shortened(epochs): the same table with shorter runs, where the table has that.
+        made and kept once.
+    shortened(epochs): the same table with shorter runs, if the table has that.
     measure(run): the result line of a run that is not a training by the command; such a run has no directory.
     """
 
@@ -55,12 +59,16 @@ class Table(NamedTuple):
 
     @property
     def home(self) -> str:
-        """The name of the directory of its runs and of the file of its results."""
+        """The name of the directory of its runs, and of the file of its results."""
         return self.shares or self.name
 
 
 class State(NamedTuple):
-    """kind: missing, running, cut off or done. epochs: how many have been trained."""
+    """The state of a run.
+
+    kind: missing, running, cut off or done.
+    epochs: how many have been trained.
+    """
 
     kind: str
     epochs: float = 0.0
@@ -73,8 +81,7 @@ class State(NamedTuple):
 
 
 def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = False) -> list[str]:
-    """The command line that makes the run; the first word is the interpreter of the virtual environment.
-    Directories that are None are left out of it."""
+    """The command line of the run; the first word is the interpreter. Leaves out directories that are None."""
     flags = [word for name, value in run.flags.items() for word in (spelled(name), written(value))]
     where = [("--data-dir", data_dir), ("--run-dir", run_dir)]
     places = [word for flag, place in where if place for word in (flag, place)]
@@ -105,8 +112,10 @@ def state(run: Run, runs_dir: Path) -> State:
 
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
-    """A number is the table's only if the run was asked for with the table's options and no others. Options
-    that were added to the command after the run was made are ignored."""
+    """Raises BadInput unless the run was made with the table's options and no others.
+
+    It ignores options that were added to the command after the run was made.
+    """
     reading.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
@@ -118,15 +127,17 @@ def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
 
 
 def differences(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """`epochs is 2, not 5`, for each option that is not as wanted; empty where all are."""
+    """`epochs is 2, not 5`, for each option that differs; empty if none does."""
     return ", ".join(
         f"{name} is {found.get(name)}, not {value}" for name, value in wanted.items() if found.get(name) != value
     )
 
 
 def locked(path: Path) -> bool:
-    """Whether a process is writing the run. Read from the kernel's list: trying the lock could keep a run
-    that is just starting from getting it. Where there is no such list (not Linux), nothing is known: False.
+    """Whether a process is writing the run.
+
+    It reads the kernel's list of locks, since trying the lock could keep a run that is just starting from getting it.
+    Without such a list (not Linux), the answer is False.
     """
     try:
         status, locks = path.stat(), Path("/proc/locks").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Runs what a table lacks: starts what is missing, continues what was cut off, one process per core.
+"""Makes the runs that a table lacks: starts the missing ones and continues interrupted ones, one process per core.
 
-Each run is the command that `list` shows, in a process of its own, whose output goes to <runs-dir>/<name>.log.
-A stop (Ctrl-C, SIGTERM) is passed on once, so that each run ends with a checkpoint and can be continued.
+Each run is the command that `list` shows, in a process of its own, whose output goes to <runs-dir>/<name>.log. A stop
+(Ctrl-C, SIGTERM) is passed on once, so that each run ends with a checkpoint and can be continued.
 """
 
 import os
@@ -19,11 +19,14 @@ from fdg_jax.errors import BadInput
 from fdg_jax.training.signals import Signals
 
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
-ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are passed over, aloud, come first
+ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are skipped, with a message, come first
 
 
 class Going(NamedTuple):
-    """A run under way. core: which one it has to itself, or None."""
+    """A run under way.
+
+    core: which one it has to itself; None if it has none.
+    """
 
     run: Run
     process: subprocess.Popen
@@ -32,15 +35,17 @@ class Going(NamedTuple):
 
 
 def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs: int) -> int:
-    """Runs all that is neither done nor being run by another process, `jobs` at a time. Returns the exit
-    code: 0 all went well, 128 + the signal's number if stopped, else that of the first that failed."""
+    """Makes all runs that are neither done nor being made by another process, `jobs` at a time.
+
+    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
+    """
     cores = cores_for(jobs)
     runs_dir = runs_dir.resolve()
     data_dir = str(Path(data_dir).expanduser().resolve()) if data_dir else None  # the runs start in another directory
     queue = deque(sorted(runs, key=lambda run: ORDER[state(run, runs_dir).kind]))
     going: list[Going] = []
     codes: list[int] = []
-    told = time.monotonic()
+    last_look = time.monotonic()
     with Signals() as signals:
         while going or queue:
             if signals.number is not None:
@@ -56,8 +61,8 @@ def run_missing(runs: Sequence[Run], runs_dir: Path, data_dir: str | None, jobs:
                 going.append(start(run, runs_dir, data_dir, now.kind == CUT_OFF, core))
                 continue
             time.sleep(POLL_SECONDS)
-            if time.monotonic() - told > TELL_SECONDS:
-                told = time.monotonic()
+            if time.monotonic() - last_look > TELL_SECONDS:
+                last_look = time.monotonic()
                 tell(going)
             for ended in [one for one in going if one.process.poll() is not None]:
                 going.remove(ended)
@@ -98,7 +103,7 @@ def start(run: Run, runs_dir: Path, data_dir: str | None, resume: bool, core: in
 
 @contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """Within it this thread stays on the core; a process that it starts inherits that for all its threads."""
+    """A context in which this thread stays on the core. A process that it starts inherits that for all its threads."""
     if core is None:
         yield
         return
@@ -134,7 +139,7 @@ def tell(going: Sequence[Going]) -> None:
 
 
 def last_line(log: Path) -> str:
-    """The newest line of a log that says how training stands or ended: what follows `done` is about files."""
+    """The newest line of a log that says how training stands, or how it ended."""
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("epoch ", "done:", "error:", "stopped by"))]
     return (telling or lines or ["nothing yet"])[-1]

@@ -19,7 +19,7 @@ from fdg_jax.training.signals import Stopped
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
+    """The command. Exit codes: 0 done, 2 bad input, 130 and 143 stopped, else that of the first run that failed."""
     with output.forgiving():
         return answer(table, arguments)
 
@@ -118,7 +118,7 @@ def shortened(table: Table, epochs: int) -> Table:
 
 
 def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
-    """The runs asked for. Raises BadInput for a name or pattern that matches no run."""
+    """The runs that were asked for. Raises BadInput for a name or pattern that matches no run."""
     names = [run.name for run in table.runs]
     if not names:
         raise BadInput(f"{table.name} has no runs of its own: use `render`; its page says where its numbers come from.")
@@ -179,7 +179,7 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM raise Stopped, so that what is being done is cleaned up."""
+    """A context in which SIGINT and SIGTERM raise Stopped, so that the current work is cleaned up."""
 
     def stop(number: int, _frame: Any) -> None:
         raise Stopped(number)

@@ -15,8 +15,12 @@ Array = Any
 
 
 class Found(NamedTuple):
-    """needed: the largest (change + gamma/2 Z_1) / (gamma^2 Z_2 as printed); above 1 the theorem is broken. tried: the
-    quadratics looked at. beta, L_gamma: of the best."""
+    """The result of a search.
+
+    needed: the largest (change + gamma/2 Z_1) / (gamma^2 Z_2 as printed); above 1, the theorem is broken.
+    tried: number of quadratics.
+    beta, L_gamma: of the best.
+    """
 
     needed: float
     tried: int
@@ -43,7 +47,7 @@ def unit(z: Array) -> Array:
 
 
 def search(K: int, convex: bool, problems: int, rounds: int, seed: int) -> Found:
-    """Climbs from `problems` starts at once; a step that helps makes that climber's next one larger."""
+    """Climbs from `problems` starts at once. A step that helps makes the next step of that climber larger."""
     rng = np.random.default_rng(seed)
     shapes = {"H": (K, K), "start": (K,), "noise": (K,), "beta": (), "rate": ()}
     draw = lambda: {name: rng.normal(size=(problems, *shape)) for name, shape in shapes.items()}  # noqa: E731

@@ -56,10 +56,14 @@ def pipeline(problem: Problem, beta: float, rates: Array, engine: str = "delay-l
 
 
 def trained(problem: Problem, beta: float, rates: Sequence[Array], drawn: Array) -> tuple[Array, list[int]]:
-    """theta [T+1, runs, K m] in the time of Eq. 12, and the staleness of the stages 1..K, as measured.
+    """Trains by the library.
 
-    rates [T][runs]; drawn [T, runs]: which pair of the data each run's batch t is. After batch t the delay-line engine
-    stands at theta of t+1 (fdg_jax.stage.delay_line), the rate of t is that of all modules (Eq. 12).
+    Arguments:
+        rates: [T][runs]. The rate of t is that of all modules (Eq. 12).
+        drawn: [T, runs], which pair of the data is each run's batch t.
+
+    Returns: theta [T+1, runs, K m] in the time of Eq. 12, and the measured staleness of stages 1..K. After batch t, the
+    delay-line engine stands at theta of t+1 (fdg_jax.stage.delay_line).
     """
     run, now, path = pipeline(problem, beta, rates[0]), rates[0], []
     for rate, samples in zip(rates, drawn, strict=True):

@@ -75,8 +75,11 @@ def expected(H: Array, K: int, beta: Array, rates: Array, start: Array, factor: 
 class Problem(NamedTuple):
     """A network of K linear modules, y = x + A_k theta_k each, with the loss 1/2 |y - target|^2.
 
-    As a function of all parameters it is a quadratic: H = A'A with A = [A_1 .. A_K]. matrices [K, p, m]; inputs and
-    targets [N, p], the whole data set, from which every batch is one pair, drawn anew; start [K, m].
+    As a function of all parameters it is a quadratic: H = A'A with A = [A_1 .. A_K].
+
+    matrices: [K, p, m].
+    inputs, targets: [N, p], the whole data set. Every batch is one pair, drawn independently.
+    start: [K, m].
     """
 
     matrices: Array

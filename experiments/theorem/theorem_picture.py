@@ -7,7 +7,7 @@ from typing import Any
 from experiments.harness.curve_plot import FAINT, INK, MARK
 from experiments.harness.run_table import Lines
 
-# Told apart by colour-blind eyes, and without colours by dashes: from the front to the back.
+# Distinct for colour-blind readers, and by their dashes without colours: from the front to the back.
 BOUNDS = {
     "network": ("corrected, any network", "#0072b2", "-", 1.6),
     "repaired": ("corrected, independent modules", "#009e73", (0, (1, 1.2)), 2.0),

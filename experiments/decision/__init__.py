@@ -1,0 +1,1 @@
+"""The decisive experiment's rules, written down before its first run, and its picture."""

@@ -1,0 +1,188 @@
+"""`python -m experiments.gpu --minutes M`: checks, speeds and rows of Table 3 on a machine with a GPU, in chunks.
+
+    python -m experiments.gpu --minutes 9 --folder runs/gpu                  any number of times, until all is finished
+    python -m experiments.gpu pack --data-dir path/to/tfds --into parts      CIFAR-10 in parts, for a machine without it
+    python -m experiments.gpu show --folder runs/gpu                         all results so far, one line each
+
+Exit codes: 0 the time is over or all is finished; 1 a check failed or something could not be measured or trained; 2 bad
+input; 130, 143, 129 and 138 stopped by a signal, after checkpoints.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from experiments.gpu import checks, packed, plan, speed
+from experiments.gpu.clock import Clock, TimeIsUp
+from experiments.gpu.folder import Folder
+from experiments.gpu.plan import Choices, Part, Workplace
+from experiments.gpu.rows import Rows, data_missing
+from experiments.gpu.settings import FULL, SMALL, Settings, rows
+from experiments.harness.run_table import RESULTS, ROOT
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
+from fdg_jax.options.parser import Parser
+from fdg_jax.training.signals import Stopped
+
+MOST_MIB = 64
+GO_ON = "to go on, give the same command again"
+
+
+def parts(settings: Settings, choices: Choices) -> list[Part]:
+    """All parts in their order: checks, speeds, rows; rows of the cheapest network first."""
+    found: list[Part] = [checks.Devices(), checks.Determinism(), checks.Resume(), checks.Engines(), checks.Memory()]
+    checked = [part.name for part in found]
+    first, *others = settings.models
+    found += [speed.Speed(first, choices.precision, checked), speed.Flags(first, checked), speed.RowFlags()]
+    found += [speed.Together(first), speed.Host(first, checked)]
+    ways = [(model, precision) for model in (first, *others) for precision in settings.precisions]
+    found += [speed.Speed(model, way, checked) for model, way in ways if (model, way) != (first, choices.precision)]
+    wanted = [run for run in rows(settings) if any(fnmatchcase(run.name, pattern) for pattern in choices.rows)]
+    if not wanted:
+        known = ", ".join(dict.fromkeys(f"'{run.flags['model']}-*'" for run in rows(settings)))
+        raise BadInput(
+            f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} is called that. There are {known}."
+        )
+    chosen = list(dict.fromkeys(run.flags["model"] for run in wanted))
+    found += [speed.Speed(model, choices.precision, checked) for model in chosen if model not in settings.models]
+    for model in chosen:  # their time has to be known
+        needs = [*checked, "row-flags", "together" if model == first else f"speed-{model}@{choices.precision}"]
+        found.append(Rows(model, [run for run in wanted if run.flags["model"] == model], needs))
+    return found
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="python -m experiments.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--minutes", type=float, required=True, metavar="M", help="how long this call may take at most")
+    add("--folder", type=Path, metavar="DIR", help="results, runs and checkpoints (default: runs/gpu; runs/gpu-small)")
+    add(
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="as for the training command; with --parts: where they are collected",
+    )
+    add(
+        "--parts",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="folders in which parts of CIFAR-10 have arrived",
+    )
+    add("--rows", nargs="+", metavar="NAME", help="rows by name or pattern (default: 'resnet20-*')")
+    add("--precision", choices=["float32", "tf32"], default="float32", help="of the rows (default: float32)")
+    add(
+        "--hours",
+        type=float,
+        default=12.0,
+        metavar="H",
+        help="leave out a network whose rows take longer (default: 12)",
+    )
+    add("--only", nargs="+", default=["*"], metavar="PART", help="only these parts, by name or pattern")
+    add("--accept", nargs="+", default=[], metavar="CHECK", help="go on although these checks failed")
+    add("--results", type=Path, metavar="DIR", help="where finished rows are collected (default: experiments/results)")
+    add("--plan", action="store_true", help="say what would be done, and stop")
+    add("--small", action="store_true", help="the same in small, on a CPU: tiny networks, a few steps, digits")
+    return made
+
+
+def pack(arguments: Sequence[str]) -> int:
+    made = Parser(prog="python -m experiments.gpu pack", description="CIFAR-10 in parts, to be carried one by one.")
+    made.add_argument("--data-dir", metavar="DIR", help="as for the training command")
+    made.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the parts are written")
+    made.add_argument("--mib", type=int, default=45, metavar="N", help="the size of a part at most (default: 45)")
+    given = made.parse_args(arguments)
+    for file in packed.pack(given.data_dir, given.into, given.mib):
+        print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
+    return 0
+
+
+def show(arguments: Sequence[str]) -> int:
+    made = Parser(prog="python -m experiments.gpu show", description="All results so far, one line each.")
+    made.add_argument("--folder", type=Path, default=ROOT / "runs" / "gpu", metavar="DIR")
+    folder = Folder(made.parse_args(arguments).folder)
+    for file in sorted(folder.results.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
+        for line in folder.lines(file.name.removesuffix(".jsonl")):
+            print(f"{line['part']}: {line['says']}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    with output.forgiving():
+        try:
+            if arguments and arguments[0] in ("pack", "show"):
+                return {"pack": pack, "show": show}[arguments[0]](arguments[1:])
+            return do(parser().parse_args(arguments))
+        except BadInput as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+
+
+def do(given: argparse.Namespace) -> int:
+    if not (given.minutes > 0 and math.isfinite(given.minutes)):
+        raise BadInput(f"--minutes {given.minutes}: use a positive number.")
+    if given.parts and given.data_dir is None:
+        raise BadInput("--parts needs a folder to collect them in, outside of what travels: add --data-dir DIR.")
+    settings = SMALL if given.small else FULL
+    if given.small:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    else:  # of several GPUs the first: what stages share is one device
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    folder = Folder(given.folder or ROOT / "runs" / ("gpu-small" if given.small else "gpu"))
+    results = given.results or (folder.path / "collected" if given.small else RESULTS)
+    data_dir = given.data_dir.expanduser().resolve() if given.data_dir else None
+    if given.parts:  # decoded images and compiled programs lie beside the data then
+        os.environ["XDG_CACHE_HOME"] = str(packed.Brought(data_dir, given.parts).cache_home())  # type: ignore[arg-type]
+    choices = Choices(
+        rows=tuple(given.rows or (["*"] if given.small else ["resnet20-*"])),
+        precision=given.precision,
+        hours=given.hours,
+        accepted=tuple(given.accept),
+        only=tuple(given.only),
+        data_dir=data_dir,
+        brought=tuple(given.parts),
+        results=results,
+    )
+    wanted = parts(settings, choices)
+    with folder.held():
+        folder.choose({"settings": settings.name, "precision": choices.precision})
+        with Clock(60 * given.minutes) as clock:
+            return go(wanted, Workplace(settings, folder, clock, choices), given.plan)
+
+
+def go(wanted: Sequence[Part], at: Workplace, only_plan: bool) -> int:
+    """Prints the plan and works on it until the time is over. Returns the exit code."""
+    if at.choices.brought:  # now, as the next call may bring others to this machine
+        print(f"CIFAR-10: {data_missing(at) or 'all of it is here'}", flush=True)
+    print(plan.shown(wanted, at), flush=True)
+    if only_plan:
+        return 0
+    try:
+        failed = plan.work(wanted, at)
+    except TimeIsUp:
+        return ended(f"the time is over; {GO_ON}", at, 0)
+    except Stopped as stopped:
+        return ended(f"stopped by {stopped}; {GO_ON}", at, 128 + stopped.number)
+    left = [part.name for part in wanted if not plan.passed(part.name, at)]
+    if not left:
+        return ended("all parts are finished", at, 0)
+    return ended(f"not finished: {', '.join(left)}; {GO_ON}", at, 1 if failed else 0)
+
+
+def ended(text: str, at: Workplace, code: int) -> int:
+    size = at.folder.bytes() / 2**20
+    print(f"{text}\n{at.folder.path}: {size:.1f} MiB", flush=True)
+    if size > MOST_MIB:
+        print(f"warning: that is more than {MOST_MIB} MiB, so it may not travel as one", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
