@@ -2,6 +2,7 @@
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
+    .venv/bin/python -m benchmarks.accuracy --json rows.jsonl      # hours; the same line goes on where it was stopped
 
 XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training
@@ -16,12 +17,14 @@ fused with a matrix product (these can be wrong), and the most numbers that one 
 
 import argparse
 import contextlib
+import json
 import math
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -221,8 +224,18 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         for name, each in row["fusions"].items()
     ]
     heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
-    about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {commits}."
     return "\n\n".join([report.markdown(head, body), report.markdown(heads, counted), about])
+
+
+def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
+    """The rows in a file of --json that were measured on this processor with this jaxlib."""
+    if path in (None, "-"):
+        return {}
+    here = {"benchmark": "accuracy", "jaxlib": metadata.version("jaxlib"), "cpu": report.machine()["cpu"]}
+    rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
+    return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,13 +247,17 @@ def main(arguments: list[str] | None = None) -> int:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_enable_x64", True)
         compile_cache.enable()
-        rows = []
-        for of in asked:
-            print(f"{of.model}: batch {of.batch}, {of.size} x {of.size}", file=sys.stderr, flush=True)
-            rows.append(measured(of))
-        return rows
+        rows = known(given.json)
+        for number, of in enumerate(asked, 1):
+            told = "in the file already" if of in rows else "measured now"
+            batch = f"batch {of.batch}, {of.size} x {of.size}"
+            print(f"{of.model} ({number} of {len(asked)}), {batch}: {told}", file=sys.stderr, flush=True)
+            if of not in rows:
+                rows[of] = measured(of)
+                report.append([rows[of]], given.json)
+        return [rows[of] for of in asked]
 
-    return report.run(made, measure, table, arguments)
+    return report.run(made, measure, table, arguments, appended=True)
 
 
 if __name__ == "__main__":

@@ -67,11 +67,19 @@ def check_json(path: str | None) -> None:
 
 def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
     """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file."""
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    print(lines if path == "-" else text + "\n", end="", flush=True)
+    print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
+    append(rows, path)
+
+
+def append(rows: Sequence[Mapping[str, Any]], path: str | None) -> None:
+    """Adds rows to the file of --json, if there is one."""
     if path not in (None, "-"):
         with Path(path).open("a", encoding="utf-8") as file:
-            file.write(lines)
+            file.write(lines_of(rows))
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def run(
@@ -79,8 +87,12 @@ def run(
     measure: Callable[[argparse.Namespace], Sequence[Mapping[str, Any]]],
     table: Callable[[Any, argparse.Namespace], str],
     arguments: Sequence[str] | None,
+    appended: bool = False,
 ) -> int:
-    """Runs a benchmark: parses the flags, measures the rows and prints their table. Returns the exit code."""
+    """Runs a benchmark: parses the flags, measures the rows and prints their table. Returns the exit code.
+
+    appended: `measure` itself adds each row to the file of --json.
+    """
     try:
         given = made.parse_args(arguments)
         check_json(given.json)
@@ -88,7 +100,7 @@ def run(
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    emit(rows, table(rows, given), given.json)
+    emit(rows, table(rows, given), None if appended and given.json != "-" else given.json)
     return 0
 
 
