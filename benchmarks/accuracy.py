@@ -2,7 +2,9 @@
 
     .venv/bin/python -m benchmarks.accuracy
     .venv/bin/python -m benchmarks.accuracy --models resnet20:128:32 wrn28_10:40:32
-    .venv/bin/python -m benchmarks.accuracy --json rows.jsonl      # hours; the same line goes on where it was stopped
+    .venv/bin/python -m benchmarks.accuracy --json rows.jsonl
+
+The last form adds each row to the file when it is measured. Given again, it goes on where it was stopped.
 
 XLA's CPU backend passes reductions and convolutions to the library YNNPACK, which in jaxlib 0.10.2 can compute rows
 wrongly (fdg_jax.machine.programs). For each model, one batch goes through the network: forward and backward in training

@@ -90,9 +90,13 @@ def test_stepping_before_init_says_what_to_do():
         fdg_jax.Pipeline(parts(2), cross_entropy, recipe()).step(DATA[0])
 
 
-def test_nothing_compiles_before_the_shapes_are_checked(monkeypatch):
-    monkeypatch.setattr(jax, "jit", lambda *a, **k: pytest.fail("compiled before checking"))
-    refused("cannot take", stages=[nn.Dense(7), Image()])
+def test_nothing_compiles_before_the_shapes_are_checked(caplog):
+    jax.random.PRNGKey(0)  # which `refused` needs
+    with jax.log_compiles():
+        refused("cannot take", stages=[nn.Dense(7), Image()])
+        assert "Compiling" not in caplog.text
+        pipeline(2, DATA[0])
+        assert "Compiling" in caplog.text
 
 
 @pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])

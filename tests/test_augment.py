@@ -98,6 +98,7 @@ def test_flip_false_never_mirrors():
         assert [flip for _, _, flip in find_crop(np.rint(output).astype(np.uint8), image, PAD)] == [False]
 
 
+@pytest.mark.slow
 def test_alone_in_a_scan_under_vmap_and_traced_into_more_the_bits_are_the_same():
     transform, batch, steps = augment.train_transform(meta(), 7), images(16), jnp.arange(6, dtype=jnp.int32)
     alone = np.stack([np.asarray(jax.jit(transform)(batch, step)) for step in steps])

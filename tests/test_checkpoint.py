@@ -172,8 +172,8 @@ def test_a_manifest_tells_what_it_was_given_and_of_which_format_it_is(written, m
 
 
 @pytest.mark.parametrize(("method", "engine"), [
-    ("fdg", "pipeline"), ("dni", "pipeline"), ("fdg", "delay-line"),
-    pytest.param("fdg", "scan", marks=pytest.mark.slow),  # slow to compile on a CPU
+    ("fdg", "pipeline"), ("fdg", "delay-line"),
+    *[pytest.param(*each, marks=pytest.mark.slow) for each in (("dni", "pipeline"), ("fdg", "scan"))],
 ])  # fmt: skip
 def test_a_snapshot_stays_what_it_was_while_training_goes_on(method, engine):
     """One after three batches and one after four: a sum of gradients, and one in a delay line, are given away to an

@@ -150,7 +150,7 @@ def test_fdg_with_one_stage_is_backprop():
         assert trained(1, "backward-first", engine).sha256 == backprop
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "pipeline"))
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "delay-line"))
 def test_bp_does_not_depend_on_the_number_of_stages(engine):
     data = batches(8, features=CLASSES)
     chains = [(("a", "b", "c", "d"),), (("a", "b"), ("c", "d")), (("a",), ("b",), ("c",), ("d",))]

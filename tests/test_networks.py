@@ -101,7 +101,8 @@ def test_composed_stages_are_the_uncut_network(name):
     assert program((1, n // 2, n - 1)) == program(())
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(dtype):
     """A memo would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
     statistics, stays float32, as gradients of the weights do."""

@@ -35,8 +35,9 @@ def run(stages, variables, x, train):
     return x, changed
 
 
+@pytest.mark.slow  # test_networks.py composes another network in the fast suite
 @pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("cuts", [(1, 4), *[pytest.param(cuts, marks=pytest.mark.slow) for cuts in ((2,), (1, 2, 3))]])
+@pytest.mark.parametrize("cuts", [(1, 4), (2,), (1, 2, 3)])
 def test_composed_stages_are_the_uncut_network_bit_for_bit(small, cuts, train):
     blocks, images, variables = small
     whole, whole_statistics = run(split.stages(blocks, ()), [variables], images, train)

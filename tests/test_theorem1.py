@@ -99,6 +99,7 @@ def test_the_corrected_bound_is_violated_when_its_constant_is_divided():
         assert (run.change > bounds["network"]).any()
 
 
+@pytest.mark.slow
 def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_one_breaks():
     filling, falls = (theorem1.measure(run) for run in (theorem1.FILLING, theorem1.FALLS))
     assert filling["engine"][:2] == [0, 0] and max(filling["printed"][:2]) < 0

@@ -26,9 +26,9 @@ from fdg_jax.checks.arguments import (
 from fdg_jax.checks.batches import check_example
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.stage import remat as rematerialisation
-from fdg_jax.stage.functions import ComputeOptions, Spec, init_variables
+from fdg_jax.stage.functions import ComputeOptions, Spec
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes, zeros
+from fdg_jax.stage.shapes import check_shapes
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
@@ -113,8 +113,7 @@ class Configuration:
         corrected, specs = self.stage_corrections(), []
         for k, (module, compute, x) in enumerate(zip(self.stages, self.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
-            given = None if variables is None else variables[k - 1]
-            made = first_variables(module, compute, x, stage_key, given)
+            made = shapes.inits[k - 1](stage_key) if variables is None else copied(variables[k - 1])
             if shapes.draws[k - 1]:
                 made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
             spec = Spec(
@@ -139,12 +138,6 @@ class Configuration:
         return specs, example
 
 
-def first_variables(
-    module: nn.Module, compute: ComputeOptions, x: Tree, key: jax.Array, given: Mapping | None
-) -> dict[str, Tree]:
-    """A stage's Flax variables at first: a copy of the given ones, or what the module makes of the key."""
-    if given is not None:
-        return unfreeze(dict(jax.tree.map(partial(jnp.array, copy=True), given)))
-    # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    init = jax.jit(lambda key: init_variables(module, key, compute.precision.example(zeros(x))))
-    return unfreeze(dict(init(key)))
+def copied(variables: Mapping) -> dict[str, Tree]:
+    """Flax variables that share no array with those given."""
+    return unfreeze(dict(jax.tree.map(partial(jnp.array, copy=True), variables)))

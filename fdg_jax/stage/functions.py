@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -125,16 +124,6 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
     """
     flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
     return dict(module.init({"params": key, "dropout": key}, x, **flag))
-
-
-def draws_random_numbers(module: nn.Module, variables: Mapping[str, Tree], x: Tree) -> bool:
-    """Whether a training forward pass asks for a random key. Found by tracing; nothing is computed."""
-    flag: dict[str, Any] = {"train": True} if takes_train(module) else {}
-    try:
-        jax.eval_shape(lambda v, x: module.apply(v, x, mutable=True, **flag), dict(variables), x)
-    except flax.errors.InvalidRngError:
-        return True
-    return False
 
 
 def make_apply(

@@ -5,17 +5,18 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, first_line, sentence
 from fdg_jax.stage.dependence import dependences
 from fdg_jax.stage.functions import (
     ComputeOptions,
-    draws_random_numbers,
     functions,
     init_variables,
     split_variables,
@@ -36,13 +37,15 @@ class Shapes(NamedTuple):
     outputs: of stage K.
     labels, loss: of the labels and the value of the loss.
     draws: for each stage, whether it draws random numbers.
+    inits: for each stage, the jitted function that makes its Flax variables of a key. It has been traced already.
     """
 
-    inputs: list[Tree]  # of each stage
-    outputs: Tree  # of stage K
+    inputs: list[Tree]
+    outputs: Tree
     labels: Tree
     loss: jax.ShapeDtypeStruct
     draws: list[bool]
+    inits: list[Callable[[jax.Array], dict[str, Tree]]]
 
 
 def zeros(shapes: Tree) -> Tree:
@@ -86,7 +89,7 @@ def check_shapes(
         step = jax.ShapeDtypeStruct((), jnp.int32)
         fact = f"preprocess cannot take {describe(x)}."
         x = trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), x, step)
-    inputs, draws, before = [], [], f"the input is {describe(x)}"
+    inputs, draws, inits, before = [], [], [], f"the input is {describe(x)}"
     for k, (module, compute, other) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
@@ -104,7 +107,8 @@ def check_shapes(
             check_closure(who, module, compute, seen, x, other)
         if other == CURRENT:  # the other case is feedback weights, which replace matrices only
             check_kept_weights(who, module, compute, seen, x)
-        draws.append(seen.drew)
+        draws.append(seen.draws)
+        inits.append(seen.init)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     fact = f"the loss cannot take outputs {describe(x)} with labels {describe(labels)}."
     value = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
@@ -113,7 +117,7 @@ def check_shapes(
         raise BadInput(f"{found}, not one number.")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
-    return Shapes(inputs, x, labels, value, draws)
+    return Shapes(inputs, x, labels, value, draws, inits)
 
 
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
@@ -177,32 +181,36 @@ class TracedModule(NamedTuple):
     """What tracing a module showed, as shapes.
 
     y: its outputs in training mode.
-    variables: its Flax variables.
-    drew: whether it draws random numbers.
     kept: the arrays in its stripped VJP closure.
+    variables: its Flax variables.
+    draws: whether it draws random numbers.
+    init: the jitted function that makes its variables of a key.
     """
 
     y: Tree
-    variables: Tree
-    drew: bool
     kept: list[jax.ShapeDtypeStruct]
+    variables: Tree
+    draws: bool
+    init: Callable[[jax.Array], dict[str, Tree]]
 
 
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
-    example = jax.eval_shape(compute.precision.example, x)
-    variables = jax.eval_shape(lambda x: init_variables(module, jax.random.PRNGKey(0), x), example)
-    drew = draws_random_numbers(module, variables, example)
-    y, kept = forward_shapes(module, compute, variables, x, drew)
-    return TracedModule(y, variables, drew, kept)
+    # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
+    init = jax.jit(lambda key: unfreeze(init_variables(module, key, compute.precision.example(zeros(x)))))
+    variables = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
+    try:
+        return TracedModule(*forward_shapes(module, compute, variables, x, False), variables, False, init)
+    except flax.errors.InvalidRngError:  # a module that draws random numbers finds no key
+        return TracedModule(*forward_shapes(module, compute, variables, x, True), variables, True, init)
 
 
 def forward_shapes(
-    module: nn.Module, compute: ComputeOptions, variables: Tree, x: Tree, drew: bool
+    module: nn.Module, compute: ComputeOptions, variables: Tree, x: Tree, draws: bool
 ) -> tuple[Tree, list[jax.ShapeDtypeStruct]]:
     """(outputs, arrays in the stripped closure) of a training forward pass, as shapes."""
     params, extra = split_variables(variables)
-    if drew:
+    if draws:
         extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
     messages, _, closure = jax.eval_shape(
         functions(module, optax.identity(), compute=compute).forward, params, extra, x
@@ -223,7 +231,7 @@ def check_closure(
     if not any(leaf.ndim > 1 and leaf.size in kernels for leaf in seen.kept):
         return
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
-    _, kept = forward_shapes(module, compute, seen.variables, larger, seen.drew)
+    _, kept = forward_shapes(module, compute, seen.variables, larger, seen.draws)
     pairs = zip(seen.kept, kept, strict=True)
     copies = [s for s, large in pairs if s.shape == large.shape and s.ndim > 1 and s.size in kernels]
     if copies and other:
@@ -251,7 +259,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
     JAX keeps the vector in the shape of the product: so do all of flax.linen's norms with a scale.
     """
     params, extra = split_variables(seen.variables)
-    if seen.drew:
+    if seen.draws:
         extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
     forward = functions(module, optax.identity(), compute=compute).forward
     paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
