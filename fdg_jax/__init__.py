@@ -15,8 +15,9 @@ _MODULE_OF = {
     "Evaluation": "engine.evaluate",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
+    "join_processes": "transport.joining",
 }
-__all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline", "emulate_cpu"]
+__all__ = ["BadInput", "Evaluation", "Metrics", "Pipeline", "emulate_cpu", "join_processes"]
 
 if TYPE_CHECKING:
     from fdg_jax.api import Pipeline
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
     from fdg_jax.transport.devices import emulate_cpu
+    from fdg_jax.transport.joining import join_processes
 
 
 def __dir__() -> list[str]:

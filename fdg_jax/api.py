@@ -226,8 +226,7 @@ class Pipeline:
     @property
     def parameter_count(self) -> int:
         """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
-        stages = jax.eval_shape(self.engine.stage_variables)
-        return sum(leaf.size for stage in stages for leaf in jax.tree.leaves(stage["params"]))
+        return sum(leaf.size for stage in self.params for leaf in jax.tree.leaves(stage["params"]))
 
     @property
     def auxiliary_parameter_count(self) -> int:

@@ -52,7 +52,7 @@ def test_what_is_remembered_is_float32_and_what_travels_is_bfloat16_in_any_metho
     data, K = batches(4), 2
     ours, travelled = pipeline(K, data[0], stages=rounded(K), method=method, **HALF), []
     send = ours.engine.loop.send
-    ours.engine.loop.send = lambda box, message: (travelled.append((box, message)), send(box, message))[1]
+    ours.engine.loop.send = lambda box, message, giver: (travelled.append((box, message)), send(box, message, giver))[1]
     for batch in data:
         ours.step(batch)
     for stage in ours.engine.stages.values():

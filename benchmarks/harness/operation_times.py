@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Box, Op
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
@@ -80,11 +80,10 @@ def clocked(engine: HostEngine, clock: Clock) -> Iterator[None]:
     for stage in engine.stages.values():
         watch(stage, clock)
     # Boxes that are filled from outside are of kind "fill"; what an operation sends is of its kind of message.
-    entering = engine.loop.schedule.messages.enters
 
-    def clocked_send(box: Box, message: Any) -> Any:
-        kind = "fill" if box in entering(box.batch) else f"send {box.what}"
-        return clock(kind, box.k, lambda: send(box, message))
+    def clocked_send(box: Box, message: Any, giver: Op | None) -> Any:
+        kind = f"send {box.what}" if giver else "fill"
+        return clock(kind, box.k, lambda: send(box, message, giver))
 
     loop.send = clocked_send
     try:

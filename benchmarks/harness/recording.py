@@ -71,7 +71,6 @@ class Recording:
     def __init__(self, engine: HostEngine):
         self.engine, self.send = engine, engine.loop.send
         self.watchers: dict[Any, Watcher] = {}
-        self.giver = 0  # whose operation was dispatched last: what is sent is its
         for stage in engine.stages.values():
             self.record(stage)
         engine.loop.send = self.sent
@@ -91,7 +90,6 @@ class Recording:
 
         def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
             op = Op(kind, k, batch)
-            self.giver = k
             now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
             given = run(kind, batch, messages)
             if now[0] is not None:  # else the update has reported it
@@ -107,12 +105,11 @@ class Recording:
 
         stage.run, stage.update = recorded_run, recorded_update
 
-    def sent(self, box: Box, message: Any) -> Any:
+    def sent(self, box: Box, message: Any, giver: Op | None) -> Any:
         """Takes the place of the loop's `send`."""
-        entering = box in self.engine.loop.schedule.messages.enters(box.batch)
-        at, arrived = time.perf_counter(), self.send(box, message)
-        if not entering:
-            self.tell((self.giver, box.k), Dispatched("send", self.giver, box.batch, at, (), (box,), box.k), arrived)
+        at, arrived = time.perf_counter(), self.send(box, message, giver)
+        if giver is not None:
+            self.tell((giver.k, box.k), Dispatched("send", giver.k, box.batch, at, (), (box,), box.k), arrived)
         return arrived
 
     def entered(self, parts: Any) -> None:

@@ -21,7 +21,7 @@ from fdg_jax.data.augment import train_transform
 from fdg_jax.data.sets import synthetic
 from fdg_jax.engine import host_engine
 from fdg_jax.recipe import paper_sgd
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Box, Op
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
 from fdg_jax.training.setup import cross_entropy
@@ -149,11 +149,10 @@ class Small:
     def set_clock(self, clock: Clock) -> None:
         for stage in self.runner.stages.values():
             stage.clock = clock  # type: ignore[attr-defined]
-        entering = self.runner.loop.schedule.messages.enters
 
-        def send(box: Box, message: Any) -> Any:
-            kind = f"fill {box.what}" if box in entering(box.batch) else "send"
-            return clock(kind, 0, lambda: self.send(box, message))
+        def send(box: Box, message: Any, giver: Op | None) -> Any:
+            kind = "send" if giver else f"fill {box.what}"
+            return clock(kind, 0, lambda: self.send(box, message, giver))
 
         self.runner.loop.send = send
         self.runner.loop.on_loss = lambda batch, loss: clock("loss", 0, lambda: self.on_loss(batch, loss))

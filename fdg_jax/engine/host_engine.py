@@ -1,31 +1,37 @@
 """The engine of the host loop: K stages on K devices or, on a CPU, one device that stands in for them."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, loss_and_errors
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.micro_batches import MicroBatches
+from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.unfinished import TrackedStage, UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.schedule import Box, bp
-from fdg_jax.schedule.in_flight import InFlight, in_flight
+from fdg_jax.schedule import Box, Op, bp
+from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import cotangent
 from fdg_jax.storage.restoring import Reading, number
+from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.in_process import InProcess
+from fdg_jax.transport.interface import Transport
 
 Tree = Any
+COUNT = jax.ShapeDtypeStruct((), np.int32)
 
 
 class HostEngine:
@@ -36,7 +42,8 @@ class HostEngine:
     """
 
     def __init__(self, problem: Problem):
-        schedule, self.transport = problem.schedule, InProcess(problem.places)
+        schedule, self.transport = problem.schedule, transport(problem)
+        local = self.transport.places
         self.stages = {
             spec.k: problem.stage(
                 spec,
@@ -48,22 +55,24 @@ class HostEngine:
                 delay=delay,
             )
             for spec, place, delay in zip(problem.specs, problem.places, problem.delays, strict=True)
+            if spec.k in local
         }
-        self.problem = problem._replace(specs=[stage.spec for stage in self.stages.values()])
-        self.first, self.last = problem.places[0], problem.places[-1]
+        self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
+        # Where batches enter; None if that is in another process.
+        self.first, self.last = local.get(1), local.get(schedule.K)
         self.losses = PendingLosses(problem.read_behind)
         self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
         self.entered = 0
         self.within_tick = False  # stays True after a call that was cut off: stages are then at different batches
         self.unfinished: UnfinishedOperations | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
-        platform = self.first.device.platform
+        platform = self.transport.here.device.platform
         compiled = partial(programs.jit, platform=platform, reductions=False)
         self._preprocess = compiled(problem.preprocess) if problem.preprocess else None
         self._tally = compiled(partial(loss_and_errors, problem.specs[-1].loss))
         self._transform = CompiledTransform(lambda transform: transform)
         dtype = problem.specs[-1].value.dtype
-        self._micro_batches = MicroBatches(schedule.micro_batches, self.first, self.last, dtype)
+        self._micro_batches = MicroBatches(schedule.micro_batches, self.last, self.transport.here, dtype)
 
     def watch(self) -> UnfinishedOperations:
         """From now on, notes every operation until it is finished."""
@@ -76,24 +85,30 @@ class HostEngine:
         self.loop.stages = {k: TrackedStage(stage, unfinished, whole) for k, stage in self.stages.items()}
         return unfinished
 
-    def on_loss(self, number: int, loss: jax.Array) -> None:
-        """Adds the loss of a whole batch, once all its micro-batches have one."""
-        whole = self._micro_batches.loss(number, loss)
+    def on_loss(self, number: int, loss: jax.Array | None) -> None:
+        """Adds the loss of a whole batch, once all its micro-batches have one. loss: None in other processes."""
+        spec = self.problem.specs[-1]
+        whole = self._micro_batches.loss(number, self.transport.tell(spec.k, loss, spec.value))
         if whole:
             self.losses.add(self._before_drain + whole[0], whole[1], self.bad())
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
         self._micro_batches.check(labels)
-        x = self.first.put_batch(inputs)
-        if self._preprocess:
-            x = self._preprocess(x, self.first.put_weights(np.int32(self.entered)))
-        parts = self._micro_batches.enter(x, labels)
-        del x  # else a batch that was split would stay in memory during the tick
+        for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
+            self.transport.enter(part, size)
+        parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
         self.within_tick = True
         self.entered += 1
         self.loop.step(parts)
         self.within_tick = False
+
+    def stage_1_inputs(self, inputs: Tree, step: int) -> Tree:
+        """What stage 1 takes, on its device; None if that is in another process. step: number of batches before it."""
+        if self.first is None:
+            return None
+        x = self.first.put_batch(inputs)
+        return self._preprocess(x, self.first.put_weights(np.int32(step))) if self._preprocess else x
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
@@ -116,15 +131,17 @@ class HostEngine:
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         """For each stage, the network's Flax variables."""
-        return [stage.variables() for stage in self.stages.values()]
+        return self.of_all_stages(lambda stage: stage.variables())
 
     def auxiliary(self) -> list[Tree]:
         """For each stage, the trained parameters that the method adds to the network's."""
-        return [stage.auxiliary() for stage in self.stages.values()]
+        return self.of_all_stages(lambda stage: stage.auxiliary())
 
     def bad(self) -> list[Any]:
         """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
-        return [stage.bad for stage in self.stages.values() if stage.bad is not None]
+        guarded = [spec.k for spec in self.problem.specs if spec.guard]
+        bad = {k: stage.bad for k, stage in self.stages.items()}
+        return [self.transport.tell(k, bad.get(k), COUNT) for k in guarded]
 
     def refused(self) -> tuple[int, ...]:
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
@@ -132,31 +149,51 @@ class HostEngine:
 
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
-        return [stage.staleness for stage in self.stages.values()]
+        return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.staleness))]
 
     def updates(self) -> list[int]:
         """For each stage, the number of its updates."""
-        return [stage.updates for stage in self.stages.values()]
+        return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.updates))]
+
+    def of_all_stages(self, get: Callable[[Stage], Tree]) -> list[Tree]:
+        """What `get` returns of each stage k = 1..K, as host arrays where other processes have stages, too."""
+        found = {k: get(stage) for k, stage in self.stages.items()}
+        K = self.problem.schedule.K
+        if len(found) == K:
+            return list(found.values())
+        flat = flatten_dict({str(k): {"of": tree} for k, tree in found.items()}, sep="/")
+        gathered = unflatten_dict(self.transport.gather(flat), sep="/")
+        return [gathered.get(str(k), {}).get("of", {}) for k in range(1, K + 1)]
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
 
+        K = self.problem.schedule.K
+
         def run(inputs, labels):
-            x = self.first.put_batch(inputs)
-            if transform:
+            self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
+            x = self.first.put_batch(inputs) if self.first else None
+            if transform and self.first:
                 x = self._transform(transform)(x)
-            for k, stage in self.stages.items():
-                x = stage.outputs(x if k == 1 else self.transport.send(Box("x", k, 0), x))
-            return self._tally(x, self.last.put_batch(labels))
+            for k in range(1, K + 1):
+                x = x if k == 1 else self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
+                x = self.stages[k].outputs(x) if k in self.stages else None
+            result = self._tally(x, self.last.put_batch(labels)) if self.last else None
+            return self.transport.tell(K, result, self._tally_shapes)
 
         specs = self.problem.specs
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
+    @cached_property
+    def _tally_shapes(self) -> Tree:
+        last = self.problem.specs[-1]
+        return jax.eval_shape(partial(loss_and_errors, last.loss), last.outputs, last.labels)
+
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        x = self.first.put_batch(inputs)
-        if self._preprocess:
-            x = self._preprocess(x, self.first.put_weights(np.int32(step)))
+        if len(self.stages) < self.problem.schedule.K:
+            raise BadInput("unsound needs all stages in one process. Restore the state there, and ask it.")
+        x = self.stage_1_inputs(inputs, step)
         stages = [(stage.functions, stage.state, stage.place) for stage in self.stages.values()]
         return first_unsound(stages, x, labels)
 
@@ -168,7 +205,7 @@ class HostEngine:
             flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
         for box, message in self.loop.mail.items():
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
-        return flat
+        return self.transport.gather(flat)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`.
@@ -191,12 +228,15 @@ class HostEngine:
             check_in_flight(stage, flat.below(f"stage{k}/"), under_way)
             stage.restore(flat.below(f"stage{k}/"))
         mail = {}
-        for box in sorted(under_way.mail):
+        for box in sorted(box for box in under_way.mail if box.k in stages):
             spec = self.problem.specs[box.k - 1]
             template = {"x": spec.x, "dy": cotangent(spec.y), "labels": spec.labels}[box.what]
             mail[box] = stages[box.k].restored_message(template, flat, f"mail/{box.what}/{box.k}/{box.batch}/")
+        flat.read |= {name for name in flat if of_stage(name) not in (None, *stages)}  # other processes read them
         flat.check_all_read()
         self.within_tick = True
+        for batch, size in batch_sizes(state).items():
+            self.transport.enter(batch, size)
         for k, stage in stages.items():
             vars(self.stages[k]).update(vars(stage))  # the loop and a watchdog refer to these very objects
         self.loop.mail, self.loop.t, self.entered = mail, t, entered
@@ -206,27 +246,16 @@ class HostEngine:
         self.within_tick = False
 
 
-def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) -> None:
-    """Raises BadInput if a stage's saved state does not hold exactly what the schedule will ask for.
+def transport(problem: Problem) -> Transport:
+    """The transport for where the stages are."""
+    schedule, specs = problem.schedule, problem.specs
+    if jax.process_count() == 1:
+        return InProcess(problem.places)
 
-    Arguments:
-        stage: the stage.
-        flat: its saved state.
-        under_way: what is in flight in the pipeline, by the schedule.
-    """
-    for name, kind in stage.keeps.items():
-        found, needed = checkpoint.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
-        if found != needed:
-            fact = f"the checkpoint holds {name}s of the batches {found} for stage k={stage.k}, and {needed} are needed"
-            raise BadInput(f"{fact}: it is not whole.")
-    passes, line = under_way.passes[stage.k - 1], checkpoint.numbers(flat, "line/")
-    waiting = min(passes, stage.delay)
-    summed = (passes - waiting) % stage.accumulate
-    if (line, number(flat, "summed")) != (list(range(waiting)), summed):
-        raise BadInput(
-            f"the checkpoint holds {len(line)} gradients in the line of stage k={stage.k} and a sum of "
-            f"{number(flat, 'summed')}, and {waiting} and {summed} are needed: it is not whole."
-        )
+    def shapes(box: Box, giver: Op, n: int) -> Tree:
+        return with_examples(message_shapes(box, giver, specs), n)
+
+    return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)
 
 
 def delay_line_engine(problem: Problem) -> Engine:
@@ -242,6 +271,8 @@ def delay_line_engine(problem: Problem) -> Engine:
     Returns: the engine. Why this is the same training: fdg_jax.stage.delay_line.
     """
     place, K = problem.places[0], problem.schedule.K
+    if jax.process_count() > 1:
+        raise BadInput("engine delay-line trains on one device of one process. Use engine pipeline, or one process.")
     if place.device.platform != "cpu" and problem.stage is Stage:  # the scan has ordinary stages only
         return ScanEngine(problem)
     wanted = problem.schedule

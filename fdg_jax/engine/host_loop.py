@@ -9,11 +9,13 @@ from typing import Any
 
 
 class HostLoop:
-    """Runs the *local* stages of a schedule; several loops can share one pipeline.
+    """Runs the *local* stages of a schedule; several loops, in one process or in several, can share one pipeline.
+
+    Each walks the whole schedule. For an operation of another loop's stage, it passes on None as the messages.
 
     stages: {k: stage}, with run(kind, batch, {what: message}) -> {what: message}.
-    send(box, message): starts to copy a message to stage box.k and returns it as it will be there, without waiting. For
-        a stage of another loop it delivers into that loop's mail, and what it returns is not used.
+    send(box, message, giver): starts to copy a message to stage box.k and returns it as it will be there, or None if
+        that stage is another loop's. It does not wait. giver: the operation; None for what enters.
     on_loss(batch, loss): is called with every loss, an array that may not have been computed yet.
     """
 
@@ -27,7 +29,7 @@ class HostLoop:
         for number, part in enumerate(parts, self.t * self.schedule.micro_batches + 1):
             for box in self.schedule.messages.enters(number):
                 if box.k in self.stages:
-                    self.post(box, part[box.what])
+                    self.post(box, part[box.what], None)
         self.tick(self.t + 1, None)
 
     def drain(self) -> None:
@@ -42,20 +44,16 @@ class HostLoop:
         takes, gives, _ = self.schedule.messages
         for op in self.schedule.tick(t, last):
             stage = self.stages.get(op.k)
-            if stage is None:  # another loop has it
-                continue
-            messages = stage.run(op.kind, op.batch, {box.what: self.take(box, t) for box in takes(op)})
+            messages = stage.run(op.kind, op.batch, {box.what: self.take(box, t) for box in takes(op)}) if stage else {}
             for box in gives(op):
-                self.post(box, messages[box.what])
+                self.post(box, messages.get(box.what), op)
         self.t = t
 
-    def post(self, box, message) -> None:
+    def post(self, box, message, giver) -> None:
         """Sends a message, or reports a loss."""
         if box.what == "loss":
             self.on_loss(box.batch, message)
-            return
-        message = self.send(box, message)
-        if box.k in self.stages:
+        elif (message := self.send(box, message, giver)) is not None:
             self.mail[box] = message
 
     def take(self, box, t: int):

@@ -18,6 +18,7 @@ import numpy as np
 
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.engine.interface import Engine
+from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.micro_batches import bounds
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, Op
@@ -193,10 +194,7 @@ def message_bytes(box: Box, giver: Op | None, specs: Sequence[Spec]) -> int:
     """
     if giver is None:
         return tree_bytes({"x": specs[0].x, "labels": specs[0].labels, "dy": specs[-1].value}[box.what])
-    spec = specs[giver.k - 1]
-    if giver.kind == "F":
-        return tree_bytes(spec.y if box.what == "x" else spec.outputs)  # direct feedback sends the error at the outputs
-    return tree_bytes(spec.x)
+    return tree_bytes(message_shapes(box, giver, specs))
 
 
 def labels_at(spec: Spec, engine: HostEngine) -> Tree:
@@ -210,11 +208,8 @@ def micro_batch_specs(specs: Sequence[Spec], M: int) -> list[Spec]:
     if M == 1:
         return list(specs)
     part = bounds(batch_size(specs[0].labels), M)[1]
-
-    def first(tree: Tree) -> Tree:
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct((part, *s.shape[1:]), s.dtype), tree)
-
-    return [s._replace(x=first(s.x), y=first(s.y), outputs=first(s.outputs), labels=first(s.labels)) for s in specs]
+    names = ("x", "y", "outputs", "labels")
+    return [s._replace(**{name: with_examples(getattr(s, name), part) for name in names}) for s in specs]
 
 
 def batch_size(tree: Tree) -> int:

@@ -21,12 +21,13 @@ class MicroBatches:
 
     Arguments:
         M: number of parts.
-        first, last: places of stages 1 and K.
+        last: the place of stage K; None if that is in another process.
+        told: where this process gets the losses.
         dtype: of the loss.
     """
 
-    def __init__(self, M: int, first: Place, last: Place, dtype: Any):
-        self.M, self.first, self.last, self.dtype = M, first, last, dtype
+    def __init__(self, M: int, last: Place | None, told: Place, dtype: Any):
+        self.M, self.last, self.told, self.dtype = M, last, told, dtype
         self._cut = jax.jit(partial(cut, M=M))
         self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
         self._shares: Any = None
@@ -40,21 +41,27 @@ class MicroBatches:
                 f"a batch of {n} cannot be cut into {self.M} micro-batches. Use fewer of them or larger batches."
             )
 
+    def sizes(self, labels: Tree) -> list[int]:
+        """How many examples each part of a batch has."""
+        n = len(jax.tree.leaves(labels)[0])
+        return [int(size) for size in np.diff(bounds(n, self.M))]
+
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
         """What enters the pipeline.
 
         Arguments:
-            x: the inputs, on stage 1's device.
+            x: the inputs, on stage 1's device; None if that is in another process.
             labels: the labels.
 
         Returns: {"x": ..., "labels": ..., "dy": the part's share} for each part.
         """
         if self.M == 1:
             return [{"x": x, "labels": labels}]
-        n = len(jax.tree.leaves(labels)[0])
-        shares = (np.diff(bounds(n, self.M)) / n).astype(self.dtype)
-        self._shares = self.last.put_weights(shares)
-        parts = zip(self._cut(x), self._cut(self.last.put_batch(labels)), shares, strict=True)
+        sizes = np.array(self.sizes(labels))
+        shares = (sizes / sizes.sum()).astype(self.dtype)
+        self._shares = self.told.put_weights(shares)
+        labels = self.last.put_batch(labels) if self.last else None
+        parts = zip(self._cut(x), self._cut(labels), shares, strict=True)
         return [{"x": x, "labels": y, "dy": share} for x, y, share in parts]
 
     def forget(self) -> None:

@@ -72,6 +72,8 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there
         raise BadInput(f"JAX finds no device: {first_line(error)} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
+    if jax.process_count() > 1:
+        return devices_of_processes(K), ""
     if len(found) >= K:
         return list(found[:K]), ""
     n, kind = len(found), found[0].platform.upper()
@@ -81,6 +83,22 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         f"K={K} stages share {n} {kind} device{'s' if n > 1 else ''}: the numbers are those of {K} devices, the speed "
         f"is not (stages on one device run one after the other).{faster}"
     )
+
+
+def devices_of_processes(K: int) -> list[Any]:
+    """The device of each stage k = 1..K where several processes have joined: neighbouring stages share a process.
+
+    A process that emulates K devices computes stage k on the k-th, as a single process would. One with fewer devices
+    computes its first stage on its first device.
+    """
+    N = jax.process_count()
+    processes = [k * N // K for k in range(K)]
+    found = []
+    for k, process in enumerate(processes):
+        theirs = [device for device in jax.devices() if device.process_index == process]
+        at = k if len(theirs) >= K else (k - processes.index(process)) % len(theirs)
+        found.append(theirs[at])
+    return found
 
 
 class Place:

@@ -1,9 +1,9 @@
 """The transport within one process: messages are copied from device to device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Box, Op
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -17,8 +17,20 @@ class InProcess:
     """
 
     def __init__(self, places: Sequence[Place]):
-        self.places = dict(enumerate(places, 1))
+        self.places: Mapping[int, Place] = dict(enumerate(places, 1))
+        self.here = places[-1]
 
-    def send(self, box: Box, message: Tree) -> Tree:
+    def enter(self, batch: int, size: int) -> None:
+        """Nothing: an array brings its size."""
+
+    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
         """Starts to copy a message to stage `box.k`; returns the copy at once."""
         return self.places[box.k].put_batch(message)
+
+    def tell(self, k: int, value: Tree, like: Tree) -> Tree:
+        """The value itself."""
+        return value
+
+    def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """The same: this process has everything."""
+        return dict(flat)

@@ -3,30 +3,56 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Box, Op
 from fdg_jax.transport.devices import Place
 
 Tree = Any
 
 
 class Transport(Protocol):
-    """Takes messages to stages. The one in a process (`in_process.py`) is the only one yet, and has all stages.
+    """Takes messages to stages, in this process (`in_process.py`) or between processes (`across_processes.py`).
 
-    places: where the stages of this process are, {k: place}. The other stages are elsewhere, in a process whose host
-        loop walks the same schedule; a message for one of them has to be put into that loop's `mail` before the tick
-        in which its operation takes it, for a host loop never waits.
+    Every process walks the same schedule and calls these methods for every message of it, in the same order, whether
+    it has one of the two stages or not. What a process does not have it passes as None.
+
+    places: where the stages of this process are, {k: place}.
+    here: where `tell` puts what it returns.
     """
 
     places: Mapping[int, Place]
+    here: Place
 
-    def send(self, box: Box, message: Tree) -> Tree:
+    def enter(self, batch: int, size: int) -> None:
+        """Says that the messages of a batch (of a micro-batch, where a batch is split) have `size` examples."""
+        ...
+
+    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
         """Starts to copy a message to stage `box.k`. It does not wait.
 
         Arguments:
             box: the address.
-            message: a tree of arrays [batch, ...].
+            message: a tree of arrays [batch, ...]; None if the giver is in another process.
+            giver: the operation that sends it; None if it enters from outside, which it does where stage `box.k` is.
 
-        Returns: the message as it will be there. For a stage that is elsewhere it is delivered there, and what this
-        returns is not used.
+        Returns: the message as it will be there, to be put into the mail; None if stage `box.k` is elsewhere.
+        """
+        ...
+
+    def tell(self, k: int, value: Tree, like: Tree) -> Tree:
+        """Starts to copy a small value of stage k, such as a loss, to every process. It does not wait.
+
+        Arguments:
+            k: the stage that has it.
+            value: a tree of arrays; None if stage k is in another process.
+            like: its shapes and dtypes.
+
+        Returns: the value as it will be in this process.
+        """
+        ...
+
+    def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """Joins what the processes have, {name: array} with different names. Between processes it waits for all.
+
+        Returns: the same in every process.
         """
         ...

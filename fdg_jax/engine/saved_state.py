@@ -1,0 +1,46 @@
+"""Looks into a saved state of the host loop: what is in flight, and whether it is what the schedule will ask for."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule.in_flight import InFlight
+from fdg_jax.stage.stage import Stage
+from fdg_jax.storage import checkpoint
+from fdg_jax.storage.restoring import number
+
+
+def of_stage(name: str) -> int | None:
+    """The stage that an entry of a saved state belongs to; None if it is of the whole pipeline."""
+    found = re.match(r"stage(\d+)/|mail/\w+/(\d+)/", name)
+    return int(found[1] or found[2]) if found else None
+
+
+def batch_sizes(state: Mapping[str, Any]) -> dict[int, int]:
+    """The number of examples of each batch in flight in a saved state: the length of its messages and memos."""
+    paths = ((re.match(r"stage\d+/memo/(\d+)/(?:x|\[0\])|mail/\w+/\d+/(\d+)/", name), name) for name in state)
+    return {int(found[1] or found[2]): len(state[name]) for found, name in paths if found}
+
+
+def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) -> None:
+    """Raises BadInput if a stage's saved state does not hold exactly what the schedule will ask for.
+
+    Arguments:
+        stage: the stage.
+        flat: its saved state.
+        under_way: what is in flight in the pipeline, by the schedule.
+    """
+    for name, kind in stage.keeps.items():
+        found, needed = checkpoint.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
+        if found != needed:
+            fact = f"the checkpoint holds {name}s of the batches {found} for stage k={stage.k}, and {needed} are needed"
+            raise BadInput(f"{fact}: it is not whole.")
+    passes, line = under_way.passes[stage.k - 1], checkpoint.numbers(flat, "line/")
+    waiting = min(passes, stage.delay)
+    summed = (passes - waiting) % stage.accumulate
+    if (line, number(flat, "summed")) != (list(range(waiting)), summed):
+        raise BadInput(
+            f"the checkpoint holds {len(line)} gradients in the line of stage k={stage.k} and a sum of "
+            f"{number(flat, 'summed')}, and {waiting} and {summed} are needed: it is not whole."
+        )

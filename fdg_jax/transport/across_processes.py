@@ -1,0 +1,151 @@
+"""The transport between processes: copies by `jax.device_put` from a device of one process to a device of another.
+
+The processes have joined by `fdg_jax.join_processes`. JAX copies through sockets between CPUs, by NCCL between GPUs. It
+counts these copies: every process has to ask for each one in the same order, also where it neither sends nor receives.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule import Box, Op
+from fdg_jax.transport.devices import Place
+
+Tree = Any
+LENGTH = jax.ShapeDtypeStruct((2,), np.uint32)  # of a text, as (2**32s, rest)
+MOST_BYTES = 2**30  # that `gather` sends at once
+
+
+class AcrossProcesses:
+    """A transport for stages in several processes (fdg_jax.transport.interface). Only one thread may use it.
+
+    Arguments:
+        places: of the stages k = 1..K, on devices of any process.
+        shapes: (box, giver, number of examples) -> the shapes and dtypes of a message.
+        window: for how many batches the size is remembered: as many as can be in flight.
+
+    Raises:
+        BadInput: a process has no stage, or a stage has several devices.
+    """
+
+    def __init__(self, places: Sequence[Place], shapes: Callable[[Box, Op, int], Tree], window: int):
+        self.all, self.shapes, self.window = dict(enumerate(places, 1)), shapes, window
+        if any(len(place.devices) > 1 for place in places):
+            raise BadInput("a stage on several devices cannot be in a pipeline of several processes. Use one process.")
+        # Each process is told values on the device of its last stage.
+        self.told = {place.device.process_index: place.device for place in places}
+        if missing := sorted(set(range(jax.process_count())) - self.told.keys()):
+            raise BadInput(
+                f"process {missing[0]} has no stage: {len(places)} stages are in {len(self.told)} of "
+                f"{jax.process_count()} processes. Start no more processes than stages."
+            )
+        self.places: Mapping[int, Place] = {k: place for k, place in self.all.items() if is_here(place.device)}
+        self.here = self.places[max(self.places)]
+        self.sizes: dict[int, int] = {}
+
+    def enter(self, batch: int, size: int) -> None:
+        """Remembers the size of a batch until it has left the pipeline."""
+        self.sizes[batch] = size
+        self.sizes.pop(batch - self.window, None)
+
+    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
+        """Starts to copy a message to stage `box.k`, which may be in this process or in another one."""
+        target = self.all[box.k]
+        source = target if giver is None else self.all[giver.k]
+        if giver is None or source.device.process_index == target.device.process_index:
+            return target.put_batch(message) if box.k in self.places else None
+        like = self.shapes(box, giver, self.sizes[box.batch])
+        return copy(message, like, source.device, target.device)
+
+    def tell(self, k: int, value: Tree, like: Tree) -> Tree:
+        """Starts to copy a value of stage k to all other processes, one after the other."""
+        return self.spread(self.all[k].device, value, like)
+
+    def spread(self, source: Any, value: Tree, like: Tree) -> Tree:
+        """Starts to copy a value from a device to all processes but its own; returns it as it will be here."""
+        arrived = value
+        for process, target in sorted(self.told.items()):
+            if process != source.process_index:
+                copied = copy(value, like, source, target)
+                arrived = copied if is_here(target) else arrived
+        return arrived
+
+    def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends the arrays of each process to all others, as a list of their shapes and as bytes. It waits for them."""
+        arrays = {name: np.asarray(array) for name, array in jax.device_get(dict(flat)).items()}
+        listed = json.dumps([[name, array.dtype.name, array.shape] for name, array in arrays.items()]).encode()
+        content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
+        gathered: dict[str, Any] = {}
+        for source in (self.told[process] for process in sorted(self.told)):
+            mine = is_here(source)
+            shapes = self.spread_bytes(source, listed if mine else None)
+            gathered |= unpacked(json.loads(shapes), self.spread_bytes(source, content if mine else None))
+        return gathered
+
+    def spread_bytes(self, source: Any, content: bytes | None) -> bytes:
+        """Sends bytes from a device to all processes and waits for them. content: None except where the device is."""
+        length = None if content is None else np.array(divmod(len(content), 2**32), np.uint32)
+        high, low = map(int, jax.device_get(self.spread(source, put(length, source), LENGTH)))
+        parts = []
+        for start in range(0, high * 2**32 + low, MOST_BYTES):
+            like = jax.ShapeDtypeStruct((min(MOST_BYTES, high * 2**32 + low - start),), np.uint8)
+            part = None if content is None else np.frombuffer(content, np.uint8, like.shape[0], start)
+            parts.append(jax.device_get(self.spread(source, put(part, source), like)).tobytes())
+        return b"".join(parts)
+
+
+def is_here(device: Any) -> bool:
+    """Whether a device belongs to this process."""
+    return device.process_index == jax.process_index()
+
+
+def put(array: np.ndarray | None, device: Any) -> jax.Array | None:
+    """An array on a device of this process; None if there is no array."""
+    return None if array is None else jax.device_put(array, device)
+
+
+def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
+    """Asks for the copies of a tree of arrays from one process to another, as every process has to do.
+
+    Arguments:
+        value: the arrays, on the source; None in processes other than the source's.
+        like: their shapes and dtypes.
+        source, target: devices of two different processes.
+
+    Returns: the copies in the target's process, which may be under way; None in all others.
+    """
+    shapes, structure = jax.tree.flatten(like)
+    leaves = [None] * len(shapes) if value is None else structure.flatten_up_to(value)
+    empty = [shape.dtype == jax.dtypes.float0 for shape in shapes]  # a cotangent of integers has no content
+    arrays = [
+        absent(shape, source) if leaf is None else leaf
+        for leaf, shape, nothing in zip(leaves, shapes, empty, strict=True)
+        if not nothing
+    ]
+    copied = iter(jax.device_put(arrays, SingleDeviceSharding(target)))
+    if not is_here(target):
+        return None
+    arrived = [
+        np.zeros(shape.shape, shape.dtype) if nothing else next(copied)
+        for shape, nothing in zip(shapes, empty, strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrived)
+
+
+def absent(like: Any, device: Any) -> jax.Array:
+    """An array on a device of another process: here only its shape and dtype are known."""
+    return jax.make_array_from_single_device_arrays(like.shape, SingleDeviceSharding(device), [], dtype=like.dtype)
+
+
+def unpacked(listed: Sequence[tuple[str, str, Sequence[int]]], content: bytes) -> dict[str, np.ndarray]:
+    """Arrays from their names, dtypes and shapes, and from their bytes one after the other."""
+    arrays, start = {}, 0
+    for name, dtype, shape in listed:
+        arrays[name] = np.frombuffer(content, dtype, int(np.prod(shape)), start).reshape(shape)
+        start += arrays[name].nbytes
+    return arrays
