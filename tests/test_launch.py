@@ -13,9 +13,12 @@ from fdg_jax.launch.attempts import resuming
 # A process that fails
 
 
-def test_a_process_killed_by_a_signal_is_named_and_takes_all_others_with_it():
+@pytest.mark.parametrize("keeper", ["alive", "killed"])
+def test_a_process_killed_by_a_signal_is_named_and_takes_all_others_with_it(keeper):
     with Launched(GRANDCHILD + "time.sleep(60)") as launched:
         victim, _ = launched.started()[1]
+        if keeper == "killed":
+            os.kill(os.getpgid(victim), signal.SIGKILL)
         os.kill(victim, signal.SIGKILL)
         exit_code, _, err = launched.finish()
     expected = f"error: process 1 (pid {victim}) was killed by SIGKILL; the others were stopped. Go on with --resume."
@@ -54,7 +57,7 @@ def test_after_a_process_stopped_with_a_checkpoint_the_others_are_let_be_to_writ
 
 
 def test_a_reader_that_has_fallen_asleep_delays_no_end():
-    code = "ready()\nwhile True: print('x' * 9000)"
+    code = "ready()\nwhile True: print('x' * 9000); print('x' * 9000, file=sys.stderr)"
     with Launched(code) as launched:
         victim = launched.started()[1][0]
         time.sleep(0.2)  # by now nobody can write any more
@@ -149,7 +152,7 @@ def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():
     with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x")) as launched:
         exit_code, _, err = launched.finish()
     assert exit_code == 7 and err.count("warning:") == err.count("error:") == 1
-    slow = QUICK.replace("0.3, 0.1", "0.3, 60.0")
+    slow = QUICK.replace("FIRST_WAIT_SECONDS = 0.1", "FIRST_WAIT_SECONDS = 60.0")
     with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x"), by=("-c", slow)) as launched:
         while "again in 60 s" not in launched.process.stderr.readline():
             pass
