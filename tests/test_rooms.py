@@ -40,6 +40,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "report": ("errors", "recipe", "machine", "methods", "runs"),
     "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "runs", "report"),
     "experiments": ("machine", "report", "training"),
+    "launch": ("errors", "options", "machine", "training"),
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {

@@ -21,6 +21,7 @@ from experiments.harness import runner
 from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, state
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
+from fdg_jax.machine.cores import pinned
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, version
 from fdg_jax.runs.run_length import run_length
 
@@ -180,7 +181,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
         path = Path(folder) / "run"
         few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
         words = [*command(Run(run.name, {**run.flags, **few}), None, str(path))[1:], "--no-tensorboard"]
-        with runner.pinned(core):
+        with pinned([] if core is None else [core]):
             process = subprocess.Popen(
                 [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE, text=True,

@@ -9,13 +9,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, command, state
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.cores import pinned
 from fdg_jax.training.signals import Signals
 
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
@@ -91,7 +91,7 @@ def start(run: Run, runs_dir: Path, data_dir: str | None, resume: bool, core: in
     where = "" if core is None else f" on core {core}"
     print(f"{run.name}: {'continued' if resume else 'started'}{where}, log in {log}", flush=True)
     runs_dir.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as file, pinned(core):
+    with log.open("a", encoding="utf-8") as file, pinned([] if core is None else [core]):
         # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
         # second signal would make the run leave without a checkpoint).
         process = subprocess.Popen(
@@ -99,20 +99,6 @@ def start(run: Run, runs_dir: Path, data_dir: str | None, resume: bool, core: in
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     return Going(run, process, log, core)
-
-
-@contextmanager
-def pinned(core: int | None) -> Iterator[None]:
-    """A context in which this thread stays on the core. A process that it starts inherits that for all its threads."""
-    if core is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def stop(going: Sequence[Going], number: int) -> int:

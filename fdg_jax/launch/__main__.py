@@ -1,0 +1,144 @@
+"""The command `python -m fdg_jax.launch`: starts a training in several processes on this machine.
+
+Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 stopped by SIGINT, SIGTERM, SIGHUP and
+SIGUSR1; otherwise that of the process that failed first, 128 + n if signal n killed it.
+"""
+
+import argparse
+import itertools
+import math
+import os
+import signal
+import sys
+from collections.abc import Collection, Sequence
+
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.launch import attempts, lines
+from fdg_jax.launch.attempts import Plan, has_flag
+from fdg_jax.machine import cores, output
+from fdg_jax.options.parser import Parser
+
+ABOUT = """\
+Starts a training in several processes on this machine and ends them together.
+
+  python -m fdg_jax.launch --processes 3 -- -m fdg_jax.experiments.cifar --K 3
+
+starts Python three times with the words after --, and adds --coordinator 127.0.0.1:PORT
+--processes 3 --process-id I, with a free port and I = 0, 1, 2. Every line that process 1
+prints begins with [1]. Each process has cores of its own, if there are enough.
+
+When one process fails, it is named, and the others are stopped within 15 s. Ctrl-C, SIGTERM,
+SIGHUP and SIGUSR1 let all processes write a checkpoint and end; a second Ctrl-C or SIGTERM ends
+them at once. None is left, even if the launcher itself is killed.
+
+  python -m fdg_jax.launch --processes 3 --restart 5 -- \\
+      -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
+
+goes on by itself from the newest checkpoint after a process has died, at most five times."""
+EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="python -m fdg_jax.launch",
+        usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = made.add_argument
+    add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
+    add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
+    add(
+        "--restart",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all again after a process has died, with --resume auto, at most N times, after 1, 2, 4, ... up to "
+        "60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir",
+    )
+    add(
+        "--grace",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
+        "(default: 300)",
+    )
+    return made
+
+
+def planned(arguments: Sequence[str]) -> Plan:
+    """Reads the command line. --help prints and leaves with SystemExit(0).
+
+    Raises: BadInput for whatever is wrong.
+    """
+    here = list(arguments)
+    split = here.index("--") if "--" in here else len(here)
+    ours, words = here[:split], tuple(here[split + 1 :])
+    wants_help = bool({"-h", "--help"} & set(ours))
+    if not words and not wants_help:
+        raise BadInput(f"there is nothing to start. Write -- and then the words for Python, {EXAMPLE}.")
+    given = parser().parse_args(["--help"] if wants_help else ours)
+    if os.name != "posix":
+        way_out = "Use Linux or macOS, or start each process with --coordinator, --process-id and --processes"
+        raise BadInput(f"this system has no process groups, which the launcher needs. {way_out}.")
+    if given.processes < 1:
+        raise BadInput(f"--processes {given.processes}: use 1 or more.")
+    if given.restart < 0:
+        raise BadInput(f"--restart {given.restart}: use 0 or more.")
+    if not 0 <= given.grace < math.inf:
+        raise BadInput(f"--grace {given.grace:g}: give a number of seconds, 0 or more.")
+    if given.restart and has_flag(words, "--resume-into"):
+        raise BadInput("--restart would begin --resume-into again. Leave --restart out until the new run has begun.")
+    if given.restart and not has_flag(words, "--run-dir"):
+        raise BadInput("--restart goes on with the run in --run-dir, which is not given. Add --run-dir DIR after --.")
+    return Plan(words, shares(given.processes, wanted_cores(given.cores)), given.restart, given.grace)
+
+
+def wanted_cores(asked: Sequence[int] | None) -> list[int]:
+    """The cores to share out. Raises BadInput where one cannot be used."""
+    usable = cores.usable()
+    if asked is None:
+        return usable
+    if not cores.CAN_PIN:
+        raise BadInput("--cores: this system cannot pin a process to a core. Leave --cores out.")
+    wrong = [core for core in asked if core not in usable]
+    if wrong:
+        known = " ".join(map(str, usable))
+        raise BadInput(f"--cores {' '.join(map(str, wrong))}: not usable here. The usable cores are {known}.")
+    return list(dict.fromkeys(asked))
+
+
+def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
+    """The cores of each process: neighbouring ones, in numbers that differ by 1 at most; of too few, one each in turns.
+
+    Arguments:
+        processes: how many there are. among: the cores; none if processes cannot be pinned.
+    """
+    if len(among) < processes:
+        return tuple(among[index % len(among) :][:1] if among else () for index in range(processes))
+    ends = [index * len(among) // processes for index in range(processes + 1)]
+    return tuple(among[begin:end] for begin, end in itertools.pairwise(ends))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    output.open_closed_files()
+    try:
+        plan = planned(arguments)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by a careless parent, it would hide all exit codes
+        printers = lines.printers()
+        found = {core for share in plan.cores for core in share}
+        if len(found) < len(plan.cores) and found:
+            printers[1].say(f"{len(plan.cores)} processes share {len(found)} cores in turns; they will be slower.")
+        return attempts.run(plan, printers)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: a process could not be started: {reason(error)}.", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # not sys.exit, which waits for threads that wait for a reader of our output

@@ -1,0 +1,98 @@
+"""Attempts one after the other: after a process has died, all are started again, a limited number of times."""
+
+import socket
+import sys
+import time
+from collections.abc import Collection, Sequence
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from fdg_jax.launch.attempt import BAD_INPUT, STOPPED, Attempt, Received, SignalEvents
+from fdg_jax.launch.group import Group
+from fdg_jax.launch.lines import Printer
+
+HOST = "127.0.0.1"
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
+GO_ON = "Go on with --resume."
+
+
+class Plan(NamedTuple):
+    """What is asked for.
+
+    words: for Python, without the flags of a process. cores: those of each process. grace: see `Attempt`.
+    """
+
+    words: tuple[str, ...]
+    cores: tuple[Collection[int], ...]
+    restarts: int
+    grace: float
+
+
+def run(plan: Plan, printers: tuple[Printer, Printer]) -> int:
+    """Runs the processes to their end, with restarts. Returns the exit code of the launcher.
+
+    Raises: OSError if a process cannot be started.
+    """
+    events, say = SimpleQueue(), printers[1].say
+    with SignalEvents(events):
+        done, words = 0, plan.words
+        while True:
+            with Group(commands(words, len(plan.cores)), plan.cores, events, printers) as group:
+                attempt = Attempt(group, events, plan.grace, say)
+                attempt.wait()
+            if attempt.signals:
+                say(f"{attempt.told()}. {GO_ON}")
+                return 128 + attempt.signals[0]
+            if attempt.failed is None:
+                return 0
+            if done == plan.restarts or not attempt.died:
+                say(last_sentence(attempt))
+                return attempt.failed.exit_code
+            seconds = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS)
+            done, words = done + 1, resuming(plan.words)
+            again = f"All are started again in {seconds:g} s, restart {done} of {plan.restarts}."
+            say(f"warning: {attempt.told()}. {again}")
+            number = signal_within(seconds, events)
+            if number is not None:
+                say(f"no restart. {GO_ON}")
+                return 128 + number
+
+
+def last_sentence(attempt: Attempt) -> str:
+    """How an attempt failed, and how to go on."""
+    assert attempt.failed is not None
+    if attempt.failed.code == BAD_INPUT:
+        return f"error: {attempt.told()}. What it printed above says what to change."
+    return f"{'' if attempt.failed.code in STOPPED else 'error: '}{attempt.told()}. {GO_ON}"
+
+
+def commands(words: Sequence[str], count: int) -> list[list[str]]:
+    """The words of each of so many processes, which meet at a port that is free at the moment."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        meeting = f"{HOST}:{probe.getsockname()[1]}"
+    common = [sys.executable, *words, "--coordinator", meeting, "--processes", str(count), "--process-id"]
+    return [[*common, str(index)] for index in range(count)]
+
+
+def resuming(words: Sequence[str]) -> tuple[str, ...]:
+    """The words with --resume auto, unless they have --resume already."""
+    return tuple(words) if has_flag(words, "--resume") else (*words, "--resume", "auto")
+
+
+def has_flag(words: Sequence[str], flag: str) -> bool:
+    """Whether a flag is among the words, in a spelling that the training command takes."""
+    return any(word.partition("=")[0].replace("_", "-") == flag for word in words)
+
+
+def signal_within(seconds: float, events: SimpleQueue) -> int | None:
+    """Waits, or returns at once the number of a signal that comes."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        try:
+            event = events.get(timeout=left)
+        except Empty:
+            break
+        if isinstance(event, Received):
+            return event.number
+    return None

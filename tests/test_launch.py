@@ -1,0 +1,165 @@
+"""The launcher with real processes and real signals: all processes end together, and nothing is left running."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from launched import GRANDCHILD, QUICK, STUBBORN, WAIT, Launched
+
+from fdg_jax.launch.attempts import resuming
+
+# A process that fails
+
+
+@pytest.mark.parametrize("keeper", ["alive", "killed"])
+def test_a_process_killed_by_a_signal_is_named_and_takes_all_others_with_it(keeper):
+    with Launched(GRANDCHILD + "time.sleep(60)") as launched:
+        victim, _ = launched.started()[1]
+        if keeper == "killed":
+            os.kill(os.getpgid(victim), signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
+        exit_code, _, err = launched.finish()
+    expected = f"error: process 1 (pid {victim}) was killed by SIGKILL; the others were stopped. Go on with --resume."
+    assert exit_code == 137 and err.splitlines()[-1] == expected
+
+
+def test_a_process_that_does_not_obey_sigterm_is_killed():
+    with Launched(STUBBORN, count=2) as launched:
+        os.kill(launched.started()[1][0], signal.SIGKILL)
+        exit_code, _, err = launched.finish()
+    assert exit_code == 137 and "SIGKILL for process 0" in err and "process 1" in err.splitlines()[-1]
+
+
+def test_the_exit_code_is_that_of_the_process_that_failed_first():
+    code = "on_sigterm(lambda: os._exit(5))\nsignal.signal(signal.SIGUSR2, lambda *_: os._exit(3))\n"
+    with Launched(code + WAIT) as launched:
+        os.kill(launched.started()[1][0], signal.SIGUSR2)
+        exit_code, _, err = launched.finish()
+    assert exit_code == 3 and "process 1" in err and "exit code 3" in err and "exit code 5" not in err
+
+
+def test_bad_input_is_said_by_the_processes_and_not_called_a_crash():
+    code = "print('error: K=0', file=sys.stderr)\nsys.exit(2)"
+    with Launched(code, "--restart", "3", words=("--run-dir", "x")) as launched:
+        exit_code, _, err = launched.finish()
+    assert exit_code == 2 and "] error: K=0" in err
+    assert "restart" not in err and "--resume" not in err and "ended with exit code 2" in err.splitlines()[-1]
+
+
+def test_after_a_process_stopped_with_a_checkpoint_the_others_are_let_be_to_write_theirs():
+    code = "on_sigterm(lambda: os._exit(9))\nif me == 1: sys.exit(143)\nsaved(0.6)"  # 0.6: longer than SIGKILL takes
+    with Launched(code, "--restart", "1", words=("--run-dir", "x")) as launched:
+        exit_code, out, err = launched.finish()
+    assert exit_code == 143 and out.count("saved") == 2
+    assert "was stopped by SIGTERM; the others were stopped. Go on" in err and "All are started again" not in err
+
+
+def test_a_reader_that_has_fallen_asleep_delays_no_end():
+    code = "ready()\nwhile True: print('x' * 9000); print('x' * 9000, file=sys.stderr)"
+    with Launched(code) as launched:
+        victim = launched.started()[1][0]
+        time.sleep(0.2)  # by now nobody can write any more
+        os.kill(victim, signal.SIGKILL)
+        assert launched.process.wait(timeout=5) == 137
+        launched.finish()
+
+
+def test_what_a_process_leaves_behind_is_gone_although_it_ended_well():
+    with Launched(GRANDCHILD) as launched:
+        launched.started()
+        assert launched.finish()[0] == 0
+
+
+# Signals to the launcher
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_is_handed_to_every_process_once_as_sigterm(number):
+    with Launched("on_sigterm(saved)\n" + WAIT) as launched:
+        launched.started()
+        launched.process.send_signal(number)
+        exit_code, out, err = launched.finish()
+    assert exit_code == 128 + number and out.count("saved") == 3
+    assert err.splitlines()[-1] == f"stopped by {number.name}. Go on with --resume."
+
+
+def test_after_a_second_signal_nothing_is_waited_for():
+    with Launched(STUBBORN) as launched:
+        launched.started()
+        for number in (signal.SIGHUP, signal.SIGTERM):  # as of a terminal that closes
+            launched.process.send_signal(number)
+            time.sleep(0.1)
+        assert launched.process.poll() is None
+        launched.process.send_signal(signal.SIGINT)
+        exit_code, _, err = launched.finish()
+    assert exit_code == 129 and "was killed by SIGKILL" in err.splitlines()[-1]
+
+
+def test_what_has_not_ended_in_the_time_of_grace_is_killed():
+    with Launched(STUBBORN, "--grace", "0.2") as launched:
+        launched.started()
+        launched.process.send_signal(signal.SIGTERM)
+        exit_code, _, err = launched.finish()
+    assert exit_code == 143 and "at most 0.2 s" in err and "SIGKILL for process 0" in err
+
+
+def test_nothing_is_left_when_the_launcher_itself_is_killed():
+    with Launched("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GRANDCHILD + "time.sleep(60)") as launched:
+        assert len(launched.started()[0]) == 2
+        launched.process.kill()
+        launched.finish()
+
+
+def test_nothing_is_left_when_the_launcher_is_killed_while_it_starts_them():
+    for milliseconds in (40, 80, 120):
+        mark = f"mark_{os.getpid()}_{milliseconds}"
+        with Launched("time.sleep(60)", words=(mark,), count=8) as launched:
+            time.sleep(milliseconds / 1000)
+            launched.process.kill()
+            launched.finish()
+        until = time.monotonic() + 3
+        while mark in subprocess.run(["ps", "-e", "-o", "args="], capture_output=True, text=True).stdout:
+            assert time.monotonic() < until
+
+
+# Restarts
+
+DIES_TWICE = """
+path = sys.argv[sys.argv.index("--run-dir") + 1] + "/attempts"
+if me == 1:
+    with open(path, "a") as file:
+        print(time.monotonic(), *sys.argv[1:], file=file)
+while not os.path.exists(path) or len(open(path).readlines()) < 3:
+    if me == 1: os.kill(os.getpid(), 9)
+    time.sleep(0.01)
+"""
+
+
+def test_a_restart_that_succeeds_at_the_third_time_goes_on_with_the_run(tmp_path):
+    with Launched(DIES_TWICE, "--restart", "5", words=("--run-dir", str(tmp_path)), count=2) as launched:
+        exit_code, _, err = launched.finish()
+    attempts = [line.split() for line in (tmp_path / "attempts").read_text().splitlines()]
+    assert exit_code == 0 and [words.count("--resume") for words in attempts] == [0, 1, 1]
+    assert all("--resume auto --coordinator" in " ".join(words) for words in attempts[1:])
+    first, second, third = (float(words[0]) for words in attempts)
+    assert second - first > 0.1 and third - second > 0.2
+    assert "again in 0.1 s, restart 1 of 5." in err and "again in 0.2 s, restart 2 of 5." in err
+
+
+def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():
+    with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x")) as launched:
+        exit_code, _, err = launched.finish()
+    assert exit_code == 7 and err.count("warning:") == err.count("error:") == 1
+    slow = QUICK.replace("FIRST_WAIT_SECONDS = 0.1", "FIRST_WAIT_SECONDS = 60.0")
+    with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x"), by=("-c", slow)) as launched:
+        while "again in 60 s" not in launched.process.stderr.readline():
+            pass
+        launched.process.send_signal(signal.SIGTERM)
+        assert launched.finish()[0] == 143
+
+
+def test_a_resume_that_was_asked_for_is_not_asked_for_twice():
+    assert resuming(["-m", "x"]) == ("-m", "x", "--resume", "auto")
+    assert resuming(["x", "--resume"]) == ("x", "--resume") and resuming(["--resume=auto"]) == ("--resume=auto",)

@@ -1,0 +1,116 @@
+"""What the launcher gives to its processes, what it prints of them, where they run, and what it refuses."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launched import CHILD, ROOT, Launched
+
+from fdg_jax.errors import BadInput
+from fdg_jax.launch import lines
+from fdg_jax.launch.__main__ import main, planned, shares
+
+# What the processes are given and what they print
+
+
+def test_every_process_gets_its_flags_and_every_line_its_process():
+    code = "print(sys.argv[1:])\nprint('a\\r', 'b\\n\\nc', sep='', end='')\nprint('wrong', file=sys.stderr)"
+    with Launched(code, words=("--K", "3"), by=("-m", "fdg_jax.launch")) as launched:
+        exit_code, out, err = launched.finish()
+    assert exit_code == 0
+    assert sorted(line for line in err.splitlines() if line[0] == "[") == ["[0] wrong", "[1] wrong", "[2] wrong"]
+    (port,) = set(re.findall(r"127\.0\.0\.1:(\d+)", out))
+    for me in range(3):
+        given = ["--K", "3", "--coordinator", f"127.0.0.1:{port}", "--processes", "3", "--process-id", str(me)]
+        printed = [line for line in out.splitlines() if line.startswith(f"[{me}]")]
+        assert printed == [f"[{me}] {line}" for line in (given, "a", "b", "", "c")]
+
+
+@pytest.mark.parametrize(
+    ("arrived", "expected"),
+    [
+        ([b"a\nb", b"c\n\nd"], [b"a", b"bc", b"", b"d"]),
+        ([b"\r10%", b"\r20%\r", b"\n"], [b"10%", b"20%"]),
+        ([b"a\r", b"\nb\r\n"], [b"a", b"b"]),
+        ([b"\n", b"\xff"], [b"", b"\xff"]),
+    ],
+)
+def test_lines_are_whole_however_they_arrive(arrived, expected, monkeypatch):
+    left = [*arrived, b""]
+    monkeypatch.setattr(lines.os, "read", lambda *_: left.pop(0))
+    with Path(os.devnull).open("rb") as pipe:
+        assert list(lines.lines(pipe)) == expected
+
+
+def test_long_lines_of_several_processes_and_of_both_streams_do_not_mix():
+    code = "for n in range(20): print(str(me) * 9000, file=(sys.stdout, sys.stderr)[n % 2])"
+    words = [sys.executable, "-m", "fdg_jax.launch", "--processes", "3", "--", "-c", CHILD + code]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    printed = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert done.returncode == 0 and len(printed) == 60
+    assert set(printed) == {f"[{me}] {str(me) * 9000}" for me in range(3)}
+
+
+@pytest.mark.parametrize("how", ["| head -1", ">&- 2>&-"])
+def test_processes_go_on_without_a_reader_of_their_output(how, tmp_path):
+    code = f"for n in range(30): print('x' * 9000, flush=True); time.sleep(0.005)\nopen(f'{tmp_path}/{{me}}', 'w')"
+    script = f'"$0" -m fdg_jax.launch --processes 2 -- -c "$1" {how}; exit ${{PIPESTATUS[0]}}'
+    words = ["bash", "-c", script, sys.executable, CHILD + code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+# Cores, and what is refused
+
+
+@pytest.mark.parametrize(
+    ("processes", "cores", "expected"),
+    [
+        (2, [0, 1], [[0], [1]]), (3, [4, 5], [[4], [5], [4]]), (2, [0, 1, 2], [[0], [1, 2]]),
+        (3, range(8), [[0, 1], [2, 3, 4], [5, 6, 7]]), (2, [], [[], []]),
+    ],
+)  # fmt: skip
+def test_cores_are_shared_out_as_evenly_as_possible(processes, cores, expected):
+    assert [list(share) for share in shares(processes, cores)] == expected
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
+def test_processes_are_pinned_and_told_where_they_share_a_core():
+    core = max(os.sched_getaffinity(0))
+    with Launched("print(os.sched_getaffinity(0))", "--cores", str(core), count=2) as launched:
+        exit_code, out, err = launched.finish()
+    assert exit_code == 0 and sorted(out.splitlines()) == [f"[{me}] {{{core}}}" for me in range(2)]
+    assert err == "2 processes share 1 cores in turns; they will be slower.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
+        ("-- -c pass", "--processes"),
+        ("--processes 2", "nothing to start"),
+        ("--processes 2 --", "nothing to start"),
+        ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
+        ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
+        ("--processes 2 --restart 1 -- -c pass --run-dir a --resume-into b", "--resume-into"),
+        ("--processes 2 --restart -1 -- -c pass", "--restart -1"),
+        ("--processes 2 --grace nan -- -c pass", "--grace nan"),
+        ("--processes 2 --cores 9999 -- -c pass", "--cores"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
+    assert main(words.split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1 and said in err
+    with pytest.raises(BadInput):
+        planned(words.split())
+
+
+def test_help_shows_an_example(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "--processes 3 -- -m fdg_jax.experiments.cifar" in capsys.readouterr().out
