@@ -206,6 +206,7 @@ TABLE = Table(
     runs=RUNS,
     document=document,
     picture=picture,
+    shares=NAME,  # with `differences`, whose base arm is one of these
 )
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ def parameters(name: str, classes: int = 10) -> int:
 
 PUBLISHED = {
     ("resnet8", 10): 75_290,
+    ("resnet8_fdg_init", 10): 75_290,  # first weights and pooling have no part in it
+    ("resnet8_fdg_pool", 10): 75_290,
     ("resnet20", 10): 269_722,  # 0.27M; He et al. 2016, table 6
     ("resnet56", 10): 853_018,  # 0.85M
     ("resnet110", 10): 1_727_962,  # 1.7M
@@ -134,7 +136,7 @@ def test_logits_are_float32_of_batch_and_classes_at_any_image_size(name, example
 def test_blocks_are_stem_then_residual_blocks_then_head(name):
     blocks = models.blocks(name, 10)
     residual = {"resnet8": 3, "resnet110": 54, "wrn28_10": 12, "resnet18": 8, "resnet101": 33, "mobilenet_v2": 17}
-    inner = {**residual, "wrn28_10_fdg": 12, "mobilenet_v1": 13}
+    inner = {**residual, "wrn28_10_fdg": 12, "mobilenet_v1": 13, "resnet8_fdg_init": 3, "resnet8_fdg_pool": 3}
     kind = {"mobilenet_v1": "Separable"}.get(name, "Residual")
     assert len(blocks) == inner.get(name, len(blocks) - 2) + 2
     assert {type(block).__name__ for block in blocks[1:-1]} == {kind}
@@ -167,7 +169,9 @@ def test_names_lists_the_families_and_not_the_layers_they_share():
     assert not {"layers", "resnet_cifar", "resnet", "wrn"} & set(models.names())
 
 
-@pytest.mark.parametrize("name", ["resnet21", "wrn27_10", "wrn16_0", "wrn16_4x", "wrn4_1", "wrn27_10_fdg"])
+@pytest.mark.parametrize("name", [
+    "resnet21", "wrn27_10", "wrn16_0", "wrn16_4x", "wrn4_1", "wrn27_10_fdg", "resnet21_fdg_init", "wrn16_4_fdg_pool",
+])  # fmt: skip
 def test_an_unknown_model_is_refused_with_the_nearest_names(name):
     with pytest.raises(BadInput, match=f"'{name}' is not known. Did you mean .*{name[:3]}"):
         models.blocks(name, 10)

@@ -51,6 +51,46 @@ def test_the_last_norm_of_the_authors_wide_network_keeps_a_tenth_of_its_statisti
     np.testing.assert_allclose(norm["var"], 0.1 + 0.9 * x.var((0, 1, 2)), rtol=1e-5)  # from 1
 
 
+def test_the_authors_start_is_uniform_over_the_fan_in_in_every_convolution_and_changes_nothing_else():
+    variables = {}
+    for name in ("resnet8", "resnet8_fdg_init"):
+        network = Stage(tuple(models.blocks(name, 10)))
+        variables[name] = jit(lambda key, x, n=network: n.init(key, x, True))(jax.random.key(0), jnp.ones((1, 8, 8, 3)))
+    ours, theirs = variables.values()
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    kernels = 0
+    for old, new in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if new.ndim < 4:
+            np.testing.assert_array_equal(new, old)  # norms and the head
+            continue
+        bound = 1 / np.sqrt(np.prod(new.shape[:3]))
+        # At least 432 draws: the largest is within 3% of the bound (else 1 in e^13), the deviation within 10%.
+        assert 0.97 * bound < np.abs(new).max() <= bound
+        np.testing.assert_allclose(np.std(new), bound / np.sqrt(3), rtol=0.1)
+        if new.shape[2] == new.shape[3]:
+            np.testing.assert_allclose(np.std(old) / np.std(new), np.sqrt(6), rtol=0.1)
+        kernels += 1
+    assert kernels == 7
+
+
+@pytest.mark.parametrize(("side", "seen"), [(8, 6), (4, 3)])
+def test_the_authors_pooling_sees_the_top_left_three_quarters_of_either_side(side, seen):
+    """AvgPool2d(6) on the 8 x 8 map that CIFAR's images end in."""
+    head, x = models.blocks("resnet20_fdg_pool", 10)[-1], normal(0, 2, side, side, 64)
+    variables = head.lazy_init(jax.random.key(0), x, False)
+    dense = variables["params"]["dense"]
+    y = x[:, :seen, :seen].mean((1, 2)) @ dense["kernel"] + dense["bias"]
+    np.testing.assert_allclose(head.apply(variables, x, False), y, rtol=0, atol=1e-5)  # 64 products of order 0.1
+    whole = layers.Head(10).apply(variables, x, False)
+    assert np.abs(whole - y).max() > 0.01
+
+
+def test_both_forms_of_the_authors_networks_are_there_at_every_depth_and_are_cut_alike():
+    for name in ("resnet56_fdg_init", "resnet56_fdg_pool"):
+        assert len(models.blocks(name, 10)) == 29
+        assert models.paper_split(name, 4) == (7, 14, 21)
+
+
 def test_shortcut_a_takes_every_second_pixel_and_pads_channels_with_zeros():
     block = models.blocks("resnet20", 10)[4]
     x = jnp.abs(normal(0, 2, 8, 8, 16))  # positive: the last relu changes nothing

@@ -27,7 +27,8 @@ from fdg_jax.runs.run_length import run_length
 
 IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on
 AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels, in those of the 32x32 images that are measured with
-WITHOUT_TIME = ("beta", "seed", "epochs", "evaluate_every")  # flags that do not change the time of a step
+# Flags that do not change the time of a step.
+WITHOUT_TIME = ("beta", "seed", "epochs", "evaluate_every", "drain", "train_size")
 FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
 SHORT_SECONDS = 1.0  # a shorter time than that tells too little
 LIMIT_SECONDS = 180
@@ -139,7 +140,8 @@ def remember(run: Run, core: int | None, step: Step) -> None:
 
 def steps_left(run: Run, now: State) -> int:
     """The batches that a missing or interrupted run still has to train on. The last, smaller one of an epoch counts."""
-    per_epoch = run_length(IMAGES[run.flags["dataset"]], run.flags["batch_size"], run.flags["epochs"]).per_epoch
+    images = run.flags.get("train_size", IMAGES[run.flags["dataset"]])
+    per_epoch = run_length(images, run.flags["batch_size"], run.flags["epochs"]).per_epoch
     done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
     return max(0, round((run.flags["epochs"] - done) * per_epoch))
 
@@ -180,7 +182,8 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
-        words = [*command(Run(run.name, {**run.flags, **few}), None, str(path))[1:], "--no-tensorboard"]
+        flags = {name: value for name, value in run.flags.items() if name != "train_size"}  # there may be fewer images
+        words = [*command(Run(run.name, {**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
         with pinned([] if core is None else [core]):
             process = subprocess.Popen(
                 [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -82,10 +82,17 @@ class State(NamedTuple):
 
 def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = False) -> list[str]:
     """The command line of the run; the first word is the interpreter. Leaves out directories that are None."""
-    flags = [word for name, value in run.flags.items() for word in (spelled(name), written(value))]
+    flags = [word for name, value in run.flags.items() for word in words(name, value)]
     where = [("--data-dir", data_dir), ("--run-dir", run_dir)]
     places = [word for flag, place in where if place for word in (flag, place)]
     return [PYTHON, "-m", run.module, *flags, *places, *(["--resume"] * resume)]
+
+
+def words(name: str, value: Any) -> list[str]:
+    """An option as it stands on a command line; a switch has no value: drain=False is --no-drain."""
+    if isinstance(value, bool):
+        return [spelled(name if value else f"no_{name}")]
+    return [spelled(name), written(value)]
 
 
 def written(value: Any) -> str:

@@ -29,8 +29,10 @@ from jax import lax
 
 from fdg_jax.layers.convolution import conv, plain_conv
 
+Initializer = nn.initializers.Initializer
 he_fan_out = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
-# PyTorch's default for a linear layer's weights, which the authors' code keeps: uniform in +-1/sqrt(fan_in).
+# PyTorch's default for the weights of linear layers, which the authors' code keeps: uniform in +-1/sqrt(fan_in). It is
+# PyTorch's default for convolutions, too, which start otherwise here unless a model asks for it.
 torch_linear = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 MOMENTUM = 0.9
@@ -45,6 +47,7 @@ class Conv(nn.Module):
     stride: in both directions.
     groups: into how many independent groups the channels are split; c groups make a depthwise convolution.
     bias: whether to add a bias, initially zero.
+    kernel_init: draws the first kernel.
     """
 
     features: int
@@ -52,11 +55,12 @@ class Conv(nn.Module):
     stride: int = 1
     groups: int = 1
     bias: bool = False
+    kernel_init: Initializer = he_fan_out
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
-        kernel = self.param("kernel", he_fan_out, shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         alone = self.groups == 1
         y: Any = conv(x, kernel, self.stride) if alone else plain_conv(x, kernel, self.stride, self.groups)
         if not self.bias:

@@ -5,14 +5,18 @@ has stride 2. The shortcut is option A: no parameters, every second pixel, and z
 Block numbers: 0 stem, 1..n first layer, n+1..2n second, 2n+1..3n third, 3n+1 head.
 
 Deviation, on purpose: the authors' released code pools with `AvgPool2d(6)`, which sees only the top-left
-6 x 6 of the 8 x 8 map. The paper does not mention it. Here the pooling is global.
+6 x 6 of the 8 x 8 map. The paper does not mention it. Here the pooling is global. The authors' pooling, and the start
+of their convolutions, are in fdg_jax.models.resnet_cifar_fdg.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.layers import BatchNorm, Conv, Head, relu, three_layers
+from fdg_jax.layers import BatchNorm, Conv, Head, Initializer, he_fan_out, relu, three_layers
 
 NAMES = {
     "resnet8": {"n": 1},
@@ -43,9 +47,11 @@ PAPER_SPLITS = {
 class Stem(nn.Module):
     """Image [b, h, w, 3] -> [b, h, w, 16]."""
 
+    kernel_init: Initializer = he_fan_out
+
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        return relu(BatchNorm(name="norm")(Conv(16, name="conv")(x), train))
+        return relu(BatchNorm(name="norm")(Conv(16, kernel_init=self.kernel_init, name="conv")(x), train))
 
 
 class Residual(nn.Module):
@@ -56,12 +62,14 @@ class Residual(nn.Module):
 
     channels: int
     stride: int = 1
+    kernel_init: Initializer = he_fan_out
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        y = Conv(self.channels, stride=self.stride, name="conv1")(x)
+        y = Conv(self.channels, stride=self.stride, kernel_init=self.kernel_init, name="conv1")(x)
         y = relu(BatchNorm(name="norm1")(y, train))
-        y = BatchNorm(name="norm2")(Conv(self.channels, name="conv2")(y), train)
+        y = Conv(self.channels, kernel_init=self.kernel_init, name="conv2")(y)
+        y = BatchNorm(name="norm2")(y, train)
         missing = self.channels - x.shape[-1]
         shortcut = x[:, :: self.stride, :: self.stride]
         if missing:
@@ -69,6 +77,13 @@ class Residual(nn.Module):
         return relu(shortcut + y)
 
 
-def blocks(classes: int, *, n: int) -> list[nn.Module]:
-    """The 3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202."""
-    return [Stem(), *three_layers(Residual, (16, 32, 64), n), Head(classes)]
+def blocks(
+    classes: int, *, n: int, kernel_init: Initializer = he_fan_out, head: Callable[[int], nn.Module] = Head
+) -> list[nn.Module]:
+    """The 3n + 2 blocks. n = 1, 3, 9, 18, 200 give ResNet-8, 20, 56, 110, 1202.
+
+    kernel_init: draws the first kernels of the convolutions.
+    head: head(classes) -> the last block.
+    """
+    residual = partial(Residual, kernel_init=kernel_init)
+    return [Stem(kernel_init), *three_layers(residual, (16, 32, 64), n), head(classes)]

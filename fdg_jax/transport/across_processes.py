@@ -64,7 +64,8 @@ class AcrossProcesses:
 
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value of stage k to all other processes, one after the other."""
-        return self.spread(self.all[k].device, value, like)
+        source = self.all[k].device
+        return self.spread(source, put(value, source), like)  # a count that no program has returned is on the host
 
     def spread(self, source: Any, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value from a device to all processes but its own; returns it as it will be here."""
@@ -104,9 +105,9 @@ def is_here(device: Any) -> bool:
     return device.process_index == jax.process_index()
 
 
-def put(array: np.ndarray | None, device: Any) -> jax.Array | None:
-    """An array on a device of this process; None if there is no array."""
-    return None if array is None else jax.device_put(array, device)
+def put(value: Tree, device: Any) -> Tree:
+    """A tree of arrays on a device of this process; None if there is none."""
+    return None if value is None else jax.device_put(value, device)
 
 
 def copy(value: Tree, like: Tree, source: Any, target: Any) -> Tree:
