@@ -83,7 +83,11 @@ def test_blocks_keep_everything_and_training_goes_on(before, after):
     assert new.pipeline.parameters_sha256() == old.pipeline.parameters_sha256()
     if after.get("method") != "data_parallel":  # whose statistics are copied for every replica
         assert of_blocks(new.pipeline) == of_blocks(old.pipeline)
-    assert new.pipeline.evaluate(DATA[:2]) == old.pipeline.evaluate(DATA[:2])
+    ours, theirs = new.pipeline.evaluate(DATA[:2]), old.pipeline.evaluate(DATA[:2])
+    if after.get("method") == "data_parallel":  # each replica has half of a batch: XLA sums in another order
+        np.testing.assert_allclose(ours.loss, theirs.loss, rtol=1e-6)
+        theirs = theirs._replace(loss=ours.loss)
+    assert ours == theirs
     counts = [int(v) for name, v in new.pipeline.state().items() if name.endswith(".count")]
     assert counts == [6] * new.options.K and new.pipeline.updates == counts
     start = new.pipeline.parameters_sha256()
