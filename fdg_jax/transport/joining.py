@@ -10,6 +10,7 @@ from fdg_jax.transport.devices import request_cpu_devices
 
 HEARTBEAT_SECONDS = 60  # a process that is stopped for 30 s is waited for
 JOINING_SECONDS = 120  # for all processes to come
+TOO_LATE = "JAX has already started, or has been joined. Join the processes once, before anything makes an array."
 TRANSFER_BYTES = 4 * 2**20  # buffers of a socket between CPUs; JAX's default takes 6 GB of address space
 
 
@@ -40,19 +41,24 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
             "Use 1 to K processes."
         )
     # Each process emulates K CPU devices, as one process for all stages would: XLA's thread pools are then as large.
-    if not request_cpu_devices(K):
-        raise BadInput("JAX has already started. Join the processes before anything makes an array.")
+    if not request_cpu_devices(K, exactly=True):
+        raise BadInput(TOO_LATE)
     jax.config.update("jax_cross_host_transfer_socket_address", f"{address}:{free_port(address)}")
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces
     jax.config.update("jax_cross_host_transfer_transfer_size", TRANSFER_BYTES)
-    jax.distributed.initialize(
-        coordinator,
-        processes,
-        process,
-        coordinator_bind_address=coordinator,
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        initialization_timeout=JOINING_SECONDS,
-    )
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            coordinator_bind_address=coordinator,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            initialization_timeout=JOINING_SECONDS,
+        )
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # a JaxRuntimeError: the others did not come, say
+            raise
+        raise BadInput(TOO_LATE) from error
 
 
 def is_ip(text: str) -> bool:

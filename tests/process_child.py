@@ -1,0 +1,71 @@
+"""A training in several processes, for tests/test_processes.py: `python process_child.py OUT OPTIONS FLAGS`.
+
+OPTIONS is JSON: of `Pipeline`, and K, the number of stages. "resume": the file of a state to go on from.
+Each process writes what it sees to OUT/<process>.json; process 0 also writes the state in the middle to OUT/state.npz.
+FLAGS are those that fdg_jax.launch adds; without them it is a training in one process.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import fdg_jax
+
+MIDDLE, RAGGED = 6, 7  # batches before the state is taken; examples of batch 5, others have 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("options", type=json.loads)
+    parser.add_argument("--coordinator")
+    parser.add_argument("--process-id", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    given = parser.parse_args()
+    options, process = given.options, given.process_id
+    K, resume = options.pop("K", 3), options.pop("resume", None)
+    jax.config.update("jax_platforms", "cpu")
+    if given.processes > 1:
+        fdg_jax.join_processes(given.coordinator, process, given.processes, K)
+    else:
+        fdg_jax.emulate_cpu(K)
+    import small
+
+    kind = small.CurrentPart if options.get("weights") == "current" else small.Part
+    data = small.batches(9)
+    data[4] = tuple(array[:RAGGED] for array in data[4])
+    pipeline = fdg_jax.Pipeline(small.parts(K, kind), small.cross_entropy, small.recipe(), **options)
+    pipeline.init(jax.random.key(0), data[0])
+    if resume:
+        pipeline.restore(dict(np.load(resume)))
+    else:
+        for batch in data[:MIDDLE]:
+            pipeline.step(batch)
+    state = pipeline.state()
+    if process == 0:
+        np.savez(given.out / "state.npz", **state)
+    for batch in data[MIDDLE:]:
+        pipeline.step(batch)
+    evaluation = pipeline.evaluate([data[4], data[0]])
+    pipeline.drain()
+    seen = {
+        "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
+        "losses": [(metrics.step, metrics.loss, metrics.bad) for metrics in pipeline.losses(wait=True)],
+        "evaluation": evaluation,
+        "staleness": pipeline.staleness,
+        "updates": pipeline.updates,
+        "parameters": pipeline.parameter_count,
+        "parameters_sha256": pipeline.parameters_sha256(),
+        "state_sha256": pipeline.state_sha256(),
+    }
+    (given.out / f"{process}.json").write_text(json.dumps(seen))
+    if given.processes > 1:
+        jax.distributed.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

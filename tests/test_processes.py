@@ -1,0 +1,107 @@
+"""Stages in several processes train as stages in one: the same losses, evaluation and state, to the last bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fdg_jax
+from fdg_jax.errors import BadInput
+from fdg_jax.transport import across_processes
+
+CHILD = Path(__file__).with_name("process_child.py")
+SECONDS = 300  # a hang ends
+
+
+def trained(folder, processes, **options):
+    """What each process saw, in order. The launcher starts them, unless there is only one."""
+    folder.mkdir()
+    launch = ["-m", "fdg_jax.launch", "--processes", str(processes), "--"] if processes > 1 else []
+    words = [sys.executable, *launch, str(CHILD), str(folder), json.dumps(options)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)]
+
+
+def same_everywhere(folder, processes, **options):
+    """Trains in one process and in several, and compares all that each of them saw."""
+    (alone,) = trained(folder / "one", 1, **options)
+    stages = alone.pop("local stages")
+    together = trained(folder / "several", processes, **options)
+    assert [k for seen in together for k in seen.pop("local stages")] == stages
+    assert together == [alone] * processes
+    with np.load(folder / "one" / "state.npz") as one, np.load(folder / "several" / "state.npz") as several:
+        assert sorted(one) == sorted(several)
+        for name in one:
+            np.testing.assert_array_equal(one[name], several[name], err_msg=name)
+
+
+def test_two_processes_train_as_one(tmp_path):
+    """With a batch of another size, a guard, and two stages in one of the processes."""
+    same_everywhere(tmp_path, 2, beta=0.5, guard=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "options"),
+    [
+        (3, {"order": "forward-first"}),
+        (3, {"weights": "current"}),
+        (3, {"accumulate": 2}),
+        (3, {"K": 4, "guard": True}),
+        (4, {"K": 4}),
+        *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
+    ],
+    ids=str,
+)
+def test_any_method_in_several_processes_trains_as_in_one(processes, options, tmp_path):
+    same_everywhere(tmp_path, processes, **options)
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_in_another_number_of_processes(tmp_path):
+    (whole,) = trained(tmp_path / "one", 1)
+    begun = str(tmp_path / "one" / "state.npz")
+    several = trained(tmp_path / "on in three", 3, resume=begun)
+    (back,) = trained(tmp_path / "on in one", 1, resume=str(tmp_path / "on in three" / "state.npz"))
+    for seen in (*several, back):
+        assert seen["state_sha256"] == whole["state_sha256"]
+        assert seen["evaluation"] == whole["evaluation"] and seen["updates"] == whole["updates"]
+        assert seen["losses"] == whole["losses"][-len(seen["losses"]) :]
+
+
+@pytest.mark.slow
+def test_the_delay_line_is_refused_in_several_processes(tmp_path):
+    with pytest.raises(AssertionError, match="engine delay-line trains on one device of one process"):
+        trained(tmp_path / "out", 2, engine="delay-line")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IP address with a port"),
+        (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IP address with a port"),
+        (("127.0.0.1:1234", 2, 2, 2), "process 2 of 2 with K=2 stages"),
+        (("127.0.0.1:1234", 0, 3, 2), "process 0 of 3 with K=2 stages"),
+        (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IP address"),
+        (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(arguments, fact):
+    jnp.zeros(()).block_until_ready()  # JAX starts, whichever tests ran before
+    with pytest.raises(BadInput, match=fact):
+        fdg_jax.join_processes(*arguments)
+
+
+def test_what_is_gathered_comes_out_as_it_went_in():
+    arrays = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.zeros((0, 4)), "c": np.float32(2.5)}
+    listed = [[name, np.asarray(array).dtype.name, np.shape(array)] for name, array in arrays.items()]
+    content = b"".join(np.asarray(array).tobytes() for array in arrays.values())
+    found = across_processes.unpacked(json.loads(json.dumps(listed)), content)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == np.asarray(array).dtype and found[name].shape == np.shape(array)
