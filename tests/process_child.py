@@ -1,6 +1,7 @@
 """A training in several processes, for tests/test_processes.py: `python process_child.py OUT OPTIONS FLAGS`.
 
 OPTIONS is JSON: of `Pipeline`, and K, the number of stages. "resume": the file of a state to go on from.
+"of process 1": options that only that process has.
 Each process writes what it sees to OUT/<process>.json; process 0 also writes the state in the middle to OUT/state.npz.
 FLAGS are those that fdg_jax.launch adds; without them it is a training in one process.
 """
@@ -27,6 +28,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     given = parser.parse_args()
     options, process = given.options, given.process_id
+    of_one = options.pop("of process 1", {})
+    options |= of_one if process == 1 else {}
     K, resume = options.pop("K", 3), options.pop("resume", None)
     jax.config.update("jax_platforms", "cpu")
     if given.processes > 1:

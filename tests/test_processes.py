@@ -11,7 +11,7 @@ import pytest
 
 import fdg_jax
 from fdg_jax.errors import BadInput
-from fdg_jax.transport import across_processes
+from fdg_jax.transport import across_processes, agreement
 
 CHILD = Path(__file__).with_name("process_child.py")
 SECONDS = 300  # a hang ends
@@ -72,6 +72,25 @@ def test_a_state_goes_on_in_another_number_of_processes(tmp_path):
         assert seen["state_sha256"] == whole["state_sha256"]
         assert seen["evaluation"] == whole["evaluation"] and seen["updates"] == whole["updates"]
         assert seen["losses"] == whole["losses"][-len(seen["losses"]) :]
+
+
+@pytest.mark.slow
+def test_processes_that_were_started_differently_are_refused(tmp_path):
+    with pytest.raises(AssertionError, match=r"process 1 has beta 0\.25, process 0 has beta 0\.5\. Start all with the"):
+        trained(tmp_path / "out", 2, beta=0.5, **{"of process 1": {"beta": 0.25}})
+
+
+@pytest.mark.parametrize(
+    ("found", "fact"),
+    [
+        ([{"a": "1"}, {"a": "1"}], ""),
+        ([{"a": "1"}, {"a": "1"}, {"a": "2"}], "process 2 has a 2, process 0 has a 1."),
+        ([{"a": "1"}, {"a": "1", "b": "3"}], "process 1 has b 3, process 0 has b none."),
+        ([{"a": "1", "b": "3"}, {"a": "1"}], "process 1 has b none, process 0 has b 3."),
+    ],
+)
+def test_the_first_difference_is_named_with_both_values(found, fact):
+    assert agreement.first_difference(found) == fact
 
 
 @pytest.mark.slow

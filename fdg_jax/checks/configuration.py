@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.core import unfreeze
 
@@ -28,8 +29,10 @@ from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes
+from fdg_jax.stage.shapes import check_shapes, describe
 from fdg_jax.stage.stage import Stage
+from fdg_jax.storage.plain import plain
+from fdg_jax.transport import agreement
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -67,7 +70,7 @@ class Configuration:
         check_beta(beta)
         self.K = K = len(stages)
         self.method = names.find_method(method)
-        self.beta, self.weights = beta, weights or "stashed"
+        self.beta, self.weights, self.correct = beta, weights or "stashed", correct
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
         self.corrections, asked = check_corrections(correct, beta, asked, self.method)
@@ -135,7 +138,21 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
+        agreement.check_same(self.settings(key, specs))
         return specs, example
+
+    def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
+        """What the processes of a pipeline must have in common, in words by name."""
+        versions = {"JAX": jax.__version__, "NumPy": np.__version__, "Optax": optax.__version__}
+        given = {"K": self.K, "method": self.method.name, "beta": self.beta, "weights": self.weights}
+        schedule, options = self.schedule, dict(specs[0].options)
+        given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
+        given |= {"correct": self.correct, **options, "random key": np.ravel(plain(key)).tolist()}
+        shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}
+        for spec in specs:
+            state = f"{describe(spec.variables)} in {spec.compute.precision.compute_dtype or 'its own dtype'}"
+            shapes[f"as stage k={spec.k}"] = f"{type(spec.module).__name__} with {state}, giving {describe(spec.y)}"
+        return {name: str(value) for name, value in {**versions, **given, **shapes}.items()}
 
 
 def copied(variables: Mapping) -> dict[str, Tree]:

@@ -1,7 +1,10 @@
 """Joins several processes into one pipeline, on one host or on several: `jax.distributed`, set up for it."""
 
+import os
 import socket
+import sys
 from ipaddress import ip_address
+from typing import Any
 
 import jax
 
@@ -18,7 +21,10 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
     """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
 
     Afterwards `Pipeline` spreads its stages over the processes. Each process must then make the same calls in the same
-    order. Nothing that is exchanged is encrypted or authenticated: use addresses of a private network.
+    order. A process that ends by an exception leaves at once, without what it registered by `atexit`: JAX would wait
+    there for the others, which wait for it.
+
+    Nothing that is exchanged is encrypted or authenticated: use addresses of a private network.
 
     Arguments:
         coordinator: IP address and port at which process 0 listens, e.g. "10.0.0.1:1234".
@@ -59,6 +65,15 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
         if type(error) is not RuntimeError:  # a JaxRuntimeError: the others did not come, say
             raise
         raise BadInput(TOO_LATE) from error
+    sys.excepthook = leave_at_once
+
+
+def leave_at_once(*raised: Any) -> None:
+    """Prints an error and ends the process, in the place of `sys.excepthook`."""
+    sys.__excepthook__(*raised)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def is_ip(text: str) -> bool:

@@ -1,0 +1,44 @@
+"""Checks that all processes of a pipeline were started with the same settings, before any of them computes."""
+
+import json
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fdg_jax.errors import BadInput
+
+
+def check_same(facts: Mapping[str, str]) -> None:
+    """Compares the processes' settings. Every process has to call it; with one process it does nothing.
+
+    Arguments:
+        facts: the settings by name.
+
+    Raises:
+        BadInput: a process has other settings than process 0. Every process raises the same.
+    """
+    if jax.process_count() == 1:
+        return
+    content = np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(content.size))
+    padded = multihost_utils.process_allgather(np.pad(content, (0, int(lengths.max()) - content.size)))
+    found = [json.loads(row[:length].tobytes()) for row, length in zip(padded, lengths, strict=True)]
+    if difference := first_difference(found):
+        raise BadInput(f"{difference} Start all with the same command line, code and versions.")
+
+
+def first_difference(found: list[dict[str, str]]) -> str:
+    """A sentence on the first setting in which a process differs from process 0; "" if they all agree.
+
+    Arguments:
+        found: the settings of the processes 0, 1, ...
+    """
+    first = found[0]
+    for process, facts in enumerate(found):
+        for name in [*first, *(facts.keys() - first.keys())]:
+            ours, theirs = first.get(name, "none"), facts.get(name, "none")
+            if ours != theirs:
+                return f"process {process} has {name} {theirs}, process 0 has {name} {ours}."
+    return ""
