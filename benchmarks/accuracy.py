@@ -94,7 +94,7 @@ def convolutions_by_products() -> Iterator[None]:
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """`fdg_jax.layers.convolution.plain_conv`, summed over the kernel's pixels: the part of x under it, times weights."""
+    """`fdg_jax.layers.convolution.plain_conv` as a sum over the kernel's pixels: what lies under each, times weights."""
     k, b, c = kernel.shape[0], x.shape[0], x.shape[3]
     height, width = (-(-size // stride) for size in x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), (k // 2, k // 2), (k // 2, k // 2), (0, 0)))
