@@ -94,7 +94,7 @@ def convolutions_by_products() -> Iterator[None]:
 
 
 def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 1) -> jax.Array:
-    """`fdg_jax.layers.convolution.plain_conv` as a sum over the kernel's pixels: what lies under each, times weights."""
+    """`plain_conv` as a sum over the pixels of the kernel: the part of x under each, times its weights."""
     k, b, c = kernel.shape[0], x.shape[0], x.shape[3]
     height, width = (-(-size // stride) for size in x.shape[1:3])
     padded = jnp.pad(x, ((0, 0), (k // 2, k // 2), (k // 2, k // 2), (0, 0)))
@@ -102,9 +102,9 @@ def by_products(x: jax.Array, kernel: jax.Array, stride: int = 1, groups: int = 
     for i in range(k):
         for j in range(k):
             under = padded[:, i : i + stride * height : stride, j : j + stride * width : stride]
-            split = under.reshape(b, height, width, groups, c // groups)
+            grouped = under.reshape(b, height, width, groups, c // groups)
             weights = kernel[i, j].reshape(c // groups, groups, -1)
-            total += jnp.einsum("bhwgc,cgf->bhwgf", split, weights).reshape(total.shape)
+            total += jnp.einsum("bhwgc,cgf->bhwgf", grouped, weights).reshape(total.shape)
     return total
 
 
@@ -253,16 +253,17 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         for name, each in row["fusions"].items()
     ]
     heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
-    about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {commits}."
+    about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
     return "\n\n".join([report.markdown(head, body), report.markdown(heads, counted), about])
 
 
 def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
-    """The rows in a file of --json that were measured on this processor with this jaxlib."""
+    """The rows in a file of --json that were measured with this code and jaxlib on this processor."""
     if path in (None, "-"):
         return {}
-    here = {"benchmark": "accuracy", "jaxlib": metadata.version("jaxlib"), "cpu": report.machine()["cpu"]}
+    about = report.machine()
+    here = {name: about[name] for name in ("cpu", "commit")}
+    here |= {"benchmark": "accuracy", "jaxlib": metadata.version("jaxlib")}
     rows = map(json.loads, Path(path).read_text(encoding="utf-8").splitlines())
     return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
 

@@ -49,7 +49,7 @@ class Nothing:
 def loop_microseconds(K: int, ticks: int) -> float:
     """Median microseconds of a tick of the host loop without anything to dispatch."""
     stages = {k: Nothing() for k in range(1, K + 1)}
-    taken, loop = [], HostLoop(fdg.fdg(K), stages, lambda box, message: message, lambda batch, loss: None)
+    taken, loop = [], HostLoop(fdg.fdg(K), stages, lambda box, message, giver: message, lambda batch, loss: None)
     for _ in range(ticks):
         start = time.perf_counter()
         loop.step([{"x": 0, "labels": 0}])

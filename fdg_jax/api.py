@@ -107,6 +107,8 @@ class Pipeline:
             self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
             self._read_behind,
         )  # fmt: skip
+        parameters = [spec.variables.get("params", {}) for spec in specs]
+        self._parameter_count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
         self._engine, self._example = ENGINES[self.engine_name](problem), example
         self._turn = Turn(self._engine)
         self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
@@ -226,7 +228,8 @@ class Pipeline:
     @property
     def parameter_count(self) -> int:
         """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
-        return sum(leaf.size for stage in self.params for leaf in jax.tree.leaves(stage["params"]))
+        assert self.engine
+        return self._parameter_count
 
     @property
     def auxiliary_parameter_count(self) -> int:
@@ -246,7 +249,7 @@ class Pipeline:
 
     def snapshot(self) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
-        read while training goes on."""
+        read while training goes on. In a pipeline of several processes it waits for all of them."""
         engine = self.engine
         with self._turn:
             return engine.snapshot()

@@ -154,8 +154,8 @@ def test_restarts_come_to_an_end_and_a_signal_ends_the_wait_before_one():
     assert exit_code == 7 and err.count("warning:") == err.count("error:") == 1
     slow = QUICK.replace("FIRST_WAIT_SECONDS = 0.1", "FIRST_WAIT_SECONDS = 60.0")
     with Launched("sys.exit(7)", "--restart", "1", words=("--run-dir", "x"), by=("-c", slow)) as launched:
-        while "again in 60 s" not in launched.process.stderr.readline():
-            pass
+        while "again in 60 s" not in (line := launched.process.stderr.readline()):
+            assert line, "the launcher ended"
         launched.process.send_signal(signal.SIGTERM)
         assert launched.finish()[0] == 143
 

@@ -113,4 +113,4 @@ def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
 def test_help_shows_an_example(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    assert "--processes 3 -- -m fdg_jax.experiments.cifar" in capsys.readouterr().out
+    assert "--processes 3 -- train.py" in capsys.readouterr().out

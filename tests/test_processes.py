@@ -63,11 +63,13 @@ def test_any_method_in_several_processes_trains_as_in_one(processes, options, tm
 
 
 @pytest.mark.slow
-def test_a_state_goes_on_in_another_number_of_processes(tmp_path):
-    (whole,) = trained(tmp_path / "one", 1)
+@pytest.mark.parametrize("method", ["fdg", "fr", "dni"])  # which keep different things of a batch
+def test_a_state_goes_on_in_another_number_of_processes(method, tmp_path):
+    (whole,) = trained(tmp_path / "one", 1, method=method)
     begun = str(tmp_path / "one" / "state.npz")
-    several = trained(tmp_path / "on in three", 3, resume=begun)
-    (back,) = trained(tmp_path / "on in one", 1, resume=str(tmp_path / "on in three" / "state.npz"))
+    several = trained(tmp_path / "on in three", 3, method=method, resume=begun)
+    back_from = str(tmp_path / "on in three" / "state.npz")
+    (back,) = trained(tmp_path / "on in one", 1, method=method, resume=back_from)
     for seen in (*several, back):
         assert seen["state_sha256"] == whole["state_sha256"]
         assert seen["evaluation"] == whole["evaluation"] and seen["updates"] == whole["updates"]
@@ -102,11 +104,14 @@ def test_the_delay_line_is_refused_in_several_processes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "fact"),
     [
-        (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IP address with a port"),
-        (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IP address with a port"),
+        (("localhost:1234", 0, 2, 2), "'localhost:1234' is no IPv4 address with a port"),
+        (("127.0.0.1", 0, 2, 2), "'127.0.0.1' is no IPv4 address with a port"),
         (("127.0.0.1:1234", 2, 2, 2), "process 2 of 2 with K=2 stages"),
         (("127.0.0.1:1234", 0, 3, 2), "process 0 of 3 with K=2 stages"),
-        (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IP address"),
+        (("127.0.0.1:1234", 0, 2, 2, "myhost"), "'myhost' is no IPv4 address"),
+        (("[::1]:1234", 0, 2, 2), "is no IPv4 address with a port"),
+        (("10.0.0.1:1234", 0, 2, 2), "would be reached at 127.0.0.1: one of the two is on this host alone"),
+        (("10.0.0.1:1234", 0, 2, 2, "203.0.113.9"), "address 203.0.113.9 cannot be used on this host"),
         (("127.0.0.1:1234", 0, 2, 2), "JAX has already started"),
     ],
 )
@@ -118,9 +123,8 @@ def test_what_cannot_be_joined_is_refused(arguments, fact):
 
 def test_what_is_gathered_comes_out_as_it_went_in():
     arrays = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.zeros((0, 4)), "c": np.float32(2.5)}
-    listed = [[name, np.asarray(array).dtype.name, np.shape(array)] for name, array in arrays.items()]
-    content = b"".join(np.asarray(array).tobytes() for array in arrays.values())
-    found = across_processes.unpacked(json.loads(json.dumps(listed)), content)
+    listed, content = across_processes.packed(arrays)
+    found = across_processes.unpacked(json.loads(listed), content)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == np.asarray(array).dtype and found[name].shape == np.shape(array)

@@ -76,6 +76,8 @@ def infinite(array):
     (put(["stage2", ".opt_state", "kernel"], nan), r"stage2/state/\.opt_state.*not finite"),
     (put(["stage1/weights/", "kernel"], infinite), "stage1/weights/.*not finite"),
     (lambda state: state.update(more=np.zeros(3)), "holds more, which this pipeline has no place for"),
+    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline has no place"),
+    (lambda state: state.update({"mail/x/9/3/": np.float32(3)}), "holds mail/x/9/3/, which this pipeline has no place"),
     (lambda state: state.update({"stage1/memo/x/version": np.int64(1)}), r"have .*'x'.* where numbers are needed"),
     (put(["of"], lambda a: a[:0]), r"of another run \(unknown\)"),
     (put(["of"], lambda a: a * 0 + 255), "of another run"),

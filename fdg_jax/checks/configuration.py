@@ -138,16 +138,23 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
-        agreement.check_same(self.settings(key, specs))
+        if jax.process_count() > 1:
+            agreement.check_same(self.settings(key, specs))
         return specs, example
 
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
-        """What the processes of a pipeline must have in common, in words by name."""
+        """What the processes of a pipeline must have in common, in words by name.
+
+        Loss, optimizer and preprocess are functions, which cannot be compared.
+        """
         versions = {"JAX": jax.__version__, "NumPy": np.__version__, "Optax": optax.__version__}
         given = {"K": self.K, "method": self.method.name, "beta": self.beta, "weights": self.weights}
         schedule, options = self.schedule, dict(specs[0].options)
         given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
+        given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
         given |= {"correct": self.correct, **options, "random key": np.ravel(plain(key)).tolist()}
+        if not callable(self.learning_rate):
+            given |= {"learning rate": self.learning_rate, "momentum": self.momentum}
         shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}
         for spec in specs:
             state = f"{describe(spec.variables)} in {spec.compute.precision.compute_dtype or 'its own dtype'}"

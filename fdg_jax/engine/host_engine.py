@@ -198,7 +198,10 @@ class HostEngine:
         return first_unsound(stages, x, labels)
 
     def snapshot(self) -> dict[str, Any]:
-        """The exact state, batches in flight included. Its arrays may be under way; no later dispatch touches them."""
+        """The exact state, batches in flight included. Its arrays may be under way; no later dispatch touches them.
+
+        Between processes it waits for all of them, and each gets the whole state.
+        """
         flat: dict[str, Any] = signature_entry(self.problem, HOST_LOOP)
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
@@ -214,9 +217,30 @@ class HostEngine:
             state: what `snapshot` returned.
 
         Raises:
-            BadInput: it is of another model, split, method or engine, or not whole. Nothing has changed then, since
-                everything new is made first.
+            BadInput: it is of another model, split, method or engine, or not whole. Nothing has changed then, in no
+                process, since everything new is made first.
         """
+        made, refusal = None, None
+        try:
+            made = self.read(state)
+        except BadInput as error:
+            refusal = error
+        self.transport.agree(refusal)
+        assert made
+        stages, mail, t, entered = made
+        self.within_tick = True
+        for k, stage in stages.items():
+            vars(self.stages[k]).update(vars(stage))  # the loop and a watchdog refer to these very objects
+        self.loop.mail, self.loop.t, self.entered = mail, t, entered
+        for batch, size in batch_sizes(state).items():
+            self.transport.enter(batch, size)
+        self._before_drain = entered - t
+        self._micro_batches.forget()
+        self.losses = PendingLosses(self.problem.read_behind)
+        self.within_tick = False
+
+    def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Box, Tree], int, int]:
+        """Makes what a saved state holds: (this process's stages, its mail, ticks done, batches entered)."""
         flat = Reading(state)
         check_signature(self.problem, HOST_LOOP, flat)
         t, entered = number(flat, "t"), number(flat, "entered")
@@ -232,18 +256,10 @@ class HostEngine:
             spec = self.problem.specs[box.k - 1]
             template = {"x": spec.x, "dy": cotangent(spec.y), "labels": spec.labels}[box.what]
             mail[box] = stages[box.k].restored_message(template, flat, f"mail/{box.what}/{box.k}/{box.batch}/")
-        flat.read |= {name for name in flat if of_stage(name) not in (None, *stages)}  # other processes read them
+        elsewhere = set(range(1, self.problem.schedule.K + 1)) - stages.keys()
+        flat.read |= {name for name in flat if of_stage(name) in elsewhere}  # other processes read them
         flat.check_all_read()
-        self.within_tick = True
-        for batch, size in batch_sizes(state).items():
-            self.transport.enter(batch, size)
-        for k, stage in stages.items():
-            vars(self.stages[k]).update(vars(stage))  # the loop and a watchdog refer to these very objects
-        self.loop.mail, self.loop.t, self.entered = mail, t, entered
-        self._before_drain = entered - t
-        self._micro_batches.forget()
-        self.losses = PendingLosses(self.problem.read_behind)
-        self.within_tick = False
+        return stages, mail, t, entered
 
 
 def transport(problem: Problem) -> Transport:

@@ -46,7 +46,7 @@ class HostLoop:
             stage = self.stages.get(op.k)
             messages = stage.run(op.kind, op.batch, {box.what: self.take(box, t) for box in takes(op)}) if stage else {}
             for box in gives(op):
-                self.post(box, messages.get(box.what), op)
+                self.post(box, messages[box.what] if stage else None, op)
         self.t = t
 
     def post(self, box, message, giver) -> None:

@@ -21,21 +21,22 @@ from fdg_jax.options.parser import Parser
 ABOUT = """\
 Starts a training in several processes on this machine and ends them together.
 
-  python -m fdg_jax.launch --processes 3 -- -m fdg_jax.experiments.cifar --K 3
+  python -m fdg_jax.launch --processes 3 -- train.py --K 3
 
 starts Python three times with the words after --, and adds --coordinator 127.0.0.1:PORT
 --processes 3 --process-id I, with a free port and I = 0, 1, 2. Every line that process 1
 prints begins with [1]. Each process has cores of its own, if there are enough.
 
 When one process fails, it is named, and the others are stopped within 15 s. Ctrl-C, SIGTERM,
-SIGHUP and SIGUSR1 let all processes write a checkpoint and end; a second Ctrl-C or SIGTERM ends
+SIGHUP and SIGUSR1 are handed to all as SIGTERM, so that they can save and end; a second one ends
 them at once. None is left, even if the launcher itself is killed.
 
   python -m fdg_jax.launch --processes 3 --restart 5 -- \\
-      -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
+      train.py --K 3 --run-dir runs/three
 
-goes on by itself from the newest checkpoint after a process has died, at most five times."""
-EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
+starts again with --resume auto after a process has died, at most five times. The program has to
+know that flag, and the three above: the training commands of fdg_jax do not take them yet."""
+EXAMPLE = "e.g. --processes 3 -- train.py --K 3"
 
 
 def parser() -> Parser:

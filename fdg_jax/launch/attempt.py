@@ -2,8 +2,9 @@
 
 A process is first handed SIGTERM, then, if it has not ended in time, SIGKILL. A process that fails takes the others
 with it, since each needs its neighbours. Where a process ends as one that was stopped by a signal and has written its
-checkpoint (exit codes 130, 143, 129, 138), the others are stopping too: all processes of a training agree on a batch
-to stop at. A SIGTERM of ours would then be the second one for some of them, which means "at once". So they are let be.
+checkpoint (exit codes 130, 143, 129, 138), the others are stopping too, if the program lets all of its processes stop
+at the same batch. A SIGTERM of ours would then be the second one for some of them, which means "at once". So they are
+let be.
 """
 
 import signal

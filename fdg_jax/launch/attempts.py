@@ -1,6 +1,5 @@
 """Attempts one after the other: after a process has died, all are started again, a limited number of times."""
 
-import socket
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from fdg_jax.launch.attempt import BAD_INPUT, STOPPED, Attempt, Received, SignalEvents
 from fdg_jax.launch.group import Group
 from fdg_jax.launch.lines import Printer
+from fdg_jax.machine.ports import free_port
 
 HOST = "127.0.0.1"
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
@@ -68,9 +68,7 @@ def last_sentence(attempt: Attempt) -> str:
 
 def commands(words: Sequence[str], count: int) -> list[list[str]]:
     """The words of each of so many processes, which meet at a port that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        meeting = f"{HOST}:{probe.getsockname()[1]}"
+    meeting = f"{HOST}:{free_port(HOST)}"
     common = [sys.executable, *words, "--coordinator", meeting, "--processes", str(count), "--process-id"]
     return [[*common, str(index)] for index in range(count)]
 

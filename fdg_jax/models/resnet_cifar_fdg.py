@@ -35,8 +35,11 @@ FORMS: dict[str, dict[str, Any]] = {
     "_fdg_init": {"kernel_init": torch_linear},
     "_fdg_pool": {"head": TopLeftHead},
 }
-NAMES = {f"resnet8{form}": {**resnet_cifar.NAMES["resnet8"], **changed} for form, changed in FORMS.items()}
-PATTERNS = tuple(f"resnet<d>{form}" for form in FORMS)
+NAMES = {
+    "resnet8_fdg_init": {**resnet_cifar.NAMES["resnet8"], **FORMS["_fdg_init"]},
+    "resnet8_fdg_pool": {**resnet_cifar.NAMES["resnet8"], **FORMS["_fdg_pool"]},
+}
+PATTERNS = ("resnet<d>_fdg_init", "resnet<d>_fdg_pool")
 PAPER_SPLITS = {(f"{name}{form}", K): cuts for (name, K), cuts in resnet_cifar.PAPER_SPLITS.items() for form in FORMS}
 
 

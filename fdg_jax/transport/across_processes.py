@@ -1,7 +1,8 @@
 """The transport between processes: copies by `jax.device_put` from a device of one process to a device of another.
 
-The processes have joined by `fdg_jax.join_processes`. JAX copies through sockets between CPUs, by NCCL between GPUs. It
-counts these copies: every process has to ask for each one in the same order, also where it neither sends nor receives.
+The processes have joined by `fdg_jax.join_processes`. Between CPUs, JAX copies through sockets. GPUs have not been
+tried. JAX counts these copies: every process has to ask for each one in the same order, also where it neither sends nor
+receives.
 """
 
 import json
@@ -56,7 +57,7 @@ class AcrossProcesses:
     def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
         """Starts to copy a message to stage `box.k`, which may be in this process or in another one."""
         target = self.all[box.k]
-        source = target if giver is None else self.all[giver.k]
+        source = self.all[giver.k] if giver else target
         if giver is None or source.device.process_index == target.device.process_index:
             return target.put_batch(message) if box.k in self.places else None
         like = self.shapes(box, giver, self.sizes[box.batch])
@@ -76,11 +77,17 @@ class AcrossProcesses:
                 arrived = copied if is_here(target) else arrived
         return arrived
 
+    def agree(self, refusal: BadInput | None) -> None:
+        """Tells all processes what this one refuses, and raises what the first of them refuses."""
+        text = np.frombuffer(str(refusal or "").encode(), np.uint8)
+        told = self.gather({str(jax.process_index()): text})
+        texts = [told[str(process)].tobytes().decode() for process in sorted(self.told)]
+        if first := next((text for text in texts if text), ""):
+            raise BadInput(first) from refusal
+
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """Sends the arrays of each process to all others, as a list of their shapes and as bytes. It waits for them."""
-        arrays = {name: np.asarray(array) for name, array in jax.device_get(dict(flat)).items()}
-        listed = json.dumps([[name, array.dtype.name, array.shape] for name, array in arrays.items()]).encode()
-        content = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
+        listed, content = packed(jax.device_get(dict(flat)))
         gathered: dict[str, Any] = {}
         for source in (self.told[process] for process in sorted(self.told)):
             mine = is_here(source)
@@ -92,9 +99,9 @@ class AcrossProcesses:
         """Sends bytes from a device to all processes and waits for them. content: None except where the device is."""
         length = None if content is None else np.array(divmod(len(content), 2**32), np.uint32)
         high, low = map(int, jax.device_get(self.spread(source, put(length, source), LENGTH)))
-        parts = []
-        for start in range(0, high * 2**32 + low, MOST_BYTES):
-            like = jax.ShapeDtypeStruct((min(MOST_BYTES, high * 2**32 + low - start),), np.uint8)
+        total, parts = high * 2**32 + low, []
+        for start in range(0, total, MOST_BYTES):
+            like = jax.ShapeDtypeStruct((min(MOST_BYTES, total - start),), np.uint8)
             part = None if content is None else np.frombuffer(content, np.uint8, like.shape[0], start)
             parts.append(jax.device_get(self.spread(source, put(part, source), like)).tobytes())
         return b"".join(parts)
@@ -143,8 +150,15 @@ def absent(like: Any, device: Any) -> jax.Array:
     return jax.make_array_from_single_device_arrays(like.shape, SingleDeviceSharding(device), [], dtype=like.dtype)
 
 
+def packed(arrays: Mapping[str, Any]) -> tuple[bytes, bytes]:
+    """(the names, dtypes and shapes of arrays as JSON, their bytes one after the other)."""
+    plain = {name: np.asarray(array) for name, array in arrays.items()}
+    listed = json.dumps([[name, array.dtype.name, array.shape] for name, array in plain.items()])
+    return listed.encode(), b"".join(np.ascontiguousarray(array).tobytes() for array in plain.values())
+
+
 def unpacked(listed: Sequence[tuple[str, str, Sequence[int]]], content: bytes) -> dict[str, np.ndarray]:
-    """Arrays from their names, dtypes and shapes, and from their bytes one after the other."""
+    """The inverse of `packed`. listed: what its JSON says."""
     arrays, start = {}, 0
     for name, dtype, shape in listed:
         arrays[name] = np.frombuffer(content, dtype, int(np.prod(shape)), start).reshape(shape)

@@ -1,9 +1,8 @@
-"""Checks that all processes of a pipeline were started with the same settings, before any of them computes."""
+"""Checks that the processes of a pipeline were started with the same settings, before any of them computes."""
 
 import json
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -11,16 +10,14 @@ from fdg_jax.errors import BadInput
 
 
 def check_same(facts: Mapping[str, str]) -> None:
-    """Compares the processes' settings. Every process has to call it; with one process it does nothing.
+    """Compares the processes' settings. Every process has to call it.
 
     Arguments:
-        facts: the settings by name.
+        facts: the settings by name. What is not among them is not compared.
 
     Raises:
         BadInput: a process has other settings than process 0. Every process raises the same.
     """
-    if jax.process_count() == 1:
-        return
     content = np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.int32(content.size))
     padded = multihost_utils.process_allgather(np.pad(content, (0, int(lengths.max()) - content.size)))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box, Op
 from fdg_jax.transport.devices import Place
 
@@ -30,6 +31,11 @@ class InProcess:
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """The value itself."""
         return value
+
+    def agree(self, refusal: BadInput | None) -> None:
+        """Raises the refusal, if there is one."""
+        if refusal:
+            raise refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:
         """The same: this process has everything."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box, Op
 from fdg_jax.transport.devices import Place
 
@@ -12,8 +13,8 @@ Tree = Any
 class Transport(Protocol):
     """Takes messages to stages, in this process (`in_process.py`) or between processes (`across_processes.py`).
 
-    Every process walks the same schedule and calls these methods for every message of it, in the same order, whether
-    it has one of the two stages or not. What a process does not have it passes as None.
+    Every process walks the same schedule and calls these methods for every message between stages, in the same order,
+    whether it has one of the two stages or not. What a process does not have it passes as None.
 
     places: where the stages of this process are, {k: place}.
     here: where `tell` puts what it returns.
@@ -23,7 +24,10 @@ class Transport(Protocol):
     here: Place
 
     def enter(self, batch: int, size: int) -> None:
-        """Says that the messages of a batch (of a micro-batch, where a batch is split) have `size` examples."""
+        """Says that the messages of a batch (of a micro-batch, where a batch is split) have `size` examples.
+
+        Batch 0 is that of an evaluation.
+        """
         ...
 
     def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
@@ -47,6 +51,17 @@ class Transport(Protocol):
             like: its shapes and dtypes.
 
         Returns: the value as it will be in this process.
+        """
+        ...
+
+    def agree(self, refusal: BadInput | None) -> None:
+        """Raises in every process what one of them refuses. Between processes it waits for all.
+
+        Arguments:
+            refusal: what this process refuses; None if nothing.
+
+        Raises:
+            BadInput: a process refuses.
         """
         ...
 
