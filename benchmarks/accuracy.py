@@ -47,7 +47,7 @@ from fdg_jax.storage import checkpoint
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
 MODELS = (
     "resnet8:128:32", "resnet20:128:32", "resnet56:40:32", "resnet110:40:32", "wrn16_4:64:32", "wrn28_10:40:32",
-    "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:40:64", "resnet101_imagenet:4:224",
+    "resnet18:40:64", "resnet101:9:64", "mobilenet_v2:9:64", "resnet101_imagenet:4:224",
     "mobilenet_v2_imagenet:4:224",
 )  # fmt: skip
 CLASSES = 10
