@@ -11,7 +11,7 @@ import pytest
 
 import fdg_jax
 from fdg_jax.errors import BadInput
-from fdg_jax.transport import across_processes, agreement
+from fdg_jax.transport import agreement, exchange
 
 CHILD = Path(__file__).with_name("process_child.py")
 SECONDS = 300  # a hang ends
@@ -80,6 +80,8 @@ def test_a_state_goes_on_in_another_number_of_processes(method, tmp_path):
 def test_processes_that_were_started_differently_are_refused(tmp_path):
     with pytest.raises(AssertionError, match=r"process 1 has beta 0\.25, process 0 has beta 0\.5\. Start all with the"):
         trained(tmp_path / "out", 2, beta=0.5, **{"of process 1": {"beta": 0.25}})
+    with pytest.raises(AssertionError, match=r"process 1 has K 4, process 0 has K 3\. Start all with the"):
+        trained(tmp_path / "another", 2, **{"of process 1": {"K": 4}})
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,8 @@ def test_what_cannot_be_joined_is_refused(arguments, fact):
 
 def test_what_is_gathered_comes_out_as_it_went_in():
     arrays = {"a": np.arange(6, dtype=np.int64).reshape(2, 3), "b": np.zeros((0, 4)), "c": np.float32(2.5)}
-    listed, content = across_processes.packed(arrays)
-    found = across_processes.unpacked(json.loads(listed), content)
+    listed, content = exchange.packed(arrays)
+    found = exchange.unpacked(json.loads(listed), content)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == np.asarray(array).dtype and found[name].shape == np.shape(array)

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 
+import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from fdg_jax.errors import BadInput
+from fdg_jax.transport.exchange import Exchange
 
 
 def check_same(facts: Mapping[str, str]) -> None:
@@ -18,10 +19,10 @@ def check_same(facts: Mapping[str, str]) -> None:
     Raises:
         BadInput: a process has other settings than process 0. Every process raises the same.
     """
-    content = np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.int32(content.size))
-    padded = multihost_utils.process_allgather(np.pad(content, (0, int(lengths.max()) - content.size)))
-    found = [json.loads(row[:length].tobytes()) for row, length in zip(padded, lengths, strict=True)]
+    devices = {device.process_index: device for device in reversed(jax.devices())}  # the first of each process
+    text = np.frombuffer(json.dumps(dict(facts)).encode(), np.uint8)
+    told = Exchange(devices).gather({str(jax.process_index()): text})
+    found = [json.loads(told[str(process)].tobytes()) for process in sorted(devices)]
     if difference := first_difference(found):
         raise BadInput(f"{difference} Start all with the same command line, code and versions.")
 

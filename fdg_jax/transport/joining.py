@@ -64,6 +64,7 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
     jax.config.update("jax_cross_host_transfer_socket_address", f"{address}:{port}")
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces
     jax.config.update("jax_cross_host_transfer_transfer_size", TRANSFER_BYTES)
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:
         jax.distributed.initialize(
             coordinator,
