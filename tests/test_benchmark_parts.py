@@ -50,7 +50,6 @@ def dense(monkeypatch):
             (":order=backward-first", "backward-first"),
             (":order=forward-first", "forward-first"),
         ],
-        ("", "backward-first"),
         (":order=forward-first", "forward-first"),
     ),
 )

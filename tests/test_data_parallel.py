@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from replicas import NORMS, SIZE, Ks, alike, devices_of, losses, replicated, statistics, trained
-from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
+from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
 from stages_of_layers import ROUNDING, Two
 
 from fdg_jax.data.augment import train_transform
@@ -110,7 +110,8 @@ def test_a_device_has_as_many_replicas_as_any_other():
     assert sizes == [1, 1, 2, 1, 2, 2]
 
 
-@pytest.mark.parametrize("norm", mostly_slow(NORMS, "local"))
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", NORMS)
 def test_evaluation_and_variables_are_those_of_replica_1(norm):
     data = batches(4, SIZE)
     ours = replicated(2, data[0], batch_norm=norm)
