@@ -5,6 +5,7 @@ with this share as its cotangent, so that the parts' gradients add up to the gra
 """
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -43,8 +44,7 @@ class MicroBatches:
 
     def sizes(self, labels: Tree) -> list[int]:
         """How many examples each part of a batch has."""
-        n = len(jax.tree.leaves(labels)[0])
-        return [int(size) for size in np.diff(bounds(n, self.M))]
+        return [end - start for start, end in pairwise(bounds(len(jax.tree.leaves(labels)[0]), self.M))]
 
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
         """What enters the pipeline.

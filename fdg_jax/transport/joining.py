@@ -39,14 +39,7 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
     Raises:
         BadInput: an argument is wrong, or JAX has already started.
     """
-    host, _, listening = coordinator.rpartition(":")
-    if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
-        raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
-    if not is_ip(address):
-        raise BadInput(f"address {address!r} is no IPv4 address. A host name may stand for all interfaces of a host.")
-    if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:
-        fact = f"the coordinator listens at {host}, and this process would be reached at {address}"
-        raise BadInput(f"{fact}: one of the two is on this host alone. Give the host's own address, as address=.")
+    check_addresses(coordinator, address)
     if not 0 <= process < processes <= K:
         raise BadInput(
             f"process {process} of {processes} with K={K} stages: processes are counted from 0, and each has a stage. "
@@ -79,6 +72,18 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
             raise
         raise BadInput(TOO_LATE) from error
     sys.excepthook = leave_at_once
+
+
+def check_addresses(coordinator: str, address: str) -> None:
+    """Raises BadInput unless both are IPv4 addresses, the first with a port, and neither alone is of this host only."""
+    host, _, listening = coordinator.rpartition(":")
+    if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
+        raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
+    if not is_ip(address):
+        raise BadInput(f"address {address!r} is no IPv4 address. A host name may stand for all interfaces of a host.")
+    if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:
+        fact = f"the coordinator listens at {host}, and this process would be reached at {address}"
+        raise BadInput(f"{fact}: one of the two is on this host alone. Give the host's own address, as address=.")
 
 
 def leave_at_once(kind: type[BaseException], error: BaseException, trace: Any) -> None:
