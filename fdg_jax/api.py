@@ -107,8 +107,8 @@ class Pipeline:
             self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
             self._read_behind,
         )  # fmt: skip
-        parameters = [spec.variables.get("params", {}) for spec in specs]
-        self._parameter_count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+        parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
+        self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]
         self._engine, self._example = ENGINES[self.engine_name](problem), example
         self._turn = Turn(self._engine)
         self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
@@ -228,8 +228,13 @@ class Pipeline:
     @property
     def parameter_count(self) -> int:
         """Of the network: what a method adds to it is counted by `auxiliary_parameter_count`."""
+        return sum(self.parameter_counts)
+
+    @property
+    def parameter_counts(self) -> list[int]:
+        """The same per stage k = 1..K."""
         assert self.engine
-        return self._parameter_count
+        return list(self._parameter_counts)
 
     @property
     def auxiliary_parameter_count(self) -> int:
@@ -247,12 +252,13 @@ class Pipeline:
             digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
         return digest.hexdigest()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, own: bool = False) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
-        read while training goes on. In a pipeline of several processes it waits for all of them."""
+        read while training goes on. In a pipeline of several processes it waits for all of them; unless `own`, which
+        gives only what this process has, and what all have together is the state."""
         engine = self.engine
         with self._turn:
-            return engine.snapshot()
+            return engine.snapshot(own)
 
     def state(self) -> dict[str, Any]:
         """The exact state of the run, batches in flight included, as {path: array} on the host."""

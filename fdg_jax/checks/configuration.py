@@ -33,7 +33,7 @@ from fdg_jax.stage.shapes import check_shapes, describe
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
-from fdg_jax.transport.devices import Place
+from fdg_jax.transport.devices import Place, all_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
@@ -138,7 +138,7 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
-        if jax.process_count() > 1:
+        if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
 

@@ -16,7 +16,7 @@ from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
-from fdg_jax.engine.unfinished import TrackedStage, UnfinishedOperations
+from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
@@ -27,6 +27,7 @@ from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import cotangent
 from fdg_jax.storage.restoring import Reading, number
 from fdg_jax.transport.across_processes import AcrossProcesses
+from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess
 from fdg_jax.transport.interface import Transport
 
@@ -60,7 +61,8 @@ class HostEngine:
         self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
         # Where batches enter; None if that is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
-        self.losses = PendingLosses(problem.read_behind)
+        self.alone = len(local) == schedule.K  # whether no stage is in another process
+        self.losses = PendingLosses(problem.read_behind, early=self.alone)
         self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
         self.entered = 0
         self.within_tick = False  # stays True after a call that was cut off: stages are then at different batches
@@ -82,7 +84,13 @@ class HostEngine:
         def whole(number: int) -> int:
             return self._before_drain + (number - 1) // M + 1
 
+        def note(what: str, k: int, number: int, message: Tree) -> None:
+            batch = whole(number) if number else 0
+            unfinished.begin(f"{MESSAGE}{what}", k, batch, batch)
+            unfinished.end(next(iter(jax.tree.leaves(message)), None))
+
         self.loop.stages = {k: TrackedStage(stage, unfinished, whole) for k, stage in self.stages.items()}
+        self.transport.watch(note)
         return unfinished
 
     def on_loss(self, number: int, loss: jax.Array | None) -> None:
@@ -113,7 +121,8 @@ class HostEngine:
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
         for row in indices:
-            self.step(images[row], labels[row])
+            # A process without stage 1 needs no image, and reads none where they are on a disk.
+            self.step(images[row] if self.first else None, labels[row])
 
     def drain(self) -> None:
         """Finishes what is in flight, so that every batch has updated every stage."""
@@ -158,12 +167,11 @@ class HostEngine:
     def of_all_stages(self, get: Callable[[Stage], Tree]) -> list[Tree]:
         """What `get` returns of each stage k = 1..K, as host arrays where other processes have stages, too."""
         found = {k: get(stage) for k, stage in self.stages.items()}
-        K = self.problem.schedule.K
-        if len(found) == K:
+        if self.alone:
             return list(found.values())
         flat = flatten_dict({str(k): {"of": tree} for k, tree in found.items()}, sep="/")
         gathered = unflatten_dict(self.transport.gather(flat), sep="/")
-        return [gathered.get(str(k), {}).get("of", {}) for k in range(1, K + 1)]
+        return [gathered.get(str(k), {}).get("of", {}) for k in range(1, self.problem.schedule.K + 1)]
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
@@ -191,16 +199,17 @@ class HostEngine:
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        if len(self.stages) < self.problem.schedule.K:
+        if not self.alone:
             raise BadInput("unsound needs all stages in one process. Restore the state there, and ask it.")
         x = self.stage_1_inputs(inputs, step)
         stages = [(stage.functions, stage.state, stage.place) for stage in self.stages.values()]
         return first_unsound(stages, x, labels)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, batches in flight included. Its arrays may be under way; no later dispatch touches them.
 
-        Between processes it waits for all of them, and each gets the whole state.
+        Between processes it waits for all of them, and each gets the whole state; but not if it is asked for its own
+        part only.
         """
         flat: dict[str, Any] = signature_entry(self.problem, HOST_LOOP)
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
@@ -208,7 +217,7 @@ class HostEngine:
             flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
         for box, message in self.loop.mail.items():
             flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
-        return self.transport.gather(flat)
+        return flat if own else self.transport.gather(flat)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`.
@@ -236,7 +245,7 @@ class HostEngine:
             self.transport.enter(batch, size)
         self._before_drain = entered - t
         self._micro_batches.forget()
-        self.losses = PendingLosses(self.problem.read_behind)
+        self.losses = PendingLosses(self.problem.read_behind, early=self.alone)
         self.within_tick = False
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Box, Tree], int, int]:
@@ -265,7 +274,7 @@ class HostEngine:
 def transport(problem: Problem) -> Transport:
     """The transport for where the stages are."""
     schedule, specs = problem.schedule, problem.specs
-    if jax.process_count() == 1:
+    if all_here(problem.places):
         return InProcess(problem.places)
 
     def shapes(box: Box, giver: Op, n: int) -> Tree:
@@ -287,7 +296,7 @@ def delay_line_engine(problem: Problem) -> Engine:
     Returns: the engine. Why this is the same training: fdg_jax.stage.delay_line.
     """
     place, K = problem.places[0], problem.schedule.K
-    if jax.process_count() > 1:
+    if not all_here(problem.places):
         raise BadInput("engine delay-line trains on one device of one process. Use engine pipeline, or one process.")
     if place.device.platform != "cpu" and problem.stage is Stage:  # the scan has ordinary stages only
         return ScanEngine(problem)

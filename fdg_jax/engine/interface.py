@@ -114,8 +114,11 @@ class Engine(Protocol):
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
         ...
 
-    def snapshot(self) -> dict[str, Any]:
-        """The exact state, batches in flight included, as {path: array}. Its arrays may be under way."""
+    def snapshot(self, own: bool = False) -> dict[str, Any]:
+        """The exact state, batches in flight included, as {path: array}. Its arrays may be under way.
+
+        own: only what this process has.
+        """
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -34,12 +34,14 @@ class PendingLosses:
     The limit bounds how far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
 
     limit: dispatches that may be unread.
+    early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
+        is after the same batch in every process of a pipeline.
     finished: what has been read and not been taken.
     pending: (step, losses, bad) of what has not been read.
     """
 
-    def __init__(self, limit: int):
-        self.limit, self.finished = limit, list[Metrics]()
+    def __init__(self, limit: int, early: bool = True):
+        self.limit, self.early, self.finished = limit, early, list[Metrics]()
         self.pending = deque[tuple[int, jax.Array, Sequence[jax.Array]]]()
 
     def add(self, step: int, losses: jax.Array, bad: Sequence[jax.Array] = ()) -> None:
@@ -55,8 +57,8 @@ class PendingLosses:
             self.read()
 
     def ready(self, losses: jax.Array, bad: Sequence[jax.Array]) -> bool:
-        """Whether these arrays have been computed."""
-        return jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, bad))
+        """Whether these arrays have been computed and are to be read now."""
+        return self.early and jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, bad))
 
     def read(self) -> None:
         """Reads the oldest losses, and waits for them if they are not finished."""

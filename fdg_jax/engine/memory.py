@@ -79,8 +79,8 @@ def predict(engine: Engine) -> list[Memory]:
     Arguments:
         engine: the engine.
 
-    Returns: the memory of each stage; [] if a stage is spread over several devices (data parallel), which is not
-    counted.
+    Returns: the memory of each stage of this process; [] if a stage is spread over several devices (data parallel),
+    which is not counted.
     """
     if isinstance(engine, ScanEngine):
         lines = zip(engine.run.lines, engine.run.sums, strict=True)
@@ -157,31 +157,40 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
     """(k, what stage k holds) after every operation that made it more, until the pipeline runs steadily."""
     schedule, specs = engine.loop.schedule, engine.problem.specs
     of_part = micro_batch_specs(specs, schedule.micro_batches)
-    held = {spec.k: StageContents(engine.stages[spec.k], spec.x, labels_at(spec, engine)) for spec in of_part}
-    devices = {k: stage.place.device for k, stage in engine.stages.items()}
+    held = {
+        spec.k: StageContents(engine.stages[spec.k], spec.x, labels_at(spec, engine))
+        for spec in of_part
+        if spec.k in engine.stages
+    }
+    devices = {k: place.device for k, place in enumerate(engine.problem.places, 1)}
     sizes: dict[Box, int] = {}
 
     def post(box: Box, giver: Op | None) -> int:
-        sizes[box] = message_bytes(box, giver, of_part)
-        held[box.k].mail += sizes[box]
-        return sizes[box]
+        size = message_bytes(box, giver, of_part)
+        if box.k in held:
+            sizes[box] = size
+            held[box.k].mail += size
+        return size
 
     takes, gives, enters = schedule.messages
     for t in range(1, 4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 3):
         for part in range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1):
             for box in enters(part):
-                post(box, None)
-                yield box.k, held[box.k].now(0)
+                if box.k in held:
+                    post(box, None)
+                    yield box.k, held[box.k].now(0)
         for op in schedule.tick(t, None):
-            for box in takes(op):
-                held[box.k].mail -= sizes.pop(box)
-            held[op.k].run(op)
+            if op.k in held:
+                for box in takes(op):
+                    held[box.k].mail -= sizes.pop(box)
+                held[op.k].run(op)
             boxes = [box for box in gives(op) if box.what != "loss"]
             posted = {box: post(box, op) for box in boxes}
             # A message to another device is a copy; on the same device it is the same array.
             away = {box.what: n for box, n in posted.items() if devices[box.k] is not devices[op.k]}
-            yield op.k, held[op.k].now(sum(away.values()))
-            yield from ((box.k, held[box.k].now(0)) for box in boxes)
+            if op.k in held:
+                yield op.k, held[op.k].now(sum(away.values()))
+            yield from ((box.k, held[box.k].now(0)) for box in boxes if box.k in held)
 
 
 def message_bytes(box: Box, giver: Op | None, specs: Sequence[Spec]) -> int:

@@ -182,8 +182,10 @@ class ScanEngine:
         place = self.problem.places[0]
         return first_unsound([(f, s, place) for f, s in zip(self.functions, self.run.stages, strict=True)], x, labels)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, gradients in the delay lines included, as {path: array} on the host.
+
+        own: there is no other process.
 
         The next dispatch donates all arrays, so they are read now. A copy on the device would need twice the memory.
         """

@@ -17,13 +17,15 @@ import jax
 from fdg_jax.machine import jax_internals
 
 Tree = Any
+MESSAGE = "message "  # begins the kind of what is awaited from another process, such as "message x"
 
 
 class Dispatched(NamedTuple):
     """An operation that was dispatched.
 
-    kind: "F", "B", a method's own, "E" (evaluation), "window" (a scan) or what the host does itself.
-    k: the stage; 0 for all stages or for the host.
+    kind: "F", "B", a method's own, "E" (evaluation), "window" (a scan), what the host does itself, or a message from a
+        stage of another process.
+    k: the stage, for a message the one that sends it; 0 for all stages or for the host.
     first, last: the batches that it works on.
     since: when its dispatch began, in seconds of time.monotonic.
     returned: whether the dispatch has returned to the host.

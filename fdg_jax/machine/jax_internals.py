@@ -1,4 +1,5 @@
-"""The only module that uses undocumented JAX: the layout of a VJP closure, and what is behind `jax.device_put`.
+"""The only module that uses undocumented JAX: the layout of a VJP closure, what is behind `jax.device_put`, and the
+coordination service of several processes.
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
 would copy them: every memo would have its own copy of the weights. `strip` removes the arguments before the closure
@@ -102,3 +103,29 @@ def fetch(arrays: Sequence[Any]) -> list[Any]:
             array.copy_to_host_async()
     with explicit_device_get_scope():
         return [np.asarray(array) for array in arrays]
+
+
+def coordination_client() -> Any:
+    """The client of the coordination service that `jax.distributed` has joined: a store of texts for all processes.
+
+    JAX has no documented way to it. Orbax takes the same one.
+    """
+    from jax._src.distributed import global_state
+
+    return global_state.client
+
+
+def detected_cluster(seconds: int) -> tuple[str | None, int | None, int | None]:
+    """What `jax.distributed.initialize()` would find out from SLURM, Open MPI, Kubernetes or a cloud.
+
+    Arguments:
+        seconds: for which a scheduler's answer is waited for.
+
+    Returns: (coordinator as host:port, number of processes, number of this process); Nones where there is none.
+    """
+    from jax._src.clusters import ClusterEnv
+
+    coordinator, processes, process, _ = ClusterEnv.auto_detect_unset_distributed_params(
+        None, None, None, None, None, seconds
+    )
+    return coordinator, processes, process

@@ -13,8 +13,8 @@ import numpy as np
 
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box, Op
-from fdg_jax.transport.devices import Place
-from fdg_jax.transport.exchange import Exchange, copy, is_here, put
+from fdg_jax.transport.devices import Place, is_here
+from fdg_jax.transport.exchange import Exchange, copy, put
 
 Tree = Any
 
@@ -46,6 +46,11 @@ class AcrossProcesses:
         self.here = self.places[max(self.places)]
         self.exchange = Exchange(self.told)
         self.sizes: dict[int, int] = {}
+        self.note: Callable[[str, int, int, Tree], None] = lambda what, k, batch, message: None
+
+    def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
+        """From now on, notes every message that comes from another process."""
+        self.note = note
 
     def enter(self, batch: int, size: int) -> None:
         """Remembers the size of a batch until it has left the pipeline."""
@@ -59,14 +64,19 @@ class AcrossProcesses:
         if giver is None or source.device.process_index == target.device.process_index:
             return target.put_batch(message) if box.k in self.places else None
         like = self.shapes(box, giver, self.sizes[box.batch])
-        return copy(message, like, source.device, target.device)
+        arrived = copy(message, like, source.device, target.device)
+        if arrived is not None:
+            self.note(box.what, giver.k, box.batch, arrived)
+        return arrived
 
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """Starts to copy a value of stage k to all other processes, one after the other."""
         source = self.all[k].device
-        return self.exchange.spread(
-            source, put(value, source), like
-        )  # a count that no program has returned is on the host
+        # The value is on the host if it is a count that no program has returned.
+        arrived = self.exchange.spread(source, put(value, source), like)
+        if k not in self.places:
+            self.note("a result", k, 0, arrived)
+        return arrived
 
     def agree(self, refusal: BadInput | None) -> None:
         """Tells all processes what this one refuses, and raises what the first of them refuses."""

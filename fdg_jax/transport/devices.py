@@ -2,6 +2,7 @@
 
 import numbers
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -120,3 +121,13 @@ class Place:
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
         return jax.tree.map(self._put, tree)
+
+
+def is_here(device: Any) -> bool:
+    """Whether a device belongs to this process."""
+    return device.process_index == jax.process_index()
+
+
+def all_here(places: Sequence[Place]) -> bool:
+    """Whether all devices of these places belong to this process."""
+    return all(is_here(device) for place in places for device in place.devices)

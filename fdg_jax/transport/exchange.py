@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from fdg_jax.transport.devices import is_here
+
 Tree = Any
 LENGTH = jax.ShapeDtypeStruct((2,), np.uint32)  # of a text, as (2**32s, rest)
 MOST_BYTES = 2**30  # that are sent at once
@@ -52,11 +54,6 @@ class Exchange:
             part = None if content is None else np.frombuffer(content, np.uint8, like.shape[0], start)
             parts.append(jax.device_get(self.spread(source, put(part, source), like)).tobytes())
         return b"".join(parts)
-
-
-def is_here(device: Any) -> bool:
-    """Whether a device belongs to this process."""
-    return device.process_index == jax.process_index()
 
 
 def put(value: Tree, device: Any) -> Tree:

@@ -1,6 +1,6 @@
 """The transport within one process: messages are copied from device to device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg_jax.errors import BadInput
@@ -20,6 +20,9 @@ class InProcess:
     def __init__(self, places: Sequence[Place]):
         self.places: Mapping[int, Place] = dict(enumerate(places, 1))
         self.here = places[-1]
+
+    def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
+        """Nothing: no message comes from another process."""
 
     def enter(self, batch: int, size: int) -> None:
         """Nothing: an array brings its size."""

@@ -1,6 +1,6 @@
 """What a transport is: it knows where the stages are, and takes messages to them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fdg_jax.errors import BadInput
@@ -22,6 +22,15 @@ class Transport(Protocol):
 
     places: Mapping[int, Place]
     here: Place
+
+    def watch(self, note: Callable[[str, int, int, Tree], None]) -> None:
+        """From now on, notes every message that comes from another process.
+
+        Arguments:
+            note: note(what, k, batch, message) is called when the message is asked for. k: the stage that sends it.
+                batch: 0 if it belongs to none, or to an evaluation.
+        """
+        ...
 
     def enter(self, batch: int, size: int) -> None:
         """Says that the messages of a batch (of a micro-batch, where a batch is split) have `size` examples.

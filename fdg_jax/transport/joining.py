@@ -1,6 +1,7 @@
 """Joins several processes into one pipeline, on one host or on several: `jax.distributed`, set up for it."""
 
 import os
+import socket
 import sys
 from ipaddress import AddressValueError, IPv4Address
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import jax
 
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine import jax_internals
 from fdg_jax.machine.ports import free_port
 from fdg_jax.transport.devices import request_cpu_devices
 
@@ -17,7 +19,9 @@ TOO_LATE = "JAX has already started, or has been joined. Join the processes once
 TRANSFER_BYTES = 4 * 2**20  # of a buffer of the sockets between CPUs; JAX's default is far larger
 
 
-def join_processes(coordinator: str, process: int, processes: int, K: int, address: str = "127.0.0.1") -> None:
+def join_processes(
+    coordinator: str, process: int, processes: int, K: int, address: str | None = None, detect: bool = False
+) -> None:
     """Joins this process with the others of a pipeline. Call it before JAX computes anything, in every process.
 
     Afterwards `Pipeline` spreads its stages over the processes. Each process must then make the same calls in the same
@@ -34,12 +38,16 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
         process: this process's number, from 0.
         processes: number of processes.
         K: number of stages.
-        address: the IPv4 address at which other processes reach this one.
+        address: the IPv4 address at which other processes reach this one; None: that of the interface that leads to
+            the coordinator.
+        detect: whether the scheduler that has started this process decides which of its GPUs it uses.
 
     Raises:
         BadInput: an argument is wrong, or JAX has already started.
     """
-    check_addresses(coordinator, address)
+    host = check_coordinator(coordinator)
+    address = address_towards(host) if address is None else address
+    check_address(address, host)
     if not 0 <= process < processes <= K:
         raise BadInput(
             f"process {process} of {processes} with K={K} stages: processes are counted from 0, and each has a stage. "
@@ -66,6 +74,8 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
             coordinator_bind_address=coordinator,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             initialization_timeout=JOINING_SECONDS,
+            # Else JAX asks a scheduler, if one has started us, which GPU is ours, though nobody told it that it may.
+            cluster_detection_method=None if detect else "deactivate",
         )
     except RuntimeError as error:
         if type(error) is not RuntimeError:  # a JaxRuntimeError: the others did not come, say
@@ -74,11 +84,46 @@ def join_processes(coordinator: str, process: int, processes: int, K: int, addre
     sys.excepthook = leave_at_once
 
 
-def check_addresses(coordinator: str, address: str) -> None:
-    """Raises BadInput unless both are IPv4 addresses, the first with a port, and neither alone is of this host only."""
+def detected() -> tuple[str, int, int]:
+    """What the scheduler says that has started this process: SLURM, Open MPI or Kubernetes.
+
+    Returns: (coordinator as IPv4 address and port, number of processes, number of this process).
+
+    Raises:
+        BadInput: there is none, or its coordinator has no IPv4 address.
+    """
+    coordinator, processes, process = jax_internals.detected_cluster(JOINING_SECONDS)
+    if coordinator is None or processes is None or process is None:
+        fact = "no scheduler that JAX knows (SLURM, Open MPI, Kubernetes) has started this process"
+        raise BadInput(f"{fact}. Give --coordinator HOST:PORT, --processes and --process-id.")
+    host, _, port = coordinator.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}", processes, process
+    except OSError as error:
+        raise BadInput(f"the coordinator {host} has no IPv4 address ({reason(error)}). Give it as HOST:PORT.") from None
+
+
+def address_towards(host: str) -> str:
+    """This host's own address on the way to another one. Nothing is sent. Raises BadInput where there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        try:
+            way.connect((host, 9))
+        except OSError as error:
+            raise BadInput(f"there is no way from here to {host} ({reason(error)}). Check the address.") from error
+        return way.getsockname()[0]
+
+
+def check_coordinator(coordinator: str) -> str:
+    """The coordinator's IPv4 address. Raises BadInput unless it has one and a port."""
     host, _, listening = coordinator.rpartition(":")
     if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
         raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
+    return host
+
+
+def check_address(address: str, host: str) -> None:
+    """Raises BadInput unless an address is an IPv4 address, and neither it nor the coordinator's alone is of this host
+    only."""
     if not is_ip(address):
         raise BadInput(f"address {address!r} is no IPv4 address. A host name may stand for all interfaces of a host.")
     if IPv4Address(address).is_loopback != IPv4Address(host).is_loopback:

@@ -1,0 +1,42 @@
+"""Short texts that joined processes leave for each other at the coordination service of `jax.distributed`.
+
+They are for what is agreed on now and then, such as where a training stops. Arrays never go this way.
+"""
+
+from typing import Any
+
+from jax.errors import JaxRuntimeError
+
+from fdg_jax.machine import jax_internals
+
+PREFIX = "fdg_jax"
+
+
+class Notices:
+    """The texts of this program by their names. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self.client: Any = jax_internals.coordination_client()
+
+    def put(self, name: str, text: str) -> None:
+        """Leaves a text, in the place of an earlier one of that name."""
+        self.client.key_value_set(f"{PREFIX}/{name}", text, allow_overwrite=True)
+
+    def wait(self, name: str, seconds: float) -> str | None:
+        """Waits for a text.
+
+        Arguments:
+            name: its name.
+            seconds: how long to wait.
+
+        Returns: the text; None if it has not come by then.
+
+        Raises:
+            JaxRuntimeError: the coordination service cannot be reached.
+        """
+        try:
+            return self.client.blocking_key_value_get(f"{PREFIX}/{name}", max(1, round(1000 * seconds)))
+        except JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error) and "GetKeyValue() timed out" in str(error):
+                return None
+            raise
