@@ -124,7 +124,7 @@ class Saver:
             except Exception as error:  # of Orbax, too, which wraps what the system says
                 self.failure = not_written(step, error)
             if isinstance(self.failure, SaveFailed):
-                sweep(self.root, looks=10)
+                self.sweep()
                 quiet.forget_tasks()
 
     def write_now(
@@ -138,19 +138,23 @@ class Saver:
 
         content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
         check_finite(content, step, losses=refused is not None)
-        now = nonfinite.first_refused_updates(content)
-        if refused is not None and any(now) and now != tuple(refused):
-            raise NotFinite(
-                f"{nonfinite.describe_first_refused(now)}, so there is no checkpoint after batch {step:,}", step
-            )
-        if not self.root.exists():  # only this folder: a run directory that was deleted is not for here
-            self.root.mkdir()
-            durable.flush_folder(self.root.parent)
+        check_refused(nonfinite.refused_by_stage(content), refused, step)
+        self.make_root()
         self.flush()
         check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
         checkpoint.save(folder(self.root, step), content, self.about)
         self.best = step if best else self.best
         self.prune()
+
+    def sweep(self) -> None:
+        """Removes what a checkpoint that failed has left."""
+        sweep(self.root, looks=10)
+
+    def make_root(self) -> None:
+        """Makes the folder of the checkpoints; but not the run directory, if that was deleted. Raises OSError."""
+        if not self.root.exists():
+            self.root.mkdir(exist_ok=True)
+            durable.flush_folder(self.root.parent)
 
     def prune(self) -> None:
         """Removes all but the newest and the best.
@@ -182,6 +186,23 @@ def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
         passing, name = min(found)
         fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
         raise NotFinite(fact, step, lasting=not passing)
+
+
+def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step: int) -> None:
+    """Raises NotFinite for a refused update that nobody has reported yet.
+
+    Arguments:
+        found: for each guarded stage k, the number of the first refused update in a state.
+        expected: those that are expected, in the order of k; None: any.
+        step: of the state.
+    """
+    from fdg_jax.stage import nonfinite
+
+    now = tuple(found[k] for k in sorted(found))
+    if expected is not None and any(now) and now != tuple(expected):
+        raise NotFinite(
+            f"{nonfinite.describe_first_refused(now)}, so there is no checkpoint after batch {step:,}", step
+        )
 
 
 def readable(name: str) -> str:

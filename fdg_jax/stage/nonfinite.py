@@ -67,8 +67,14 @@ def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
 
     Returns: for each guarded stage, the number of its first refused update; 0 if there is none.
     """
+    found = refused_by_stage(state)
+    return tuple(found[k] for k in sorted(found))
+
+
+def refused_by_stage(state: Mapping[str, Any]) -> dict[int, int]:
+    """The same as {k: number} of the guarded stages in a state, which may be that of one of several processes."""
     found = {int(re.findall(r"\d+", name)[0]): value for name, value in state.items() if name.endswith("opt_state.bad")}
-    return tuple(int(found[k]) for k in sorted(found))
+    return {k: int(number) for k, number in found.items()}
 
 
 def describe_first_refused(bad: Sequence[int]) -> str:

@@ -5,8 +5,9 @@ stored as the inputs of its forward pass, which is replayed when the state is re
 """
 
 import hashlib
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fdg_jax.storage.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
+NPY = "npy"  # in its place in a part of a checkpoint
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -92,17 +94,41 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
         OSError: the disk is full, or the like.
     """
     path = Path(path).absolute()
-    arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
-    temporary, before = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}{manifest.REPLACED}")
+    temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    # Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(temporary / ARRAYS, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})
-        checkpointer.wait_until_finished()
+    write_sealed(temporary, state, about or {}, write_by_orbax)
+    commit(temporary, path)
+
+
+def write_sealed(
+    folder: Path, state: Mapping[str, Any], about: Mapping[str, Any], write: Callable[[Path, Flat], None]
+) -> None:
+    """Writes arrays into a folder, seals it and flushes it to the disk. write: writes non-empty arrays by number."""
+    arrays = [(name, np.asarray(state[name])) for name in sorted(state)]
+    write(folder, {f"{i:05d}": value for i, (_, value) in enumerate(arrays) if value.size})
     listed = [[name, str(value.dtype), list(value.shape)] for name, value in arrays]
-    manifest.write(temporary, {"arrays": listed, "about": dict(about or {})})
-    durable.flush_tree(temporary)
+    manifest.write(folder, {"arrays": listed, "about": dict(about)})
+    durable.flush_tree(folder)
+
+
+def write_by_orbax(folder: Path, arrays: Flat) -> None:
+    """Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest."""
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / ARRAYS, arrays)
+        checkpointer.wait_until_finished()
+
+
+def write_as_npy(folder: Path, arrays: Flat) -> None:
+    """NumPy's own files. Of several processes Orbax would write the arrays of process 0 only, and report no error."""
+    (folder / NPY).mkdir()
+    for name, value in arrays.items():
+        np.save(folder / NPY / f"{name}.npy", value.reshape(-1).view(np.uint8))  # NumPy does not know bfloat16
+
+
+def commit(temporary: Path, path: Path) -> None:
+    """Gives a whole checkpoint its name, in the place of one that has it. Raises OSError."""
+    before = path.with_name(f".{path.name}{manifest.REPLACED}")
     if path.exists():
         shutil.rmtree(before, ignore_errors=True)
         path.rename(before)
@@ -114,8 +140,61 @@ def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None =
     shutil.rmtree(before, ignore_errors=True)
 
 
+def parts_folder(path: Path) -> Path:
+    """Where several processes write the parts of the checkpoint that will be at this path."""
+    return path.with_name(f".{path.name}.parts")
+
+
+def save_part(path: Path, process: int, state: Mapping[str, Any]) -> tuple[int, str]:
+    """Saves what one of several processes has of a state. It becomes a checkpoint by `commit_parts`.
+
+    Arguments:
+        path: the folder of the checkpoint.
+        process: the number of the process.
+        state: {path: array}.
+
+    Returns: (bytes, sha256) of the part's manifest.
+
+    Raises:
+        OSError: the disk is full, or the like.
+    """
+    folder = parts_folder(Path(path).absolute())
+    part = folder / part_name(process)
+    folder.mkdir(exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    write_sealed(part, state, {}, write_as_npy)
+    return manifest.size_and_sha256(part / manifest.NAME)
+
+
+def commit_parts(path: Path, sealed: Sequence[tuple[int, str]], about: Mapping[str, Any]) -> None:
+    """Makes a checkpoint of the parts that processes 0, 1, ... have saved.
+
+    Arguments:
+        path: the folder of the checkpoint.
+        sealed: what `save_part` returned to each process.
+        about: further content of the manifest.
+
+    Raises:
+        OSError: a part is not there, or the disk is full.
+    """
+    path = Path(path).absolute()
+    folder, parts = parts_folder(path), {part_name(process): each for process, each in enumerate(sealed)}
+    for left in set(os.listdir(folder)) - parts.keys():  # of processes that were killed
+        shutil.rmtree(folder / left, ignore_errors=True)
+    manifest.write_above(folder, parts, {"about": dict(about)})
+    durable.flush_file(folder / manifest.NAME)
+    durable.flush_folder(folder)
+    commit(folder, path)
+
+
+def part_name(process: int) -> str:
+    """The folder of a process's part within a checkpoint."""
+    return f"process{process}"
+
+
 def load(path: Path) -> tuple[Flat, dict[str, Any]]:
-    """Loads what `save` has saved.
+    """Loads what `save` has saved, or `save_part` and `commit_parts`.
 
     Arguments:
         path: the folder.
@@ -131,15 +210,18 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         if not path.is_dir():
             raise BadInput(f"there is no checkpoint at {path}.")
         content = manifest.check(path)
-        with ocp.PyTreeCheckpointer() as checkpointer:
-            tree = checkpointer.restore(path / ARRAYS)
+        folders = {path / part: body for part, body in content["parts"].items()} or {path: content}
+        trees = {folder: read_arrays(folder) for folder in folders}
     except BadInput:
         raise
     # Orbax raises many kinds. None of them means damage, as every byte has just been checked.
     except Exception as error:
         raise manifest.Unreadable(path, error) from error
     try:
-        return arrays_by_name(tree, content["arrays"]), content["about"]
+        flat: Flat = {}
+        for folder, body in folders.items():
+            flat |= arrays_by_name(trees[folder], body["arrays"])
+        return flat, content["about"]
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         fact = f"the checkpoint at {path} is damaged: {manifest.NAME} does not describe its arrays"
         raise manifest.Damaged(f"{fact} ({first_line(error)}).") from error
@@ -147,11 +229,30 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
         raise manifest.Unreadable(path, error) from error
 
 
+def read_arrays(folder: Path) -> Mapping[str, Any]:
+    """The arrays of a sealed folder by number; those in NumPy's files as bytes."""
+    if (folder / NPY).is_dir():
+        return {file.stem: np.load(file, allow_pickle=False) for file in (folder / NPY).iterdir()}
+    if jax.process_count() > 1:  # else Orbax would wait for the other processes
+        process = jax.process_index()
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process{process}"
+        )
+        with ocp.Checkpointer(
+            ocp.PyTreeCheckpointHandler(multiprocessing_options=options), multiprocessing_options=options
+        ) as checkpointer:
+            return checkpointer.restore(folder / ARRAYS)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        return checkpointer.restore(folder / ARRAYS)
+
+
 def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
     """{name: array}. listed: (name, dtype, shape) of each array, in order; the tree leaves out empty arrays."""
     flat = {}
     for i, (name, dtype, shape) in enumerate(listed):
         value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
+        if value.dtype == np.uint8:  # the bytes of an array in a part
+            value = value.view(np.dtype(dtype)).reshape(shape)
         if str(value.dtype) != dtype or list(value.shape) != shape:
             raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
         flat[name] = value

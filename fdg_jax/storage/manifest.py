@@ -4,6 +4,9 @@
 last, so a folder without one is incomplete. Writing it is called sealing the folder; it becomes a checkpoint only when
 `checkpoint.save` renames it.
 
+Where several processes have written a checkpoint, each has sealed a folder in it, called a part. The manifest above
+them lists these parts and their manifests' hashes.
+
 A folder is called damaged only if that is proven: content was read and differs, or a file is missing or too many. A
 file that cannot be read at the moment (the network is down, no file handles or memory left) proves nothing.
 """
@@ -43,15 +46,37 @@ class Unreadable(errors.Unreadable):
 def write(folder: Path, content: Mapping[str, Any]) -> None:
     """Seals a folder as it is now. content: what else goes into the manifest, as JSON has it."""
     names = sorted(name for name, mode in list_entries(folder).items() if name != NAME and stat.S_ISREG(mode))
-    files = {name: [(folder / name).stat().st_size, file_sha256(folder / name)] for name in names}
-    body = {"format": FORMAT, "files": files, **content}
+    files = {name: list(size_and_sha256(folder / name)) for name in names}
+    seal(folder, {"files": files, **content})
+
+
+def write_above(folder: Path, parts: Mapping[str, tuple[int, str]], content: Mapping[str, Any]) -> None:
+    """Seals a folder of parts without reading them.
+
+    Arguments:
+        folder: where the parts are.
+        parts: {name of the part: (size of its manifest in bytes, sha256 of it)}.
+        content: what else goes into the manifest.
+    """
+    files = {f"{part}/{NAME}": list(parts[part]) for part in sorted(parts)}
+    seal(folder, {"files": files, "parts": sorted(parts), **content})
+
+
+def seal(folder: Path, content: Mapping[str, Any]) -> None:
+    """Writes the manifest itself."""
+    body = {"format": FORMAT, **content}
     (folder / NAME).write_text(json.dumps({"sha256": content_sha256(body), "content": body}), encoding="utf-8")
 
 
-def check(folder: Path) -> dict[str, Any]:
-    """Checks that a folder is as it was sealed.
+def size_and_sha256(path: Path) -> tuple[int, str]:
+    """(bytes, hash) of a file, as a manifest lists it."""
+    return path.stat().st_size, file_sha256(path)
 
-    Returns: the manifest's content.
+
+def check(folder: Path) -> dict[str, Any]:
+    """Checks that a folder is as it was sealed, with the parts in it.
+
+    Returns: the manifest's content; its "parts" are {name: the content of that part's manifest}.
 
     Raises:
         Damaged: a file differs; the message names it.
@@ -67,9 +92,11 @@ def check(folder: Path) -> dict[str, Any]:
         found = (folder / name).stat().st_size
         if found != size or file_sha256(folder / name) != sha256:
             raise Damaged(f"{fact}: {name} ({found} of {size} bytes) does not match its hash.")
+    parts = {part: check(folder / part) for part in body.get("parts", [])}
     for name in sorted(there.keys() - body["files"].keys() - {NAME}):
-        raise Damaged(f"{fact}: {name} is there, and {NAME} does not list it.")
-    return body
+        if name.partition("/")[0] not in parts:
+            raise Damaged(f"{fact}: {name} is there, and {NAME} does not list it.")
+    return {**body, "parts": parts}
 
 
 def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[str, Any]:
@@ -93,6 +120,9 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
         raise OtherFormat(f"{fact}. Resume it where it was made.")
     files = body.get("files")
     if not isinstance(files, dict) or not all(isinstance(each, list) and len(each) == 2 for each in files.values()):
+        raise Damaged(f"{fact}: {NAME} is no manifest.")
+    parts = body.get("parts", [])
+    if not isinstance(parts, list) or any(f"{part}/{NAME}" not in files for part in parts):
         raise Damaged(f"{fact}: {NAME} is no manifest.")
     return body
 

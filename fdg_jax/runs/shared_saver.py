@@ -1,0 +1,113 @@
+"""Checkpoints that the processes of one training write together: each writes what its own stages need.
+
+    step-000000020/process0/{arrays, manifest.json}, process1/..., manifest.json
+
+The folder of the checkpoints is one that all processes see. When all have sealed their parts, process 0 writes the
+manifest above them and gives the whole its name, which is the commit. Nobody goes on to the next checkpoint before
+that, so all of them learn what became of it.
+"""
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fdg_jax.errors import reason
+from fdg_jax.runs.checkpoints import LOOP, NotFinite, Saver, check_finite, check_refused, check_room, folder
+
+
+class Others(Protocol):
+    """The processes of a training (fdg_jax.training.peers)."""
+
+    process: int
+
+    def share(self, value: Any, name: str = "") -> list[Any]:
+        """Tells all processes a value, and returns that of each."""
+        ...
+
+
+class SharedSaver(Saver):
+    """A Saver in every process. All of them have to ask for the same checkpoints.
+
+    Arguments:
+        peers: the processes. The others are as those of `Saver`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        about: Mapping[str, Any],
+        keep: int,
+        peers: Others,
+        flush: Callable[[], None] = lambda: None,
+    ):
+        super().__init__(root, about, keep, flush)
+        self.peers, self.saves = peers, 0
+
+    def write_now(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
+    ) -> None:
+        """Writes this process's part, and makes the checkpoint whole or fails in all processes."""
+        self.saves += 1
+        name = f"checkpoint {self.saves}"
+        self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
+        part = self.of_all(lambda: self.write_part(step, state, loop, refused is not None), f"{name} of", step)
+        check_refused({k: number for _, by_stage in part for k, number in by_stage}, refused, step)
+        sealed = [(size, sha256) for (size, sha256), _ in part]
+        self.of_all(lambda: self.commit(step, sealed, best), f"{name} committed by", step)
+        self.best = step if best else self.best
+
+    def of_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
+        """What each process makes, as JSON has it. Raises the first error of any process in all of them."""
+        made = failed = None
+        try:
+            made = make()
+        except NotFinite as error:
+            failed = [str(error), error.lasting]
+        except Exception as error:  # of Orbax, too, which wraps what the system says
+            failed = [f"{reason(error)}, in process {self.peers.process}", None]
+        found = self.peers.share([made, failed], name)
+        text, lasting = next((failed for _, failed in found if failed), ["", None])
+        if text and lasting is not None:
+            raise NotFinite(text, step, lasting)
+        if text:
+            raise OSError(errno.EIO, text)
+        return [made for made, _ in found]
+
+    def write_part(
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], losses: bool
+    ) -> tuple[tuple[int, str], list[tuple[int, int]]]:
+        """Writes what this process has; process 0 has the training loop's numbers, too.
+
+        Returns: (bytes and sha256 of the part's manifest, (k, first refused update in it) of each stage).
+        """
+        import jax
+
+        from fdg_jax.stage import nonfinite
+        from fdg_jax.storage import checkpoint
+
+        of_loop = {LOOP + name: value for name, value in loop.items()} if self.peers.process == 0 else {}
+        content = jax.device_get({**state, **of_loop})
+        check_finite(content, step, losses)
+        self.make_root()
+        self.flush()
+        check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
+        sealed = checkpoint.save_part(folder(self.root, step), self.peers.process, content)
+        return sealed, list(nonfinite.refused_by_stage(content).items())
+
+    def commit(self, step: int, sealed: Sequence[tuple[int, str]], best: bool) -> None:
+        """In process 0, makes the parts a checkpoint, and removes those that are not kept."""
+        from fdg_jax.storage import checkpoint
+
+        if self.peers.process != 0:
+            return
+        checkpoint.commit_parts(folder(self.root, step), sealed, self.about)
+        self.best = step if best else self.best
+        self.prune()
+
+    def sweep(self) -> None:
+        """Process 0 removes what a checkpoint that failed has left in all of them."""
+        if self.peers.process == 0:
+            super().sweep()
