@@ -18,6 +18,7 @@ from fdg_jax.runs import checkpoints, reading, run_files
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import closing, launch, session, session_run, training_loop
 from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -169,7 +170,13 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     pipeline = SimpleNamespace(restore=lambda state: None)
     options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
-        dataset=dataset, options=options, learning_rates=np.ones(8), pipeline=pipeline, steps=8, steps_per_epoch=4
+        dataset=dataset,
+        options=options,
+        learning_rates=np.ones(8),
+        pipeline=pipeline,
+        steps=8,
+        steps_per_epoch=4,
+        peers=Peers(),
     )
     before = Record(128, 32, 10, job.learning_rates)
     before.open(tmp_path, tensorboard=False)

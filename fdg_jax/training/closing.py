@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax.errors import BadInput, reason
+from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
 from fdg_jax.runs import checkpoints, run_files
@@ -34,8 +34,6 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
 
     staleness and updates are what the stages counted. images_per_second is None if every batch may have compiled.
     """
-    from fdg_jax.training.setup import stage_parameters
-
     o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
     rate = record.images_per_second()
@@ -55,7 +53,7 @@ def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256
         "final_state_sha256": state_sha256,
         "test_loss": record.test_loss,
         "updates": pipeline.updates,
-        "stage_parameters": stage_parameters(pipeline),
+        "stage_parameters": pipeline.parameter_counts,
         "drained": o.drain,
         "seed": o.seed,
         "batch_size": o.batch_size,
@@ -124,6 +122,8 @@ def tell_broken(path: Path, broken: "Broken", program: str) -> int:
     cause = broken.__cause__ or broken
     if isinstance(cause, LoaderFailed | BadInput):
         fact = str(cause)
+    elif lost := lost_process(cause):
+        fact = lost
     else:  # a defect, of this package or of what it uses: the traceback says where
         traceback.print_exception(cause)
         fact = f"training was ended by {reason(cause).rstrip('.')}."
@@ -131,6 +131,20 @@ def tell_broken(path: Path, broken: "Broken", program: str) -> int:
     where = f"The newest checkpoint is {kept[-1]}. To go on from there" if kept else "To start from the beginning"
     print(f"error: {fact} {broken} {where}:\n  {again(path, program)}", file=sys.stderr)
     return 1
+
+
+def lost_process(error: BaseException) -> str:
+    """A sentence, if this is how JAX tells of another process that has ended; else ""."""
+    from jax.errors import JaxRuntimeError
+
+    from fdg_jax.training.peers import Silent
+
+    if isinstance(error, Silent):
+        return str(error)
+    signs = ("Connection closed", "Connection reset", "errno: 107", "Socket", "coordination service")
+    if isinstance(error, JaxRuntimeError) and any(sign in str(error) for sign in signs):
+        return f"another process of this training has ended, or the way to it is cut ({first_line(error)})"
+    return ""
 
 
 def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:

@@ -11,14 +11,18 @@ cannot be made. The exit code is that of the training.
 import dataclasses
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
-from fdg_jax.runs import locking, option_checks, reading, run_files
+from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files
+from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import Options
 from fdg_jax.training import command_line, launch
-from fdg_jax.training.command_line import Program
+from fdg_jax.training.command_line import Program, Words
+from fdg_jax.training.peers import Elsewhere, Peers
 from fdg_jax.training.signals import Signals, Stopped
 
 
@@ -26,8 +30,9 @@ def main(arguments: Sequence[str], program: Program) -> int:
     """Runs the command; returns its exit code."""
     with output.forgiving(), Signals() as signals:
         try:
-            options, given = command_line.parse(arguments, program)
-            return start(options, given, program, signals)
+            return start(command_line.read(arguments, program), program, signals)
+        except Elsewhere:  # process 0, or the one that found it, says it
+            return 2
         except BadInput as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -36,8 +41,10 @@ def main(arguments: Sequence[str], program: Program) -> int:
             return 128 + stopped.number
 
 
-def start(asked: Options, given: frozenset[str], program: Program, signals: Signals) -> int:
+def start(words: Words, program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
+    asked, given, joining, joining_given = words
+    joining_options.check(joining, joining_given, asked)
     if asked.resume_into is not None:
         from fdg_jax.training import resume_into
 
@@ -45,22 +52,58 @@ def start(asked: Options, given: frozenset[str], program: Program, signals: Sign
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())
-    claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
-    with claimed as (path, resume):
+    peers = join(joining, asked)
+    with ExitStack() as held:
+        path, resume = peers.told(lambda: claim(asked, held))
+        path = Path(path)
+        peers.each(lambda: check_shared(path))
         if asked.resume == "auto":
             asked = dataclasses.replace(asked, resume=resume)
             option_checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
-            options, config = reading.resumed_options(path, asked, given)
-            option_checks.check(options, frozenset())
-            run_files.read_metrics(path / run_files.METRICS)  # what is damaged is refused before the work
-            if launch.finished(path, options):
+            options, config = peers.each(lambda: resumed(path, asked, given))
+            if peers.told(lambda: launch.finished(path, options)):
                 from fdg_jax.training import closing
 
-                closing.write_report(path, config)  # a process that was killed at its very end may lack it
+                if peers.first:
+                    closing.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
-        return launch.prepare_and_run(options, config, path, program, signals)
+        return launch.prepare_and_run(options, config, path, program, signals, peers)
+
+
+def join(joining: Joining, asked: Options) -> Peers:
+    """Joins the other processes of the training, if there are any. Raises BadInput."""
+    if not joining.wanted:
+        return Peers()
+    from fdg_jax.training import joined
+
+    config, K = Path(asked.run_dir or "") / run_files.CONFIG, asked.K
+    if asked.resume and config.is_file():
+        K = reading.config(config.parent)["K"]
+    return joined.join(joining, asked, K)
+
+
+def claim(asked: Options, held: ExitStack) -> tuple[str, bool]:
+    """Claims the run directory; returns it, and whether there is a run to go on with. held: keeps the claim."""
+    claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
+    path, resume = held.enter_context(claimed)
+    return str(path), resume
+
+
+def check_shared(path: Path) -> None:
+    """Raises BadInput where process 0 has claimed a directory that this process cannot see."""
+    if not path.is_dir():
+        fact = f"the run directory {path}, which process 0 writes, is not there in this process"
+        raise BadInput(f"{fact}. Give a --run-dir that all hosts share, with its whole path.")
+
+
+def resumed(path: Path, asked: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
+    """(options of the run that goes on, its config.json). Raises BadInput."""
+    options, config = reading.resumed_options(path, asked, given)
+    option_checks.check(options, frozenset())
+    run_files.read_metrics(path / run_files.METRICS)  # what is damaged is refused before the work
+    return options, config
 
 
 def leave(code: int) -> None:
@@ -70,4 +113,8 @@ def leave(code: int) -> None:
         from fdg_jax.training import loading
 
         loading.leave(code)
+    if "fdg_jax.training.joined" in sys.modules:
+        from fdg_jax.training import joined
+
+        joined.leave(code)
     sys.exit(code)

@@ -8,7 +8,9 @@ from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser
+from fdg_jax.runs import joining_options
 from fdg_jax.runs import options as declared
+from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import FIELDS, GROUPS, SWITCHES, Options, spelled
 
 ABOUT = (
@@ -26,6 +28,12 @@ class Program(NamedTuple):
     defaults: Mapping[str, Any] = {}  # option -> its default
     help: Mapping[str, str] = {}  # option -> its help text
 
+    def started(self, processes: int) -> str:
+        """The command that starts it in so many processes on one host."""
+        if processes == 1:
+            return self.command
+        return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
+
 
 def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, frozenset[str]]:
     """Reads a command line. --help prints and leaves with SystemExit(0).
@@ -38,12 +46,29 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 
     Raises: BadInput for whatever is wrong, a method's or correction's file whose options cannot be read included.
     """
+    options, given, _, _ = read(arguments, program)
+    return options, given
+
+
+class Words(NamedTuple):
+    """What a command line says: the options of the run, how the process joins others, and which of both are given."""
+
+    options: Options
+    given: frozenset[str]
+    joining: Joining
+    joining_given: frozenset[str]
+
+
+def read(arguments: Sequence[str], program: Program | str) -> Words:
+    """Reads a command line as `parse` does, with the flags that put the process among others."""
     program = Program(program) if isinstance(program, str) else program
     if declared.UNREADABLE:
         raise declared.UNREADABLE
     wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
     given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
-    return Options(**{**program.defaults, **given}), frozenset(given)
+    joining = {name: given.pop(name) for name in joining_options.FIELDS if name in given}
+    options = Options(**{**program.defaults, **given})
+    return Words(options, frozenset(given), Joining(**joining), frozenset(joining))
 
 
 def parser(program: Program) -> Parser:
@@ -59,6 +84,12 @@ def parser(program: Program) -> Parser:
         for name, field in FIELDS.items():
             if field.metadata["group"] == group:
                 add(box, name, program)
+    box = made.add_argument_group("several processes", joining_options.ABOUT)
+    for name, field in joining_options.FIELDS.items():
+        default = joining_options.SHOWN.get(name) or field.default or "none"
+        text = f"{joining_options.HELP[name]} (default: {default})"
+        made_of = {"coordinator": str, "address": str, "peer_timeout": float}.get(name, int)
+        box.add_argument(spelled(name), type=made_of, metavar=joining_options.METAVARS[name], help=text)
     return made
 
 

@@ -13,6 +13,7 @@ from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.storage import durable
 from fdg_jax.training.command_line import Program
+from fdg_jax.training.peers import Peers
 from fdg_jax.training.signals import Signals, Stopped
 
 if TYPE_CHECKING:
@@ -34,31 +35,39 @@ def finished(path: Path, options: Options) -> bool:
 
 
 def prepare_and_run(
-    options: Options, before: dict[str, Any] | None, path: Path, program: Program, signals: Signals
+    options: Options, before: dict[str, Any] | None, path: Path, program: Program, signals: Signals, peers: Peers
 ) -> int:
     """before: config.json of the run that goes on."""
-    option_checks.check_names(options, program.datasets)
-    signals.check()
+
+    def check() -> None:
+        option_checks.check_names(options, program.datasets)
+        signals.check()
+
+    peers.each(check)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
     from fdg_jax.training import session, setup, stages
 
-    jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
+    def check_settings() -> None:
+        jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
+
+    peers.told(check_settings)
     compile_cache.enable()
-    setup.prepare_cpu(before)
+    setup.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):
-        job = setup.prepare(options, before["note"] if before else "")
+        job = setup.prepare(options, before["note"] if before else "", peers)
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_files.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
-    if before is not None:
+    if before is not None and peers.first:
         tell_changes(before, config)
         config = run_files.continued(before, config)
     try:
-        run_files.write_json(path / run_files.CONFIG, config)
+        if peers.first:
+            run_files.write_json(path / run_files.CONFIG, config)
         opening(job, path, known, resumed=before is not None)
-        return train(job, path, program, signals, begun)
+        return (train if peers.first else follow)(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
 
@@ -113,7 +122,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
     config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
-    directory = LiveDirectory(path, job.options.tensorboard)
+    directory, command = LiveDirectory(path, job.options.tensorboard), program.started(job.peers.processes)
 
     def ended(tell: Callable[..., int], *what: Any, full: bool = False) -> int:
         """The report comes first, so that what ended the training is the last line. full: nothing could be written."""
@@ -135,11 +144,11 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     except Diverged as diverged:
         return ended(closing.tell_diverged, str(diverged))
     except Damaged as damaged:
-        return ended(closing.tell_damaged, str(damaged), program.command)
+        return ended(closing.tell_damaged, str(damaged), command)
     except Stopped as stopped:
-        return ended(closing.tell_stopped, stopped, program.command)
+        return ended(closing.tell_stopped, stopped, command)
     except Broken as broken:
-        return ended(closing.tell_broken, broken, program.command)
+        return ended(closing.tell_broken, broken, command)
     except OSError as error:
         return tell_full(path, error)
     summary = closing.summarise(job, record, parameters, state)
@@ -147,3 +156,28 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     code = ended(closing.tell_done, summary)
     loudly(job.dataset.note)
     return code
+
+
+def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
+    """The run in the other processes of several. What all of them learn is told by process 0, which writes files."""
+    from fdg_jax.data.jpeg import Damaged
+    from fdg_jax.runs.checkpoints import SaveFailed
+    from fdg_jax.training import closing, session_run
+    from fdg_jax.training.live_directory import OthersDirectory
+    from fdg_jax.training.nonfinite_policy import Diverged
+    from fdg_jax.training.replay import NotReproduced
+    from fdg_jax.training.rescue import Broken
+
+    command = program.started(job.peers.processes)
+    try:
+        record, parameters, state = session_run.run(job, path, signals, begun, OthersDirectory(path))
+    except Stopped as stopped:
+        return 128 + stopped.number
+    except (SaveFailed, NotReproduced, Diverged):
+        return 1
+    except Damaged as damaged:
+        return closing.tell_damaged(path, str(damaged), command)
+    except Broken as broken:
+        return closing.tell_broken(path, broken, command)
+    closing.summarise(job, record, parameters, state)  # it asks all processes
+    return 0

@@ -94,6 +94,24 @@ class LiveDirectory:
         return f"{self.path / CONFIG} was gone. It was written again"
 
 
+class OthersDirectory:
+    """The run directory in a process that writes nothing there but its parts of checkpoints: process 0 looks after it.
+
+    Its members are those of `LiveDirectory`.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def close(self) -> None: ...
+
+    def missing(self) -> None: ...
+
+    def prepare_save(self, record: Record, recreate: bool) -> None: ...
+
+    def restore_config(self) -> None: ...
+
+
 def inode(path: Path) -> tuple[int, int] | None:
     """(device, inode) of a folder, which identify it whatever its name is; None if there is none."""
     try:

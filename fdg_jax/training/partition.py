@@ -28,15 +28,17 @@ class Partition(NamedTuple):
         return (0, *self.cuts, len(self.blocks))
 
 
-def partition(options: Options, dataset: dataset.Dataset | data.Stream, device: Any) -> Partition:
+def partition(
+    options: Options, dataset: dataset.Dataset | data.Stream, device: Any, seconds: list[float] | None = None
+) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
-    device: of stage 1, on which `--split measured` measures.
+    device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
     """
     blocks = models.blocks(options.model, dataset.classes)
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
-    costs, unit = block_costs(name, options, blocks, dataset, device)
+    costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
     cuts = split.parse(name, options.model, options.K, len(blocks), costs)
     return Partition(blocks, name, cuts, costs, unit, has_paper_split)
 

@@ -16,7 +16,7 @@ import numpy as np
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
-from fdg_jax.training.run_log import RunLog
+from fdg_jax.training.run_log import CountedLog, RunLog
 from fdg_jax.training.speed import Speed
 
 
@@ -27,15 +27,16 @@ class Record:
         images: of the training set.
         log_every: batches between two lines of metrics.jsonl.
         learning_rates: [batches of all epochs]; entry b-1 is batch b's.
+        writes: whether it writes files; only one of several processes does.
 
     `step` is the number of batches entered, `seconds` the wall clock over all sessions, compilation and evaluation
     included.
     """
 
-    def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray):
+    def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray, writes: bool = True):
         self.steps_per_epoch = run_length(images, batch_size, epochs=1).per_epoch
         self.batch_size, self.last_batch_size = batch_size, images - (self.steps_per_epoch - 1) * batch_size
-        self.log_every, self.learning_rates = log_every, learning_rates
+        self.log_every, self.learning_rates, self.writes = log_every, learning_rates, writes
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
         self.timed_images, self.timed_seconds, self.images = 0, 0.0, 0
         self.pending: list[float] = []  # losses since the last line
@@ -53,7 +54,7 @@ class Record:
 
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
-        self.log = RunLog(run, self.lines, self.step, tensorboard)
+        self.log = RunLog(run, self.lines, self.step, tensorboard) if self.writes else CountedLog(self.lines)
         self._began = time.monotonic()
 
     def catch_up(self) -> None:

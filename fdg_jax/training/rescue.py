@@ -18,7 +18,7 @@ def leave_checkpoint(loop: Loop) -> None:
     try:
         loop.replay.check()
         loop.saving.save()
-        loop.saving.check(wait=True, needed=True)
+        loop.saving.check(needed=True)
     except (checkpoints.SaveFailed, Diverged, NotReproduced):
         raise
     except Exception as error:  # for example of JAX, if the device is lost
@@ -30,6 +30,8 @@ def leave_checkpoint(loop: Loop) -> None:
 def try_checkpoint(loop: Loop) -> str:
     """Tries the same after a fault. Never raises; returns a sentence on whether it succeeded."""
     step = f"batch {loop.record.step:,}"
+    if loop.job.peers.processes > 1:
+        return "No checkpoint was tried, for which all processes are needed."
     if loop.in_dispatch:
         return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
     if loop.saving.drained and not loop.saving.is_current():

@@ -1,8 +1,7 @@
 """Going back to the newest checkpoint after values that are not finite: `--on-nan rollback`."""
 
-from fdg_jax.runs import checkpoints
 from fdg_jax.training.nonfinite_policy import Diverged
-from fdg_jax.training.session import begin_again
+from fdg_jax.training.session import begin_again, newest
 from fdg_jax.training.training_loop import Loop
 
 
@@ -31,7 +30,7 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     record, saving = loop.record, loop.saving
     saving.abandon()
     loop.in_dispatch = True  # until pipeline and record agree again
-    found = checkpoints.load_newest(saving.root)
+    found = newest(loop.job, saving.root)
     if found is None:
         raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
     loop.clock.forget()

@@ -5,7 +5,8 @@ from fdg_jax.data import fingerprint
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
-from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.runs.shared_saver import SharedSaver
+from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.record import Record
 from fdg_jax.training.session import about_job
@@ -23,7 +24,7 @@ class Saving:
     def __init__(
         self,
         job: Job,
-        directory: LiveDirectory,
+        directory: LiveDirectory | OthersDirectory,
         record: Record,
         progress: Progress,
         nonfinite: NonFinitePolicy,
@@ -34,10 +35,15 @@ class Saving:
         self.directory, self.record, self.progress = directory, record, progress
         self.nonfinite, self.operations = nonfinite, operations
         self.root = directory.path / CHECKPOINTS
-        self.saver = checkpoints.Saver(self.root, about_job(job), job.options.keep, record.flush)
+        about, keep, peers = about_job(job), job.options.keep, job.peers
+        if peers.processes == 1:
+            self.saver = checkpoints.Saver(self.root, about, keep, record.flush)
+        else:
+            self.saver = SharedSaver(self.root, about, keep, peers, record.flush)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
-        self.saver.prune()  # a process that was killed may not have got to it
+        if peers.first:
+            self.saver.prune()  # a process that was killed may not have got to it
         self.last_save_attempt = record.step  # the newest step at which a checkpoint was due
         self.drained = False  # whether batches in flight have been used up: such a state is never saved
 
@@ -51,18 +57,17 @@ class Saving:
         """Begins to write a checkpoint, unless the newest one is of this step. It contains unfinished losses as they
         are. best: it is kept until there is a better one."""
         self.last_save_attempt = self.record.step
-        self.check(wait=True)  # one at a time
-        if not self.repair_directory():
+        self.check()  # one at a time
+        if self.job.peers.told(lambda: not self.repair_directory() or self.drained):
             return
-        if self.is_current():
+        if self.job.peers.told(self.is_current):
             self.saver.best = self.record.step if best else self.saver.best
-            return
-        if self.drained:
             return
         self.record.losses(self.pipeline.losses())
         unread = {f"unread/{step}": losses for step, losses in self.pipeline.unread().items()}
         expected = self.nonfinite.refused_updates_expected(self.record)
-        self.saver.save(self.record.step, self.pipeline.snapshot(), self.record.state() | unread, expected, best)
+        state = self.pipeline.snapshot(own=True)
+        self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
 
     def repair_directory(self) -> bool:
         """Before a save: replaces what somebody has deleted from the run directory. Returns whether it can be used;
@@ -78,25 +83,26 @@ class Saving:
                 self.saver.step = -1  # the checkpoint is gone as well
         return True
 
+    def has_failed(self) -> bool:
+        """Whether a checkpoint has failed, of which `check` has not told yet. Does not wait."""
+        thread = self.saver.thread
+        return self.saver.failure is not None and (thread is None or not thread.is_alive())
+
     def is_current(self) -> bool:
         """Whether the newest checkpoint, written or under way, is of the newest batch."""
         return self.saver.step == self.record.step
 
-    def check(self, wait: bool = False, needed: bool = False, last: bool = False) -> None:
-        """Reports a checkpoint that has failed, and obeys the policy for it.
+    def check(self, needed: bool = False, last: bool = False) -> None:
+        """Waits for the checkpoint under way, reports it if it has failed, and obeys the policy for that.
 
         Arguments:
-            wait: first waits for the checkpoint under way.
             needed: the session ends with this checkpoint, so there is no going on without it.
             last: so does the run.
         Raises: SaveFailed, Diverged.
         """
         try:
-            if not wait:
-                self.saver.check()
-            else:
-                with self.operations.waiting("C", self.saver.step):
-                    self.saver.wait()
+            with self.operations.waiting("C", self.saver.step):
+                self.saver.wait()
         except checkpoints.SaveFailed as found:
             failed = self.directory.missing() or found
             if needed or last or self.options.on_failed_save == "stop":

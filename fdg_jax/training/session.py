@@ -31,13 +31,37 @@ class Session(NamedTuple):
 def begin(job: Job, path: Path, resume: bool) -> Session:
     """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
     BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
-    checkpoints.sweep(path / CHECKPOINTS)
-    record = Record(len(job.dataset.train_images), job.options.batch_size, job.options.log_every, job.learning_rates)
-    found = checkpoints.load_newest(path / CHECKPOINTS) if resume else None
-    if found:
-        begin_again(job, record, *found)
-    reading.refuse_less(job.steps, record.step)
+    o, root = job.options, path / CHECKPOINTS
+    job.peers.told(lambda: checkpoints.sweep(root))
+    writes = job.peers.first
+    record = Record(len(job.dataset.train_images), o.batch_size, o.log_every, job.learning_rates, writes)
+    found = newest(job, root) if resume else None
+
+    def restore() -> None:
+        if found:
+            begin_again(job, record, *found)
+        reading.refuse_less(job.steps, record.step)
+
+    job.peers.each(restore)
     return Session(record, resume, fresh=found is None)
+
+
+def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
+    """(state, loop, about) of the newest whole checkpoint, which process 0 chooses; None if there is no checkpoint.
+
+    Raises BadInput as `checkpoints.load_newest`.
+    """
+    found = None
+
+    def choose() -> int | None:
+        nonlocal found
+        found = checkpoints.load_newest(root)
+        return None if found is None else int(found[1]["step"])
+
+    step = job.peers.told(choose)
+    if step is None:
+        return None
+    return job.peers.each(lambda: found or checkpoints.load(checkpoints.folder(root, step)))
 
 
 def versions() -> dict[str, str]:

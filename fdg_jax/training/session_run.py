@@ -7,7 +7,7 @@ from fdg_jax.data.jpeg import Damaged
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.storage import durable
-from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
 from fdg_jax.training.replay import NotReproduced
@@ -19,7 +19,9 @@ from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.training_loop import Loop
 
 
-def run(job: Job, path: Path, signals: Signals, session: Session, directory: LiveDirectory) -> tuple[Record, str, str]:
+def run(
+    job: Job, path: Path, signals: Signals, session: Session, directory: LiveDirectory | OthersDirectory
+) -> tuple[Record, str, str]:
     """Trains to the end.
 
     Arguments:
@@ -29,7 +31,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session, directory: Liv
         The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
     Raises:
         Stopped: a signal came; a checkpoint was written.
-        Damaged: an image of the next batch cannot be decoded; a checkpoint was written.
+        Damaged: an image of the next batch cannot be decoded; a checkpoint was written, if there is one process.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
         NotReproduced: a batch that was repeated gave another result.
@@ -48,6 +50,8 @@ def run(job: Job, path: Path, signals: Signals, session: Session, directory: Liv
                     return record, *train_with_rollback(loop)
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
+                        if job.peers.processes > 1:  # of which the others do not know
+                            raise
                         loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)
                     raise

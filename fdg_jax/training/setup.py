@@ -26,9 +26,11 @@ from fdg_jax.recipe import paper_schedule, paper_sgd
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.partition import Partition, partition
+from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
+ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
 
 
@@ -45,6 +47,7 @@ class Job(NamedTuple):
     steps: int  # batches after which the run ends
     learning_rates: np.ndarray  # [batches of all epochs] float32; entry b-1 is batch b's
     devices: list[str]  # of stages k = 1..K; a stage that is spread names all of its devices
+    peers: Peers
     remark: str  # a sentence where stages share a device, or where auto chose the delay line
 
     @property
@@ -54,33 +57,42 @@ class Job(NamedTuple):
         return tuple(dict.fromkeys((*self.method.answers_to, *own)))
 
 
-def prepare_cpu(before: Mapping[str, Any] | None = None) -> None:
+def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None = None) -> None:
     """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
     starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 
     On one core there is one device for all stages, and no operation is split: threads would take turns on the core
-    (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with.
+    (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with. one_core: what all of
+    several processes count as, which have asked for K devices already; None: this is the only one.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
-    one = f"{flag}=false" in (before.get("xla_flags") or "") if before else facts.usable_cores() == 1
+    alone = one_core is None
+    one = facts.usable_cores() == 1 if alone else one_core
+    one = f"{flag}=false" in (before.get("xla_flags") or "") if before else one
     if one and flag not in given:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
     emulated = before.get("cpu_devices") if before else 1 if one else None
     if emulated:
-        devices.request_cpu_devices(emulated, exactly=before is not None)
+        devices.request_cpu_devices(emulated, exactly=before is not None or not alone)
         devices.stage_devices(emulated)
 
 
-def prepare(options: Options, note: str = "") -> Job:
+def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
-    note: what the run that is being resumed had to say of its data.
+    note: what the run that is being resumed had to say of its data. peers: the processes that train together.
     """
-    dataset = load_data(options, note)
+    dataset = peers.each(lambda: load_data(options, note))
+    peers.compare({"data set": dataset.name, "images": dataset.fingerprint})
+    return peers.each(lambda: built(options, dataset, peers))
+
+
+def built(options: Options, dataset: dataset.Dataset | data.Stream, peers: Peers) -> Job:
+    """The job on data that are loaded. Raises BadInput."""
     method, correction = methods.find(options.method), corrections.find(options.correct)
     options, stage_devices, remark = choose_engine(options, method)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, parts = len(dataset.train_images), partition(options, dataset, stage_devices[0])
+    N, parts = len(dataset.train_images), agreed_partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -113,11 +125,19 @@ def prepare(options: Options, note: str = "") -> Job:
         **{name: getattr(options, name) for name in {*method.answers_to, *correction.answers_to}},
     )
     initialise(pipeline, parts, dataset, options)
-    names = [" and ".join(map(device_name, place.devices)) for place in pipeline.places]
+    names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
-        options, dataset, pipeline, method, correction, parts, length.per_epoch, length.end, rates, names, remark
+        options, dataset, pipeline, method, correction, parts, length.per_epoch, length.end, rates, names, peers, remark
     )  # fmt: skip
+
+
+def agreed_partition(options: Options, dataset: dataset.Dataset | data.Stream, device: Any, peers: Peers) -> Partition:
+    """The network's stages. Where block times decide, process 0 measures them for all."""
+    if options.split != "measured" or peers.processes == 1:
+        return partition(options, dataset, device)
+    costs = peers.told(lambda: partition(options, dataset, device).costs)
+    return partition(options, dataset, device, costs)
 
 
 def load_data(options: Options, note: str) -> dataset.Dataset | data.Stream:
@@ -223,12 +243,8 @@ def initialise(
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))
 
 
-def device_name(device: Any) -> str:
-    """cpu:0, or gpu:0 (NVIDIA H100 80GB HBM3)."""
+def device_name(device: Any, peers: Peers = ALONE) -> str:
+    """cpu:0, or gpu:0 (NVIDIA H100 80GB HBM3), and of which process if there are several."""
     number, kind = f"{device.platform}:{device.id}", device.device_kind
-    return number if kind == device.platform else f"{number} ({kind})"
-
-
-def stage_parameters(pipeline: fdg_jax.Pipeline) -> list[int]:
-    """How many parameters each stage has."""
-    return [sum(leaf.size for leaf in jax.tree.leaves(v["params"])) for v in pipeline.params]
+    name = number if kind == device.platform else f"{number} ({kind})"
+    return name if peers.processes == 1 else f"{name} of process {device.process_index}"

@@ -6,7 +6,7 @@ from typing import Any
 from fdg_jax.engine import memory
 from fdg_jax.runs.progress import count
 from fdg_jax.stage import shapes
-from fdg_jax.training.setup import Job, stage_parameters
+from fdg_jax.training.setup import Job
 
 PARTS = ("weights", "optimizer", "statistics", "auxiliary", "memos", "old_weights", "gradients", "in_flight")
 
@@ -17,10 +17,11 @@ def facts(job: Job) -> list[dict[str, Any]]:
     Returns: for k = 1..K the blocks, cost, parameters, what is sent upwards, and the predicted memory
     (fdg_jax.engine.memory; None if it is not predicted).
     """
-    engine, found = job.pipeline.engine, []
-    predicted = {each.k: each for each in memory.predict(engine)}
+    engine, found, names = job.pipeline.engine, [], ("k", "total", *PARTS, "kept", "memo")
+    here = [{name: getattr(each, name) for name in names} for each in memory.predict(engine)]
+    predicted = {each["k"]: each for of_process in job.peers.share(here) for each in of_process}
     bounds, costs, unit = job.partition.bounds, job.partition.costs, job.partition.unit
-    for k, ((a, b), size) in enumerate(zip(pairwise(bounds), stage_parameters(job.pipeline), strict=True), 1):
+    for k, ((a, b), size) in enumerate(zip(pairwise(bounds), job.pipeline.parameter_counts, strict=True), 1):
         sent = engine.problem.specs[k - 1].y if k < len(bounds) - 1 else None
         of = predicted.get(k)
         found.append(
@@ -34,7 +35,7 @@ def facts(job: Job) -> list[dict[str, Any]]:
                 "parameters": size,
                 "sends": shapes.describe(sent),
                 "sends_bytes": memory.tree_bytes(sent),
-                "memory_bytes": of and {name: getattr(of, name) for name in ("total", *PARTS, "kept", "memo")},
+                "memory_bytes": of and {name: of[name] for name in names[1:]},
             }
         )
     return found

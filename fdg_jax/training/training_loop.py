@@ -5,17 +5,22 @@ evaluation) and around a dispatch that compiles, so that images/s mean training;
 written by a thread, from arrays that may still be unfinished, while the loop goes on.
 """
 
+import math
+from pathlib import Path
+
+from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import feeding
 from fdg_jax.training.evaluating import Evaluation
-from fdg_jax.training.live_directory import LiveDirectory
+from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
+from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.record import Record
 from fdg_jax.training.replay import ReplayCheck
 from fdg_jax.training.saving import Saving
 from fdg_jax.training.setup import Job
-from fdg_jax.training.signals import Signals
+from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.throughput import ThroughputClock
 from fdg_jax.training.watchdog import HostOperations, Watchdog
 
@@ -30,21 +35,28 @@ class Loop:
     """
 
     def __init__(
-        self, job: Job, directory: LiveDirectory, signals: Signals, progress: Progress, record: Record, fresh: bool
+        self,
+        job: Job,
+        directory: LiveDirectory | OthersDirectory,
+        signals: Signals,
+        progress: Progress,
+        record: Record,
+        fresh: bool,
     ):
         self.job, self.options, self.pipeline = job, job.options, job.pipeline
         self.directory, self.signals, self.progress, self.record = directory, signals, progress, record
+        alone = job.peers.processes == 1  # else a signal is obeyed where all processes meet
         # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
         o = job.options
-        in_flight = job.pipeline.watch() if o.stall_seconds else None
-        self.watchdog = Watchdog(in_flight, o.stall_seconds, directory.path) if in_flight else None
+        in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
+        self.watchdog = watchdog(job, in_flight, directory.path) if in_flight else None
         self.operations = HostOperations(in_flight)
-        self.feed = feeding.feed(job.dataset, o, job.steps, signals.check)
+        self.feed = feeding.feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(job.pipeline, record, o)
         self.replay = ReplayCheck(o.replay_check, o.seed, job.pipeline, record, self.clock.paused)
-        self.evaluation = Evaluation(job, record, progress, self.feed.test, signals.check)
+        self.evaluation = Evaluation(job, record, progress, self.feed.test, self.meet)
         nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, progress.say)
         record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(job, directory, record, progress, nonfinite, self.operations, fresh)
@@ -54,17 +66,27 @@ class Loop:
         self.record.catch_up()
         while True:
             self.read_losses()
-            self.saving.check()
             due = self.saving.due()
             self.replay.check(due)
             if due:
                 self.saving.save()
-            self.signals.check()
+            self.meet()
             if self.record.step >= self.job.steps:
                 break
             if self.evaluation.due():
                 self.evaluate()
             self.dispatch()
+
+    def meet(self) -> None:
+        """Acts on what has happened beside the training, in any process: a signal, a checkpoint that has failed.
+
+        Raises Stopped, SaveFailed, Diverged.
+        """
+        met = self.job.peers.meet(failed_save=self.saving.has_failed(), signal=self.signals.number)
+        if "failed_save" in met:
+            self.saving.check()
+        if "signal" in met:
+            raise Stopped(met["signal"])
 
     def dispatch(self) -> None:
         """Enters the next batches into the pipeline: as many as one dispatch takes."""
@@ -106,7 +128,7 @@ class Loop:
         self.saving.save()
         failed = None
         try:
-            self.saving.check(wait=True, last=True)
+            self.saving.check(last=True)
         except checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
             failed = error
         self.clock.paused(self.hash_and_drain)
@@ -116,8 +138,9 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
-        if missing := self.directory.missing():  # since the last checkpoint, so the weights are lost
-            raise missing
+        missing = self.directory.missing()  # since the last checkpoint, so the weights are lost
+        if self.job.peers.told(lambda: missing is not None):
+            raise missing or checkpoints.SaveFailed("The run directory is gone.")
         self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
         return self.pipeline.parameters_sha256(), self.state_sha256
 
@@ -126,3 +149,12 @@ class Loop:
         if self.options.drain:
             self.saving.drained = True
             self.pipeline.drain()
+
+
+def watchdog(job: Job, in_flight: UnfinishedOperations, run: Path) -> Watchdog:
+    """What looks after the operations under way, and after the messages of other processes."""
+    seconds, peers = job.options.stall_seconds, job.peers
+    if peers.processes == 1:
+        return Watchdog(in_flight, seconds, run)
+    processes = [device.process_index for device in job.pipeline.devices]
+    return PeerWatchdog(in_flight, seconds or math.inf, run, peers.seconds, lambda k: processes[k - 1], peers.process)

@@ -64,7 +64,7 @@ def fills_up(monkeypatch):
         def filling(loop):
             loops[:] = [loop]
             if loop.record.step == AT - 1:
-                loop.saving.check(wait=True)  # what came before is saved
+                loop.saving.check()  # what came before is saved
                 fill(disk, spare)
             window(loop)
 

@@ -25,7 +25,7 @@ def test_a_run_whose_directory_is_deleted_ends_by_policy(policy, tmp_path, monke
 
     def deleting(loop):
         if loop.record.step == AT:
-            loop.saving.check(wait=True)
+            loop.saving.check()
             shutil.rmtree(path)
         window(loop)
 

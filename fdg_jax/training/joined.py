@@ -1,0 +1,170 @@
+"""The processes of a training in several: how they join, and how they agree (fdg_jax.training.peers)."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from threading import Condition, Thread
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import facts, jax_settings
+from fdg_jax.runs import run_files
+from fdg_jax.runs.joining_options import AUTO, Joining, check_numbers
+from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.training.peers import Peers, Silent
+from fdg_jax.transport import joining as transport
+from fdg_jax.transport.agreement import first_difference
+from fdg_jax.transport.notices import Notices
+
+LATE_SECONDS = 10.0  # after which a process that is waited for is named
+END_SECONDS = 5.0  # for the others to end, too
+current: list["JoinedPeers"] = []  # the processes that this one has joined
+OF_A_PROCESS = ("run_dir", "data_dir", "resume")  # options that may differ: paths of a host
+
+
+class JoinedPeers(Peers):
+    """A training in several processes that have joined (fdg_jax.transport.joining).
+
+    `meet` never waits for a batch of another process: a thread learns that somebody asks for a meeting, says how often
+    its process has called `meet`, and all meet at the call after the largest such number.
+
+    Arguments:
+        process, processes: as in `Peers`.
+        seconds: for which another process is waited for.
+        notices: through which they talk.
+    """
+
+    def __init__(self, process: int, processes: int, seconds: float, notices: Notices):
+        self.process, self.processes, self.seconds, self.notices = process, processes, seconds, notices
+        self.shared = 0  # exchanges so far
+        self.condition = Condition()
+        self.calls, self.meetings = 0, 0
+        self.mine: dict[str, Any] = {}
+        self.asked = self.deciding = False
+        self.agreed: tuple[int, dict[str, Any]] | None = None  # (call at which all meet, the facts)
+        Thread(target=self.listen, name="meetings", daemon=True).start()
+
+    def share(self, value: Any, name: str = "") -> list[Any]:
+        """As `Peers.share`. Raises Silent where another process does not answer."""
+        if not name:
+            self.shared, name = self.shared + 1, f"shared {self.shared}"
+        self.notices.put(f"{name}/{self.process}", json.dumps(value))
+        return [json.loads(self.wait(f"{name}/{process}", process)) for process in range(self.processes)]
+
+    def wait(self, name: str, process: int) -> str:
+        """Waits for a notice of another process, which is named if it is late."""
+        began = time.monotonic()
+        while (text := self.notices.wait(name, LATE_SECONDS)) is None:
+            waited = time.monotonic() - began
+            if waited > self.seconds:
+                raise Silent(f"process {process} has not answered for {waited:,.0f} s.")
+            fact = f"process {self.process} has waited {waited:,.0f} s for process {process}"
+            print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
+        return text
+
+    def on_one_core(self) -> bool:
+        """Whether process 0 may use one core only. All act alike, as the last bits depend on it."""
+        return self.told(lambda: facts.usable_cores() == 1)
+
+    def compare(self, settings: Mapping[str, Any]) -> None:
+        """As `Peers.compare`."""
+        said = self.share({name: str(value) for name, value in settings.items()})
+
+        def check() -> None:
+            if difference := first_difference(said):
+                raise BadInput(f"{difference} Start all with the same command line, data, code and versions.")
+
+        self.told(check)
+
+    def meet(self, **found: Any) -> Mapping[str, Any]:
+        """As `Peers.meet`."""
+        self.mine = {name: value for name, value in found.items() if value}
+        with self.condition:
+            if self.mine and not self.asked:
+                self.asked = True
+                self.notices.put(f"meeting {self.meetings}", "asked for")
+            while self.deciding:
+                self.condition.wait()
+            self.calls += 1
+            if self.agreed is None or self.agreed[0] != self.calls:
+                return {}
+            found, self.agreed, self.asked = self.agreed[1], None, False
+            self.meetings += 1
+            self.condition.notify_all()
+            return found
+
+    def listen(self) -> None:
+        """The thread: decides with those of the other processes where the next meeting is."""
+        with contextlib.suppress(JaxRuntimeError, Silent):  # the others are gone, which the training notices, too
+            while True:
+                self.decide(self.meetings)
+        with self.condition:
+            self.deciding = False
+            self.condition.notify_all()
+
+    def decide(self, number: int) -> None:
+        """Waits until the meeting of that number is over, or for a while for somebody to ask for it."""
+        if self.notices.wait(f"meeting {number}", LATE_SECONDS) is not None:
+            with self.condition:
+                self.deciding, calls, mine = True, self.calls, self.mine
+            said = self.share([calls, mine], f"meeting {number} of")
+            with self.condition:
+                found = {name: value for _, facts_of_one in reversed(said) for name, value in facts_of_one.items()}
+                self.agreed = max(calls for calls, _ in said) + 1, found
+                self.deciding = False
+                self.condition.notify_all()
+                self.condition.wait_for(lambda: self.meetings > number)
+
+
+def join(joining: Joining, options: Options, K: int) -> Peers:
+    """Joins this process with the others, and checks that all were started alike. Raises BadInput.
+
+    Arguments:
+        joining: how to find the others. options: as asked for. K: the number of stages.
+    """
+    coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
+    if coordinator == AUTO:
+        coordinator, processes, process = transport.detected()
+        check_numbers(process, processes, K)
+    assert process is not None and processes is not None
+    if processes == 1:
+        return Peers()
+    transport.join_processes(coordinator, process, processes, K, joining.address, detect=joining.coordinator == AUTO)
+    peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())
+    current.append(peers)
+    if process > 0:  # process 0 says what there is to say
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    peers.compare(settings(options))
+    return peers
+
+
+def settings(options: Options) -> dict[str, str]:
+    """What processes must have in common before any of them loads data, by name."""
+    asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
+    versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
+    code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}
+    return {name: str(value) for name, value in {**versions, **code, **asked, **jax_settings.current()}.items()}
+
+
+def leave(code: int) -> None:
+    """Ends this process at once; where all processes end, after taking leave of them: else some would be told that the
+    coordinator has failed. JAX's own end waits long for processes that are gone."""
+    for peers in current:
+        ending = Thread(target=take_leave, args=(peers,), daemon=True)
+        ending.start()
+        ending.join(2 * END_SECONDS)
+        os._exit(code)
+
+
+def take_leave(peers: JoinedPeers) -> None:
+    """Waits for the others to end, and shuts the coordination service down."""
+    with contextlib.suppress(JaxRuntimeError):
+        peers.notices.put(f"ends/{peers.process}", "")
+        if all(peers.notices.wait(f"ends/{process}", END_SECONDS) is not None for process in range(peers.processes)):
+            jax.distributed.shutdown()
