@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +38,9 @@ class Board:
             return self.texts.get(name)
 
 
-def in_processes(count, run, seconds=30.0):
+def in_processes(count, run, seconds=30.0) -> list[Any]:
     """What run(peers) returns, or the exception that it raises, in each of so many processes."""
-    board = Board()
+    board: Any = Board()
 
     def one(process):
         try:
@@ -135,8 +136,9 @@ def test_other_settings_are_named_with_both_values():
 
 def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
     monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
+    board: Any = Board()
     with pytest.raises(Silent, match=r"process 1 has not answered for"):
-        JoinedPeers(0, 2, 0.08, Board()).share("here")
+        JoinedPeers(0, 2, 0.08, board).share("here")
     assert "WARNING: process 0 has waited" in capsys.readouterr().err
 
 
@@ -144,7 +146,7 @@ def state_of(process):
     return {f"stage{process + 1}/state/weights": np.full((2, 3), process, np.float32), "t": np.int64(4)}
 
 
-def saved_by(count, root, change=lambda process, state: state, best=False):
+def saved_by(count, root, change=lambda process, state: state, best=False) -> list[Any]:
     def run(peers):
         saver = SharedSaver(root, {"about": "a run"}, 2, peers)
         state = change(peers.process, state_of(peers.process))

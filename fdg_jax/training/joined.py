@@ -164,6 +164,8 @@ def leave(code: int) -> None:
 
 def take_leave(peers: JoinedPeers) -> None:
     """Waits for the others to end, and shuts the coordination service down."""
+    if peers.lost:
+        return
     with contextlib.suppress(JaxRuntimeError):
         peers.notices.put(f"ends/{peers.process}", "")
         if all(peers.notices.wait(f"ends/{process}", END_SECONDS) is not None for process in range(peers.processes)):

@@ -41,6 +41,7 @@ class PeerWatchdog(Watchdog):
         super().__init__(unfinished, seconds, run)
         self.timeout, self.process_of, self.process = timeout, process_of, process
         self.looked, self.longest, self.next = time.monotonic(), 0.0, LATE_SECONDS
+        self.unusual = False  # whether what is waited for may have been compiled, or this process has slept
 
     def watch(self) -> None:
         while not self.leaving.wait(LOOK_SECONDS):
@@ -53,9 +54,11 @@ class PeerWatchdog(Watchdog):
         super().look(now)
         if slept:
             self.since = now
+        self.unusual = self.unusual or slept or self.may_compile
         if before is not None and (self.op is None or self.op.since != before.since):  # it has come
-            if before.kind.startswith(MESSAGE) and not slept:
+            if before.kind.startswith(MESSAGE) and not self.unusual:
                 self.longest = max(self.longest, now - since)
+            self.unusual = False
             self.next = max(LATE_SECONDS, SLOWER * self.longest)
         if self.op is not None and self.op.kind.startswith(MESSAGE):
             self.waited(self.op, now - self.since)

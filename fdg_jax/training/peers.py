@@ -30,6 +30,7 @@ class Peers:
     """
 
     process, processes, seconds = 0, 1, math.inf
+    lost = False  # whether this process has to end alone, because of what the others do not know
 
     @property
     def first(self) -> bool:

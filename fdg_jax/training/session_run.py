@@ -50,7 +50,8 @@ def run(
                     return record, *train_with_rollback(loop)
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
-                        if job.peers.processes > 1:  # of which the others do not know
+                        job.peers.lost = True
+                        if job.peers.processes > 1:
                             raise
                         loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)
@@ -58,6 +59,7 @@ def run(
                 except (Diverged, NotReproduced, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except BaseException as error:
+                    job.peers.lost = True
                     checkpoint = try_checkpoint(loop)
                     if durable.is_disk_full(error):
                         raise
