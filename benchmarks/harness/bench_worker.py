@@ -91,7 +91,7 @@ class Trainer:
         option_checks.check_method(options, frozenset())
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
-        setup.prepare_cpu()
+        self.prepare_cpu(side)
         convolution.PLAIN = side.layers == "plain"  # for the life of this process: programs are traced when first used
         with ExitStack() as stack:
             if side.update == "fused":
@@ -104,6 +104,10 @@ class Trainer:
             assert isinstance(runner, host_engine.HostEngine)
             runner.loop.schedule = downwards(runner.loop.schedule)
         self.random, self.device, self.asked_before = np.random.default_rng(0), side.device, False
+
+    def prepare_cpu(self, side: Side) -> None:
+        """Settles threads and CPU devices before JAX starts, as the training command does."""
+        setup.prepare_cpu()
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. Where a dispatch takes many batches (the

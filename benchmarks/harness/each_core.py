@@ -29,16 +29,15 @@ class EachCore:
         self.workers = [Worker(alone, [core]) for core in cores]
         self.first_answers = [worker.answer() for worker in self.workers]
 
-    def run(self, batches: int) -> dict[str, float]:
+    def run(self, batches: int) -> dict[str, Any]:
         share, start = math.ceil(batches / len(self.workers)), time.perf_counter()
         for worker in self.workers:
             worker.tell({"run": share})
         answers = [worker.answer() for worker in self.workers]
         # All did as much, which may be more than was asked for.
-        first_answers: dict[str, float] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
-        return first_answers | {
-            name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")
-        }
+        window: dict[str, Any] = {"seconds": time.perf_counter() - start, "batches": share * len(self.workers)}
+        window["each_seconds"] = [each["seconds"] for each in answers]
+        return window | {name: sum(each[name] for each in answers) for name in ("busy_seconds", "page_faults", "loss")}
 
     def about(self) -> dict[str, Any]:
         of_side = {"side", *(field.name for field in dataclasses.fields(Side))}

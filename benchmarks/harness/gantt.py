@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.waiting import AWAY, HOST, UNMADE, WAITING
 from fdg_jax.schedule.simulator import Event
 
 COLOURS = {"F": "#0072b2", "B": "#d55e00", "U": "#009e73", "S": "#cc79a7", "enter": "#f0e442", "send": "#7b8794"}
+COLOURS |= {UNMADE: "#d9d9d9", AWAY: "#e41a1c", HOST: "#a6cee3"}
 WORDS = {"F": "forward", "B": "backward", "U": "update", "S": "synthesizer's step", "enter": "entry, augmentation"}
+WORDS |= {"send": "message on its way", **WAITING}
 OTHER = "#56b4e9"
+MOST_IN_A_ROW = 8  # of the legend
 
 Row = tuple[int, int]  # (k, 0) of stage k, (k, j) of the link from k to j
 
@@ -52,15 +56,18 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
         panels[-1].set_xlabel("milliseconds")
         kinds = dict.fromkeys(event.what for found in runs.values() for event in found)
         handles = [Patch(color=COLOURS.get(kind, OTHER), label=WORDS.get(kind, kind)) for kind in kinds]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=min(len(handles), MOST_IN_A_ROW), frameon=False
+        )
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:
     """Draws a bar, with the batch's number if there is room."""
     begin, length = event.begin * 1e3, (event.end - event.begin) * 1e3
-    height = 0.35 if event.to else 0.8
+    named = not event.to and event.what not in WAITING  # an operation
+    height = 0.8 if named else 0.35
     axes.barh(at, length, left=begin, height=height, color=COLOURS.get(event.what, OTHER), edgecolor="white", lw=0.5)
-    if length > end * 1e3 / 60 and not event.to:
+    if length > end * 1e3 / 60 and named:
         label = f"{event.what if event.what != 'enter' else ''}{event.batch}"
         axes.text(begin + length / 2, at, label, ha="center", va="center", fontsize=8, color="white")

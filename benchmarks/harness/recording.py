@@ -108,14 +108,15 @@ class Recording:
     def sent(self, box: Box, message: Any, giver: Op | None) -> Any:
         """Takes the place of the loop's `send`."""
         at, arrived = time.perf_counter(), self.send(box, message, giver)
-        if giver is not None:
+        if giver is not None and arrived is not None:  # None: it arrives in another process, which records it
             self.tell((giver.k, box.k), Dispatched("send", giver.k, box.batch, at, (), (box,), box.k), arrived)
         return arrived
 
     def entered(self, parts: Any) -> None:
         """Takes the place of the loop's `step`."""
-        batch = self.engine.loop.t + 1
-        self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
+        if 1 in self.engine.stages:
+            batch = self.engine.loop.t + 1
+            self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
         self.step(parts)
 
     def stop(self) -> list[tuple[Dispatched, float]]:

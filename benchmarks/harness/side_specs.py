@@ -30,6 +30,7 @@ OPTIONS = {
     "cores": "cores the process is pinned to",
     "engine": "pipeline or delay-line",
     "split": "paper, even, balanced, measured or block numbers",
+    "processes": "one, or each: every stage in a process of its own, on a core of its own",
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
     "packing": "on, or off: every small array of a stage goes in and out of its programs by itself",
@@ -42,6 +43,7 @@ OPTIONS = {
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 CHOICES = {
     "engine": ("pipeline", "delay-line"),
+    "processes": ("one", "each"),
     "dispatch": ("up", "down"),
     "update": ("separate", "fused"),
     "packing": ("on", "off"),
@@ -58,6 +60,7 @@ class Side:
 
     name: as it was asked for.
     cores: number of cores that it is pinned to.
+    processes: "one" for all stages, or "each" for a process a stage.
     device: "cpu", where a core stands in for a device, or "gpu", what JAX finds.
     xla: flags added to XLA_FLAGS.
     options: the method's.
@@ -73,6 +76,7 @@ class Side:
     batch_size: int
     engine: str = "pipeline"
     split: str | None = None
+    processes: str = "one"
     dispatch: str = "up"
     update: str = "separate"
     packing: str = "on"
@@ -111,7 +115,19 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     if values.get("update") == "fused" and method.stage:
         fact = f"method {method.name} has stages of its own, whose programs are not fused"
         raise BadInput(f"side {text}: {fact}. Leave update out.")
-    return Side(name=text, **values)
+    side = Side(name=text, **values)
+    return in_processes(side) if side.processes == "each" else side
+
+
+def in_processes(side: Side) -> Side:
+    """The same side with a process a stage. Raises BadInput where that cannot be compared."""
+    if side.device != "cpu" or side.engine != "pipeline" or side.K < 2:
+        fact = "processes=each gives every stage of a pipeline a core of a CPU"
+        raise BadInput(f"side {side.name}: {fact}. Use --K 2 or more, engine=pipeline and --device cpu.")
+    if side.split == "measured":
+        fact = "each process would measure the blocks by itself and could cut the network elsewhere"
+        raise BadInput(f"side {side.name}: {fact}. Use split=balanced, or block numbers.")
+    return dataclasses.replace(side, worker="benchmarks.harness.joined")
 
 
 def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:

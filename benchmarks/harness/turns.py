@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,7 +51,8 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
+        if self.process.poll() is None:  # not reaped, so its number is still its own
+            os.killpg(self.process.pid, signal.SIGKILL)  # with the ranks that it may have started
         self.process.wait()
 
     def answer(self) -> dict[str, Any]:
@@ -150,15 +152,20 @@ def measure(
     with ExitStack() as stack:
         workers = [started(stack, side, cores, seconds) for side in sides]
         same_network(workers)
-        for turn in range(windows):
-            # Back and forth, so that a machine that slowly gets faster or slower favours no side.
-            for worker in workers if turn % 2 == 0 else reversed(workers):
-                worker.window()
-            speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
-            say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
+        take_turns(workers, windows)
         for worker in workers if operations else []:
             worker.operations = worker.ask({"operations": operations})
         return workers
+
+
+def take_turns(workers: Sequence[Worker], windows: int) -> None:
+    """Lets every side train for so many windows, one at a time."""
+    for turn in range(windows):
+        # Back and forth, so that a machine that slowly gets faster or slower favours no side.
+        for worker in workers if turn % 2 == 0 else reversed(workers):
+            worker.window()
+        speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
+        say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
 
 
 def same_network(workers: Sequence[Worker]) -> None:

@@ -1,0 +1,55 @@
+"""The stages of a side in processes that have joined: one process a stage, each pinned to a core of its own.
+
+This process only starts them and answers for all. It sleeps while they train.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.ranks import Ranks
+from benchmarks.harness.serving import serve
+from benchmarks.harness.side_specs import Side
+from fdg_jax.machine.ports import free_port
+
+HOST = "127.0.0.1"
+COORDINATOR = "FDG_JAX_COORDINATOR"  # in the environment of a rank: where rank 0 listens
+
+
+class Joined(Ranks):
+    """K processes of one pipeline that answer as one."""
+
+    def __init__(self, side: Side):
+        meeting = {COORDINATOR: f"{HOST}:{free_port(HOST)}"}
+        super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting})
+
+    def recorded(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches. What each process noted meanwhile is in `processes`, in the order of the ranks.
+
+        loopback_bytes: what the loopback interface carried meanwhile, of whatever program, headers included; None if
+        the system does not tell.
+        """
+        start, before = time.perf_counter(), loopback_bytes()
+        found = self.ask({"recorded": batches})
+        after, seconds = loopback_bytes(), time.perf_counter() - start
+        carried = None if before is None or after is None else after - before
+        return {"seconds": seconds, "batches": batches, "loopback_bytes": carried, "processes": found}
+
+    def lateness(self, tries: int) -> dict[str, Any]:
+        """By how many seconds each process sees an end late: see benchmarks.harness.recording."""
+        return {"processes": [each["late"] for each in self.ask({"lateness": tries})]}
+
+
+def loopback_bytes() -> int | None:
+    """The bytes that this machine has sent to itself over the network so far; None if the system does not tell."""
+    try:
+        lines = Path("/proc/net/dev").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((int(line.partition(":")[2].split()[8]) for line in lines if line.strip().startswith("lo:")), None)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(Joined))

@@ -1,0 +1,78 @@
+"""For what each stage waited in a recorded run: for another stage, for a message on its way, or for the host."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.harness.recording import Dispatched, events
+from fdg_jax.schedule import Box
+from fdg_jax.schedule.simulator import Event
+
+UNMADE, AWAY, HOST = "unmade", "away", "undispatched"  # kinds of waiting, as kinds of events
+WAITING = {
+    UNMADE: "waits: not computed yet",
+    AWAY: "waits: on its way",
+    HOST: "waits: not dispatched",
+}
+
+
+def read(ended: Sequence[Any]) -> list[tuple[Dispatched, float]]:
+    """What `Recording.stop` returned, after its way through JSON."""
+
+    def boxes(found: Sequence[Any]) -> tuple[Box, ...]:
+        return tuple(Box(*box) for box in found)
+
+    found = []
+    for (what, k, batch, at, takes, gives, to), end in ended:
+        found.append((Dispatched(what, k, batch, at, boxes(takes), boxes(gives), to), end))
+    return found
+
+
+def waits(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
+    """The time that each stage did nothing between two of its operations, by what it waited for.
+
+    Of the messages that an operation reads, the one that arrived last counts. Until its sender had computed it the
+    stage waited for that (UNMADE), from then until it arrived for the message itself (AWAY), and afterwards until the
+    operation was dispatched for the host (HOST).
+
+    Arguments:
+        ended: what the recordings of all processes returned.
+    """
+    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
+    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
+    free: dict[int, float] = {}
+    found = []
+    for (dispatched, end), event in zip(ended, events(ended), strict=True):
+        if dispatched.what == "send":
+            continue
+        k, batch = dispatched.k, dispatched.batch
+        begin = float(event.begin)
+        now = free.get(k, begin)
+        free[k] = end
+        last = max((box for box in dispatched.takes if box in arrived), key=lambda box: arrived[box], default=None)
+        if last is not None:
+            for what, until in ((UNMADE, made.get(last, 0.0)), (AWAY, arrived[last])):
+                until = min(until, begin)
+                if until > now:
+                    found.append(Event(what, k, batch, now, until))
+                    now = until
+        if begin > now:
+            found.append(Event(HOST, k, batch, now, begin))
+    return found
+
+
+def seconds_by_kind(found: Sequence[Event], k: int) -> dict[str, float]:
+    """The seconds that stage k spent on each kind of operation and of waiting."""
+    taken: dict[str, float] = {}
+    for event in found:
+        if event.k == k and not event.to:
+            taken[event.what] = taken.get(event.what, 0.0) + event.end - event.begin
+    return taken
+
+
+def on_the_way(found: Sequence[Event]) -> Mapping[tuple[int, int], list[float]]:
+    """For each link (k, to), the seconds that each of its messages took."""
+    taken: dict[tuple[int, int], list[float]] = {}
+    for event in found:
+        if event.to:
+            taken.setdefault((event.k, event.to), []).append(event.end - event.begin)
+    return taken

@@ -1,0 +1,202 @@
+"""The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
+
+import argparse
+import json
+import os
+from types import SimpleNamespace
+from unittest import mock
+
+import jax
+import pytest
+import small
+from benchmark_runs import COMMON, pins_cores, rows_of, run
+
+from benchmarks import several_processes
+from benchmarks.harness import joined, message_counts, several_processes_page, side_specs, waiting
+from benchmarks.harness.message_counts import Message
+from benchmarks.harness.recording import Dispatched
+from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule import Box
+from fdg_jax.schedule.simulator import Event
+
+two_cores = pytest.mark.skipif(
+    len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores"
+)
+
+
+def parse(text, **changes):
+    return side_specs.parse(text, COMMON | changes, "", "balanced")
+
+
+def test_a_side_with_a_process_a_stage_has_a_core_for_each_of_them():
+    side = parse("fdg:processes=each", K=3)
+    assert (side.K, side.cores, side.worker) == (3, 3, "benchmarks.harness.joined")
+    assert parse("fdg:processes=one").worker == parse("fdg").worker != side.worker
+
+
+@pytest.mark.parametrize(
+    ("side", "word"),
+    [
+        ("fdg:processes=two", "one or each"),
+        ("bp:processes=each", "--K 2 or more"),
+        ("delay-line:processes=each", "engine=pipeline"),
+        ("fdg:processes=each:split=measured", "split=balanced"),
+    ],
+)
+def test_a_side_that_cannot_be_in_several_processes_is_refused_with_the_way_out(side, word):
+    with pytest.raises(BadInput, match=word):
+        parse(side)
+
+
+def test_a_model_is_asked_for_with_its_batch():
+    assert several_processes.wanted("resnet20:128") == {"model": "resnet20", "batch_size": 128}
+    for text in ("resnet20", "resnet20:0", "resnet20:x", "resnet21:8"):
+        with pytest.raises(BadInput):
+            several_processes.wanted(text)
+
+
+@pins_cores
+@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--models", "resnet20"], ["--also", "nonsense"]])
+def test_what_cannot_be_compared_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
+    with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
+        assert several_processes.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pins_cores
+def test_on_one_core_it_says_so_and_ends_with_exit_code_2(capsys):
+    with mock.patch("benchmarks.harness.side_specs.cores_available", return_value=[0]):
+        assert several_processes.main([]) == 2
+    assert "wants 2 cores, but there are 1" in capsys.readouterr().err
+
+
+def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time():
+    worker = SimpleNamespace(side=SimpleNamespace(batch_size=10))
+    window = {"images_per_second": 9.0, "batches": 8, "each_seconds": [2.0, 4.0]}
+    assert several_processes.speed(window, worker) == 30.0  # type: ignore[arg-type]
+    assert several_processes.speed({"images_per_second": 9.0}, worker) == 9.0  # type: ignore[arg-type]
+
+
+def recorded():
+    """Stage 2 waits for stage 1, for the message and for the host; then it has its next message before it is free."""
+    x1, x2 = Box("x", 2, 1), Box("x", 2, 2)
+    return [
+        (Dispatched("F", 1, 1, 0.0, (), (x1,)), 3.0),
+        (Dispatched("F", 1, 2, 0.1, (), (x2,)), 5.0),
+        (Dispatched("B", 2, 0, 0.0), 1.0),
+        (Dispatched("F", 2, 1, 4.5, (x1,)), 7.0),
+        (Dispatched("F", 2, 2, 0.2, (x2,)), 9.0),
+        (Dispatched("send", 1, 1, 0.1, (), (x1,), 2), 4.0),
+        (Dispatched("send", 1, 2, 0.1, (), (x2,), 2), 5.5),
+    ]
+
+
+def test_a_stage_waits_for_a_computation_then_for_the_message_then_for_the_host():
+    found = waiting.waits(recorded())
+    assert found == [
+        Event(waiting.UNMADE, 2, 1, 1.0, 3.0),
+        Event(waiting.AWAY, 2, 1, 3.0, 4.0),
+        Event(waiting.HOST, 2, 1, 4.0, 4.5),
+    ]
+    assert waiting.seconds_by_kind(found, 2) == {waiting.UNMADE: 2.0, waiting.AWAY: 1.0, waiting.HOST: 0.5}
+    assert waiting.seconds_by_kind(found, 1) == {}
+
+
+def test_a_message_is_on_its_way_from_the_end_of_its_computation_until_it_arrives():
+    assert waiting.on_the_way(waiting.events(recorded())) == {(1, 2): [1.0, 0.5]}
+
+
+def test_a_recording_comes_out_of_json_as_it_went_in():
+    assert waiting.read(json.loads(json.dumps(recorded()))) == recorded()
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
+    """Both stages are in this process. Counting is told that stage k is in process k-1, and that it is one of them."""
+    data = small.batches(6)
+    made = small.pipeline(2, data[0], guard=True)
+    assert isinstance(made.engine, HostEngine)
+    ticks = len(data) - 3
+    with (
+        mock.patch.object(message_counts, "process_of", lambda engine, k: k - 1),
+        mock.patch.object(jax, "process_index", return_value=process),
+    ):
+        expected = {message[:3]: message for message in message_counts.predicted(made.engine)}
+        for batch in data[:3]:
+            made.step(batch)
+        with message_counts.counting(made.engine) as counted:
+            for batch in data[3:]:
+                made.step(batch)
+    made.step(data[0])  # counts no more
+    assert {key[0] for key in expected} == {"x", "dy", message_counts.LOSS, message_counts.REFUSED}
+    assert counted.keys() == expected.keys()
+    for key, one in expected.items():
+        here = (ticks, ticks * one.sent_bytes, 0, 0) if key[1] - 1 == process else (0, 0, ticks, ticks * one.sent_bytes)
+        assert counted[key][3:] == here
+    assert expected["loss", 2, 0].sent_bytes == 4 and expected["x", 1, 1].sent_bytes > 100
+
+
+def test_a_message_that_was_not_predicted_and_one_that_did_not_come_are_in_the_table():
+    sender = {
+        "counted": [Message("x", 1, 1, 4, 40)._asdict()],
+        "predicted": [Message("dy", 2, 0, 1, 9, 1, 9)._asdict()],
+    }
+    receiver = {"counted": [Message("x", 1, 1, 0, 0, 2, 20)._asdict()], "predicted": []}
+    dy, x = several_processes.messages([sender, receiver], 2)
+    assert (dy["what"], dy["predicted"], dy["predicted_bytes"], dy["sent"], dy["arrived"]) == ("dy", 1, 9, 0, 0)
+    assert (x["what"], x["predicted"], x["sent"], x["sent_bytes"], x["arrived"]) == ("x", 0, 2, 20, 1)
+
+
+def test_the_table_says_how_many_windows_there_were_and_whether_the_goal_was_reached():
+    common = {"K": 2, "cores": 2, "cuts": [2], "blocks": 5, "model": "m", "batch_size": 8, "core_percent": [99.0, 98.0],
+              "others_percent": 1.0, "cpu": "c", "machine_cores": 2, "commit": "d", "huge_pages": True}  # fmt: skip
+    given = argparse.Namespace(K=2, rounds=3, starts=2, steps=4)
+
+    def told(ratios):
+        row = {**common, "side": several_processes.JOINED, "images_per_second_windows": ratios}
+        return several_processes_page.speed_table([{**row, "over": {"bp-on-each-core": ratios}}], given)
+
+    assert "n = 6 a side (3 rounds, 2 starts)" in told([0.5, 0.98, 1.0])
+    assert "makes 0.980 of the images/s of 2 independent BP processes (goal 0.97: reached)" in told([0.5, 0.98, 1.0])
+    assert "goal 0.97: not reached" in told([0.5, 0.96, 1.0])
+
+
+def test_what_the_loopback_interface_carried_never_shrinks_and_is_unknown_where_nobody_tells():
+    first = joined.loopback_bytes()
+    if first is not None:
+        assert joined.loopback_bytes() >= first >= 0  # type: ignore[operator]
+    with mock.patch.object(joined.Path, "read_text", side_effect=OSError):
+        assert joined.loopback_bytes() is None
+
+
+@pytest.mark.slow
+@pins_cores
+@two_cores
+def test_several_processes_are_compared_counted_and_drawn(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    short = ("--models", "resnet8:4", "--rounds", "1", "--starts", "2", "--steps", "2", "--python", "/bin/false")
+    done = run("several_processes", *short, "--out", str(tmp_path), "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    *sides, exchange = rows_of(file.read_text())
+    assert [row["side"] for row in sides] == ["fdg:processes=each", "fdg", "bp-on-each-core", "bp"]
+    assert all(len(row["images_per_second_windows"]) == 2 for row in sides)  # a round of each start
+    assert [row["staleness"] for row in sides] == [[1, 0], [1, 0], [0], [0]]
+    assert sides[2]["over"]["bp-on-each-core"] == sides[3]["over"]["bp"] == [1.0, 1.0]
+    assert sides[2]["batches_per_window"] == 2 * sides[3]["batches_per_window"] == 4
+    assert {(m["what"], m["k"], m["to"]) for m in exchange["messages"]} == {
+        ("x", 1, 1), ("dy", 2, 0), ("loss", 2, 0), ("refused", 1, 1), ("refused", 2, 0),
+    }  # fmt: skip
+    for message in exchange["messages"]:
+        assert message["predicted"] == message["sent"] == message["arrived"] == 1
+        assert message["predicted_bytes"] == message["sent_bytes"] == message["arrived_bytes"] > 0
+    content = sum(message["sent_bytes"] for message in exchange["messages"])
+    assert exchange["loopback_bytes_per_tick"] is None or exchange["loopback_bytes_per_tick"] > content
+    for stage in exchange["stage_ms_per_tick"]:
+        assert stage["F"] > 0 and stage["B"] > 0
+        assert sum(stage.values()) <= 1.001 * exchange["tick_ms"]
+    assert exchange["on_the_way_ms"].keys() == {"1 to 2", "2 to 1"}
+    assert (tmp_path / "several_processes_resnet8.png").read_bytes().startswith(b"\x89PNG")
+    assert done.stdout.count("Side torch-ddp is skipped: /bin/false has no PyTorch.") == 1
