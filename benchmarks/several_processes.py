@@ -19,6 +19,10 @@ processes until the last of them has computed everything. A side's ratio to anot
 table has the median over the rounds. --starts repeats all of this with new processes, because processes of one side
 differ, too.
 
+Stages that are apart are as fast as the slower one, so first each block's time is measured on one core (by
+benchmarks.split), and the network is cut by these times, the same for all sides. PyTorch's blocks take other times:
+--also torch-pipeline:split=balanced is its pipeline cut by FLOPs.
+
 A process on one core splits no operation over threads, as the training command has it there. A program of your own that
 is started by fdg_jax.launch says so by XLA_FLAGS=--xla_cpu_multi_thread_eigen=false. What it does without is the side
 fdg:processes=each:xla=--xla_cpu_multi_thread_eigen=true, which --also adds.
@@ -39,13 +43,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from benchmarks.harness import gantt, report, several_processes_page, side_specs
+from benchmarks.harness import block_shares, gantt, report, several_processes_page, side_specs
 from benchmarks.harness.message_counts import Key, Message, together
 from benchmarks.harness.recording import events
 from benchmarks.harness.turns import Worker, command, same_network, say, take_turns
 from benchmarks.harness.waiting import AWAY, on_the_way, read, seconds_by_kind, waits
 from benchmarks.images_per_second import over
 from benchmarks.peers import sides as peers
+from benchmarks.split import shares
 from benchmarks.timeline import window
 from fdg_jax import models
 from fdg_jax.data.sets import synthetic
@@ -53,6 +58,7 @@ from fdg_jax.errors import BadInput
 
 MODELS = ("resnet20:128", "wrn16_4:64")
 JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
+MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
 LATE_TRIES = 10
 
@@ -86,11 +92,11 @@ def independent(K: int) -> str:
     return "bp-on-each-core" if K == 2 else f"bp-on-each-core:cores={K}"
 
 
-def sides_of(text: str, given: argparse.Namespace) -> list[side_specs.Side]:
-    """The sides that are compared for a model, whether they can run here or not."""
+def sides_of(text: str, given: argparse.Namespace, split: str) -> list[side_specs.Side]:
+    """The sides that are compared for a model, whether they can run here or not. split: where they are cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
-    return [peers.parse(name, common, "", given.split) for name in names]
+    return [peers.parse(name, common, "", split) for name in names]
 
 
 def started(stack: ExitStack, side: side_specs.Side, cores: Sequence[int], steps: int) -> Worker:
@@ -204,8 +210,18 @@ def exchange_row(found: Compared, given: argparse.Namespace, drawn: str) -> dict
         "late_microseconds": 1e6 * statistics.median(found.late),
         "late_microseconds_most": 1e6 * max(found.late),
         "picture": drawn,
+        "missing": found.missing,
         **report.machine(),
     }
+
+
+def bound(block_seconds: Sequence[float], joined: Worker) -> dict[str, Any]:
+    """What each stage's share of a batch's time is, and how much faster than BP separate stages can be with it.
+
+    block_seconds: of each block alone, on one core.
+    """
+    share = shares(block_seconds, joined.about["cuts"])
+    return {"block_seconds": list(block_seconds), "share_percent": share, "bound_over_bp": 100 / max(share)}
 
 
 def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[str, Any]]:
@@ -234,18 +250,21 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
-    asked = {text: sides_of(text, given) for text in given.models}
-    for sides in asked.values():
-        side_specs.check(sides, len(cores))
+    for text in given.models:  # before the first is measured
+        side_specs.check(sides_of(text, given, "balanced" if given.split == MEASURED else given.split), len(cores))
     if given.out:
         report.folder(given.out)
     made = []
-    for sides in asked.values():
+    for text in given.models:
+        say(f"{text}: measuring blocks")
+        blocks = block_shares.measured(**wanted(text), K=given.K, core=cores[0])
+        cut = ",".join(map(str, blocks["cuts"])) if given.split == MEASURED else given.split
+        sides = sides_of(text, given, cut)
         found = compare(sides, cores, given)
         bases = {w.side.name: w for w in found.workers if w.side.name in (independent(given.K), ALONE)}
         made += [side_row(worker, bases, given) for worker in found.workers]
         drawn = f"several_processes_{sides[0].model}.png" if given.out else ""
-        made.append({**exchange_row(found, given, drawn), "missing": found.missing})
+        made.append({**exchange_row(found, given, drawn), **bound(blocks["block_seconds"], found.workers[0])})
     return made
 
 
@@ -255,7 +274,7 @@ def parser() -> argparse.ArgumentParser:
     default = " ".join(MODELS)
     add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {default})")
     add("--K", type=report.positive, default=2, help="number of stages, and of cores that are used (default 2)")
-    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
+    add("--split", default=MEASURED, help="measured (default), balanced, paper, even or block numbers")
     add("--rounds", type=report.positive, default=5, help="windows a side for each start (default 5)")
     add("--starts", type=report.positive, default=2, help="how often all processes are started anew (default 2)")
     add("--steps", type=report.positive, default=16, help="batches of a window (default 16)")

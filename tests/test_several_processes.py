@@ -12,9 +12,10 @@ import small
 from benchmark_runs import COMMON, pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import joined, message_counts, several_processes_page, side_specs, waiting
+from benchmarks.harness import block_shares, joined, message_counts, several_processes_page, side_specs, waiting
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
+from benchmarks.harness.turns import WorkerDied
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box
@@ -150,6 +151,20 @@ def test_a_message_that_was_not_predicted_and_one_that_did_not_come_are_in_the_t
     assert (x["what"], x["predicted"], x["sent"], x["sent_bytes"], x["arrived"]) == ("x", 0, 2, 20, 1)
 
 
+def test_stages_that_are_apart_are_no_faster_than_the_slowest_of_them():
+    joined_side = SimpleNamespace(about={"cuts": [2]})
+    found = several_processes.bound([1.0, 2.0, 1.0], joined_side)  # type: ignore[arg-type]
+    assert found["share_percent"] == [75.0, 25.0] and found["bound_over_bp"] == pytest.approx(4 / 3)
+
+
+@pins_cores
+@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, WorkerDied)])
+def test_blocks_that_cannot_be_measured_end_the_command(code, error):
+    done = SimpleNamespace(returncode=code, stdout="")
+    with mock.patch("subprocess.run", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
+        block_shares.measured("resnet8", 4, 2, min(os.sched_getaffinity(0)))
+
+
 def test_the_table_says_how_many_windows_there_were_and_whether_the_goal_was_reached():
     common = {"K": 2, "cores": 2, "cuts": [2], "blocks": 5, "model": "m", "batch_size": 8, "core_percent": [99.0, 98.0],
               "others_percent": 1.0, "cpu": "c", "machine_cores": 2, "commit": "d", "huge_pages": True}  # fmt: skip
@@ -198,5 +213,7 @@ def test_several_processes_are_compared_counted_and_drawn(tmp_path):
         assert stage["F"] > 0 and stage["B"] > 0
         assert sum(stage.values()) <= 1.001 * exchange["tick_ms"]
     assert exchange["on_the_way_ms"].keys() == {"1 to 2", "2 to 1"}
+    assert exchange["bound_over_bp"] == 100 / max(exchange["share_percent"]) <= 2
+    assert len(exchange["block_seconds"]) == sides[0]["blocks"]
     assert (tmp_path / "several_processes_resnet8.png").read_bytes().startswith(b"\x89PNG")
     assert done.stdout.count("Side torch-ddp is skipped: /bin/false has no PyTorch.") == 1

@@ -12,6 +12,7 @@ import jax
 
 import fdg_jax
 from benchmarks.harness import bench_worker, message_counts
+from benchmarks.harness.block_shares import ONE_THREAD
 from benchmarks.harness.joined import COORDINATOR
 from benchmarks.harness.ranks import RANK, pin
 from benchmarks.harness.recording import Recording, lateness, quick_threads
@@ -28,9 +29,9 @@ class Trainer(bench_worker.Trainer):
 
     def prepare_cpu(self, side: Side) -> None:
         """Joins the others. On its one core no operation is split over threads, as in a process for all stages."""
-        flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
-        if flag not in given:
-            os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
+        given = os.environ.get("XLA_FLAGS", "")
+        if ONE_THREAD.partition("=")[0] not in given:
+            os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
         fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
 
     def recorded(self, batches: int) -> dict[str, Any]:

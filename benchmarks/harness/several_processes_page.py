@@ -88,13 +88,15 @@ def stage_table(row: Mapping[str, Any], given: argparse.Namespace) -> str:
         )
     ]
     travel = ", ".join(f"from stage {link} {ms:.2f} ms" for link, ms in row["on_the_way_ms"].items())
+    parts = " and ".join(f"{share:.1f}%" for share in row["share_percent"])
     hidden = "" if row["hidden_percent"] is None else f" Computation hid {row['hidden_percent']:.0f}% of that."
     text = (
         f"{row['model']}: a tick took {row['tick_ms']:.1f} ms (mean of {given.steps}). A message was on its way "
         f"(median): {travel}. Stages waited for messages on their way {row['waited_for_ms']:.2f} ms a tick.{hidden} "
         f"Processor time is that of the whole process. This window made {row['over_plain_windows']:.3f} of the "
         f"images/s of the others (median); an end was seen {row['late_microseconds']:.0f} us late (median; most "
-        f"{row['late_microseconds_most']:.0f})."
+        f"{row['late_microseconds_most']:.0f}). Alone on one core the stages' blocks take {parts} of a batch's time: "
+        f"separate stages can be at most {row['bound_over_bp']:.2f} times as fast as BP."
     )
     return f"{report.markdown([*head, 'processor ms: user and system'], body)}\n\n{text}"
 
