@@ -250,6 +250,10 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
 def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
+    if len(cores) < given.K:
+        usable = f"there {'is' if len(cores) == 1 else 'are'} {len(cores)}"
+        fact = f"each of {given.K} processes wants a core of its own, and {usable}"
+        raise BadInput(f"--K {given.K}: {fact}. Use a machine with more cores, or a --K from 2 on that fits.")
     for text in given.models:  # before the first is measured
         side_specs.check(sides_of(text, given, "balanced" if given.split == MEASURED else given.split), len(cores))
     if given.out:

@@ -58,7 +58,7 @@ def test_a_model_is_asked_for_with_its_batch():
 
 
 @pins_cores
-@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--models", "resnet20"], ["--also", "nonsense"]])
+@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--K", "1"], ["--models", "resnet20"], ["--also", "nonsense"]])
 def test_what_cannot_be_compared_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
     with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
         assert several_processes.main(arguments) == 2
@@ -71,7 +71,7 @@ def test_what_cannot_be_compared_ends_with_exit_code_2_before_anything_starts(ar
 def test_on_one_core_it_says_so_and_ends_with_exit_code_2(capsys):
     with mock.patch("benchmarks.harness.side_specs.cores_available", return_value=[0]):
         assert several_processes.main([]) == 2
-    assert "wants 2 cores, but there are 1" in capsys.readouterr().err
+    assert "each of 2 processes wants a core of its own, and there is 1." in capsys.readouterr().err
 
 
 def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time():
