@@ -5,15 +5,30 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 from launched import CHILD, ROOT, Launched
 
 from fdg_jax.errors import BadInput
-from fdg_jax.launch import lines
+from fdg_jax.launch import attempts, lines
 from fdg_jax.launch.__main__ import main, planned, shares
+from fdg_jax.transport import devices
 
 # What the processes are given and what they print
+
+
+@pytest.mark.parametrize(("K", "processes"), [(3, 3), (3, 2), (4, 3), (5, 2), (7, 3)])
+def test_a_process_is_named_with_the_stages_that_the_pipeline_gives_it(K, processes, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    there = [SimpleNamespace(process_index=process) for process in range(processes) for _ in range(K)]
+    monkeypatch.setattr(jax, "devices", lambda: there)
+    of = [device.process_index for device in devices.devices_of_processes(K)]
+    for process, words in enumerate(attempts.stages_of(["train.py", "--K", str(K)], processes)):
+        stages = [k for k in range(1, K + 1) if of[k - 1] == process]
+        assert [int(number) for number in re.findall(r"\d+", words)] == sorted({stages[0], stages[-1]})
+    assert attempts.stages_of(["train.py"], processes) == []
 
 
 def test_every_process_gets_its_flags_and_every_line_its_process():
@@ -113,4 +128,4 @@ def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
 def test_help_shows_an_example(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
-    assert "--processes 3 -- train.py" in capsys.readouterr().out
+    assert "--processes 3 -- -m fdg_jax.experiments.cifar" in capsys.readouterr().out

@@ -62,10 +62,15 @@ class Stream(NamedTuple):
     pad: int = 0  # cropping and mirroring are done while decoding, not on the device
     flip: bool = False
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
+    pixels: bool = True  # whether images are decoded
 
     def first(self, n: int | None) -> Stream:
         """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n])
+
+    def without_pixels(self) -> Stream:
+        """This data set for a process that needs labels only: black images, and nothing is decoded."""
+        return self._replace(pixels=False)
 
     def check_sample(self) -> Stream:
         """Decodes a few images of each split, so that a fault of all images is found at once. Raises Damaged."""
@@ -86,6 +91,7 @@ class TrainBatches:
 
     def __init__(self, stream: Stream, batch_size: int, seed: int):
         self.images, self.side, self.batch_size, self.seed = stream.train_images, stream.shape[0], batch_size, seed
+        self.black = None if stream.pixels else np.broadcast_to(np.uint8(0), stream.shape)
         self.per_epoch = math.ceil(len(self.images) / batch_size)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
 
@@ -103,6 +109,8 @@ class TrainBatches:
 
     def example(self, epoch: int, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
+        if self.black is not None:
+            return self.black, label
         image = jpeg.decode_image(content, where)
         return jpeg.train_crop(image, self.side, jpeg.random_numbers(self.seed, epoch, i)), label
 
@@ -114,6 +122,7 @@ class TestBatches:
 
     def __init__(self, stream: Stream, batch_size: int):
         self.images, self.side, self.batch_size = stream.test_images, stream.shape[0], batch_size
+        self.black = None if stream.pixels else np.broadcast_to(np.uint8(0), stream.shape)
 
     def __len__(self) -> int:
         return math.ceil(len(self.images) / self.batch_size)
@@ -124,6 +133,8 @@ class TestBatches:
 
     def example(self, i: int) -> tuple[np.ndarray, int]:
         content, label, where = self.images.read(i)
+        if self.black is not None:
+            return self.black, label
         return jpeg.test_crop(jpeg.decode_image(content, where), self.side), label
 
 

@@ -21,7 +21,7 @@ from fdg_jax.options.parser import Parser
 ABOUT = """\
 Starts a training in several processes on this machine and ends them together.
 
-  python -m fdg_jax.launch --processes 3 -- train.py --K 3
+  python -m fdg_jax.launch --processes 3 -- -m fdg_jax.experiments.cifar --K 3
 
 starts Python three times with the words after --, and adds --coordinator 127.0.0.1:PORT
 --processes 3 --process-id I, with a free port and I = 0, 1, 2. Every line that process 1
@@ -32,11 +32,11 @@ SIGHUP and SIGUSR1 are handed to all as SIGTERM, so that they can save and end; 
 them at once. None is left, even if the launcher itself is killed.
 
   python -m fdg_jax.launch --processes 3 --restart 5 -- \\
-      train.py --K 3 --run-dir runs/three
+      -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
 
-starts again with --resume auto after a process has died, at most five times. The program has to
-know that flag, and the three above: the training commands of fdg_jax do not take them yet."""
-EXAMPLE = "e.g. --processes 3 -- train.py --K 3"
+starts again with --resume auto after a process has died, at most five times. A program of your own
+has to know that flag and the three above (docs/several-processes.md has one)."""
+EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
 
 
 def parser() -> Parser:

@@ -1,5 +1,6 @@
 """Attempts one after the other: after a process has died, all are started again, a limited number of times."""
 
+import itertools
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -37,7 +38,8 @@ def run(plan: Plan, printers: tuple[Printer, Printer]) -> int:
     with SignalEvents(events):
         done, words = 0, plan.words
         while True:
-            with Group(commands(words, len(plan.cores)), plan.cores, events, printers) as group:
+            stages = stages_of(words, len(plan.cores))
+            with Group(commands(words, len(plan.cores)), plan.cores, events, printers, stages) as group:
                 attempt = Attempt(group, events, plan.grace, say)
                 attempt.wait()
             if attempt.signals:
@@ -71,6 +73,20 @@ def commands(words: Sequence[str], count: int) -> list[list[str]]:
     meeting = f"{HOST}:{free_port(HOST)}"
     common = [sys.executable, *words, "--coordinator", meeting, "--processes", str(count), "--process-id"]
     return [[*common, str(index)] for index in range(count)]
+
+
+def stages_of(words: Sequence[str], processes: int) -> list[str]:
+    """Which stages each process computes, in words for `Ended`; [] where --K is not among the words."""
+    following = [after for word, after in itertools.pairwise(words) if word == "--K"]
+    following += [word.removeprefix("--K=") for word in words if word.startswith("--K=")]
+    if not following or not following[-1].isdecimal() or int(following[-1]) < processes:
+        return []
+    K = int(following[-1])
+    bounds = [-(-process * K // processes) for process in range(processes + 1)]  # as in fdg_jax.transport.devices
+    return [
+        f"stage k={end}, " if end - begin == 1 else f"stages k={begin + 1} to {end}, "
+        for begin, end in itertools.pairwise(bounds)
+    ]
 
 
 def resuming(words: Sequence[str]) -> tuple[str, ...]:

@@ -52,11 +52,15 @@ class HasEnded(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a process ended. code: its exit code, or minus the number of the signal that killed it."""
+    """How a process ended.
+
+    code: its exit code, or minus the number of the signal that killed it. stages: those that it computed, in words.
+    """
 
     index: int
     pid: int
     code: int
+    stages: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -65,7 +69,7 @@ class Ended(NamedTuple):
 
     def __str__(self) -> str:
         how = f"ended with exit code {self.code}" if self.code >= 0 else f"was killed by {name_of(-self.code)}"
-        return f"process {self.index} (pid {self.pid}) {how}"
+        return f"process {self.index} ({self.stages}pid {self.pid}) {how}"
 
 
 def name_of(number: int) -> str:
@@ -86,6 +90,7 @@ class Group:
         cores: the cores of each; () leaves a process where it is.
         events: gets a HasEnded for each process, in the order in which they end.
         printers: for stdout and stderr.
+        stages: of each process, in words.
 
     Raises: OSError if a process cannot be started; then none is left.
     """
@@ -96,8 +101,9 @@ class Group:
         cores: Sequence[Collection[int]],
         events: SimpleQueue,
         printers: tuple[Printer, Printer],
+        stages: Sequence[str] = (),
     ):
-        self.events, self.printers = events, printers
+        self.events, self.printers, self.stages = events, printers, stages
         self.running: dict[int, subprocess.Popen] = {}
         self.readers: list[Thread] = []
         quiet = subprocess.DEVNULL
@@ -134,7 +140,7 @@ class Group:
     def reap(self, index: int) -> Ended:
         """How a process ended of which an event said that it has."""
         process = self.running.pop(index)
-        return Ended(index, process.pid, process.wait())
+        return Ended(index, process.pid, process.wait(), self.stages[index] if self.stages else "")
 
     def send(self, number: int) -> None:
         """Sends a signal to each process, but not to what these started: they end that themselves."""

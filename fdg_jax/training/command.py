@@ -9,6 +9,7 @@ cannot be made. The exit code is that of the training.
 """
 
 import dataclasses
+import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -56,7 +57,8 @@ def start(words: Words, program: Program, signals: Signals) -> int:
     with ExitStack() as held:
         path, resume = peers.told(lambda: claim(asked, held))
         path = Path(path)
-        peers.each(lambda: check_shared(path))
+        if peers.processes > 1:
+            check_shared(path, peers)
         if asked.resume == "auto":
             asked = dataclasses.replace(asked, resume=resume)
             option_checks.check(asked, given if not asked.resume else frozenset())
@@ -91,11 +93,27 @@ def claim(asked: Options, held: ExitStack) -> tuple[str, bool]:
     return str(path), resume
 
 
-def check_shared(path: Path) -> None:
-    """Raises BadInput where process 0 has claimed a directory that this process cannot see."""
-    if not path.is_dir():
-        fact = f"the run directory {path}, which process 0 writes, is not there in this process"
-        raise BadInput(f"{fact}. Give a --run-dir that all hosts share, with its whole path.")
+def check_shared(path: Path, peers: Peers) -> None:
+    """Raises BadInput where another process does not see the run directory that process 0 has claimed."""
+    seen = path / ".seen-by-all"
+
+    def leave() -> str:
+        token = secrets.token_hex(8)
+        seen.write_text(token)
+        return token
+
+    token = peers.told(leave)
+
+    def look() -> None:
+        if not seen.is_file() or seen.read_text() != token:
+            fact = f"--run-dir {path} is not the same folder in processes 0 and {peers.process}"
+            raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
+
+    try:
+        peers.each(look)
+    finally:
+        if peers.first:
+            seen.unlink(missing_ok=True)
 
 
 def resumed(path: Path, asked: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:

@@ -102,6 +102,8 @@ def built(options: Options, dataset: dataset.Dataset | data.Stream, peers: Peers
         window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
     check_last_batch(options, method, N)
+    if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the images
+        dataset = dataset.without_pixels()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
     if length.all_epochs > MOST_BATCHES:  # the learning rate of each is kept
         fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
