@@ -6,6 +6,11 @@ import pytest
 from correction_files import put_into
 from test_own_options import run
 
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import option_checks
+from fdg_jax.training import command_line
+
 
 @pytest.fixture(autouse=True)
 def files_of_a_user(tmp_path, monkeypatch):
@@ -27,6 +32,8 @@ WRONG = [
     ("--correct dc_asgd --strength much", "--strength: 'much' is not a number"),
     ("--correct shrink --method bp --beta 0", "--beta 0.0: the shrinking factor lies in (0, 1]"),
     ("--method bp --beta 0.5", "method bp has no such option"),
+    ("--correct shrink", "--correct shrink: with beta 1, which is the default, it changes no gradient. Add"),
+    ("--correct shrink --method ddg --K 3", "such as --beta 0.5 (or --beta 1, if that is what you want)."),
     ("--method gpipe --correct dc_asgd", "--correct dc_asgd: with method gpipe no gradient is late"),
 ]
 
@@ -43,6 +50,32 @@ def test_the_command_refuses_what_a_correction_cannot_be_asked_for_in_one_senten
     assert (code, out) == (2, "")
     for line, (_, said) in zip(err.splitlines(), WRONG, strict=True):
         assert line.startswith("error: ") and said in line
+
+
+@pytest.mark.parametrize("words", ["--beta 1", "--K 1", "--beta 0.5"])
+def test_shrinking_by_1_is_accepted_where_it_was_asked_for_or_nothing_can_be_late(words):
+    options, given = command_line.parse(f"--correct shrink {words}".split(), "command")
+    option_checks.check(options, given)
+
+
+def test_a_run_that_shrinks_by_1_goes_on():
+    options, _ = command_line.parse(["--correct", "shrink"], "command")
+    option_checks.check(options, frozenset())
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if "beta" not in methods.find(name).takes])
+def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(method):
+    words = ["--method", method, "--beta", "0.5"]
+    with pytest.raises(BadInput, match=r"^beta=0\.5: .* Leave it out[,.]") as refused:
+        option_checks.check(*command_line.parse(words, "command"))
+    says = "or add --correct shrink (in Python correct='shrink')" in str(refused.value)
+    asked = command_line.parse([*words, "--correct", "shrink"], "command")
+    if says:
+        option_checks.check(*asked)
+    else:
+        with pytest.raises(BadInput, match="no gradient is late"):
+            option_checks.check(*asked)
+    assert says is (method in ("ddg", "fr"))
 
 
 @pytest.mark.slow

@@ -62,6 +62,10 @@ class Method(NamedTuple):
         """`cost` for that K."""
         return self.cost if isinstance(self.cost, Mapping) else self.cost(K)
 
+    def is_late(self) -> bool:
+        """Whether a gradient is late with two stages and the schedule's options at their defaults."""
+        return any(self.schedule(2, **self.accepted({})[0]).behind)
+
     def other_weights(self, schedule: Schedule, weights: str) -> list[str]:
         """Per stage, whose weights its backward pass is taken at if not those of its forward pass; "" if they are."""
         own = getattr(self.stage, "backward_at_other_weights", "")
@@ -81,9 +85,12 @@ class Method(NamedTuple):
         declared = self.declared
         for name in asked:
             if name not in declared and name not in self.takes:
+                way_out = "Leave it out"
+                if name == "beta" and self.is_late():
+                    way_out += ", or add --correct shrink (in Python correct='shrink'), which takes it with this method"
                 raise BadInput(
                     f"{name}={asked[name]}: method {self.name} has no such option "
-                    f"(it has: {', '.join(self.answers_to) or 'none'}). Leave it out."
+                    f"(it has: {', '.join(self.answers_to) or 'none'}). {way_out}."
                 )
         own, of_schedule = fields.instance(self.options, declared, asked), self.schedule_options
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}

@@ -64,6 +64,10 @@ def check_correction(options: Options, given: frozenset[str]) -> Kind:
             has = ", ".join(map(spelled, correction.answers_to)) or "none"
             raise BadInput(f"{fact} (it has: {has}). Name its own with --correct, or leave it out.")
     correction.accepted({name: getattr(options, name) for name in correction.answers_to})
+    # Who writes --beta 1 knows it: an arm of a comparison. A run that goes on gives neither flag, and is left alone.
+    if correction.name == "shrink" and "correct" in given and "beta" not in given and options.beta == 1 < options.K:
+        fact = "--correct shrink: with beta 1, which is the default, it changes no gradient"
+        raise BadInput(f"{fact}. Add a smaller one, such as --beta 0.5 (or --beta 1, if that is what you want).")
     return correction
 
 
