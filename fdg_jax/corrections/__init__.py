@@ -31,7 +31,7 @@ def names() -> list[str]:
 def find(name: Any) -> Kind:
     """The correction of that name. BadInput where there is none, or where its file does not describe one."""
     if not isinstance(name, str) or name not in names():
-        hint = did_you_mean(str(name), names(), cutoff=0.3)
+        hint = did_you_mean(str(name), names())
         raise BadInput(f"correction {name!r} is not known.{hint} The corrections are {', '.join(names())}.")
     module, file = import_module(f"{__name__}.{name}"), f"fdg_jax/corrections/{name}.py"
     found = getattr(module, "CORRECTION", None)

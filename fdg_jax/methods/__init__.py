@@ -27,6 +27,6 @@ def names() -> list[str]:
 def find(name: str) -> Method:
     """The method of that name. BadInput names the nearest ones."""
     if name not in names():
-        asked = did_you_mean(name, names(), cutoff=0.3)
+        asked = did_you_mean(name, names())
         raise BadInput(f"method {name!r} is not known.{asked} There are {', '.join(names())}.")
     return import_module(f"{__name__}.{name}").METHOD

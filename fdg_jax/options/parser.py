@@ -80,5 +80,5 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-") or NUMBER.match(word):
             return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
         written = word.partition("=")[0]
-        hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions, cutoff=0.7)
+        hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
         return f"{written} is no flag of this command.{hint or ' --help lists the flags.'}"
