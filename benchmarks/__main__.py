@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fdg_jax.errors import did_you_mean
+from fdg_jax.machine import output
 
 HERE = Path(__file__).parent
 
@@ -27,11 +28,17 @@ def summary(name: str) -> str:
     return (ast.get_docstring(tree) or "").partition("\n")[0]
 
 
+@output.forgiving()
+def show_names() -> None:
+    """Prints every benchmark with its summary."""
+    width = max(map(len, names()))
+    print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
+    print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
+
+
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        width = max(map(len, names()))
-        print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
-        print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
+        show_names()
         return 0
     if arguments[0] not in names():
         asked = did_you_mean(arguments[0], names()) or " python -m benchmarks lists them."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import experiments
 from experiments.harness import result_files, run_table, table_command
 from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.machine import output
 
 
 def overview() -> str:
@@ -25,6 +26,7 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+@output.forgiving()
 def main(arguments: Sequence[str]) -> int:
     """Exit codes as those of a table; 2 for one that does not exist."""
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fdg_jax.errors import did_you_mean
+from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
 
 COMMANDS = {
@@ -54,6 +55,7 @@ def overview() -> str:
     return "\n".join([*lines, "", "For example", *(f"  {python_command()} {words}" for words in EXAMPLES)])
 
 
+@output.forgiving()
 def main(arguments: Sequence[str]) -> int:
     """Prints the list and returns exit code 0. If a command's name is given, it says what to write instead: code 2."""
     if arguments and arguments[0] not in ("-h", "--help"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import report
 from fdg_jax.machine import output
 from fdg_jax.machine.output import Forgiving
 
@@ -102,6 +103,33 @@ command.leave(7)
 
 
 LONG = [pytest.param(how, marks=pytest.mark.slow) for how in (">/dev/full", ">&-", "2>&-", ">&- 2>&-")]
+
+
+SMALL = ["fdg_jax", "fdg_jax.schedule --K 4", "fdg_jax.experiments", "benchmarks", "experiments"]
+LISTS = [f"experiments.{name} list" for name in ("decisive", "differences")]
+SLOW = [pytest.param("fdg_jax.methods --K 2", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("words", [*SMALL, *LISTS, "fdg_jax.schedule --help", "fdg_jax.schedule --K 0", *SLOW])
+def test_a_command_whose_output_nobody_reads_ends_quietly(words):
+    reader, writer = os.pipe()
+    os.close(reader)  # as after `| head -1`
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", *words.split()], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+    wrong = words.endswith("--K 0")
+    assert done.returncode == (2 if wrong else 0), done.stderr
+    assert done.stderr.startswith("error: K=0") if wrong else done.stderr == ""
+
+
+def test_a_benchmark_keeps_its_rows_where_nobody_reads_its_table(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    with contextlib.redirect_stdout(Failing(LOST[0])):
+        report.emit([{"seconds": 1.5}], "a table", str(file))
+    assert file.read_text() == '{"seconds": 1.5}\n'
 
 
 @pytest.mark.parametrize("how", ["| head -1", "<&- >&- 2>&-", ">/dev/full 2>&1", *LONG])

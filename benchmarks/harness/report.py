@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
 from fdg_jax.machine.facts import processor_name
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
@@ -65,8 +66,12 @@ def check_json(path: str | None) -> None:
             raise BadInput(f"--json {path} cannot be written ({error.strerror}). Name another file.") from error
 
 
+@output.forgiving()
 def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
-    """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file."""
+    """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file.
+
+    What was measured gets into the file also where nobody reads the output any more.
+    """
     print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
     append(rows, path)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.schedule import Schedule, bp, check_K
 from fdg_jax.schedule.drawing import draw
@@ -168,6 +169,7 @@ def names(rows: Sequence[Row]) -> str:
     return ", ".join(r.name for r in rows)
 
 
+@output.forgiving()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables. Returns the exit status."""
     parser = Parser(

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.schedule.core import check_K
 from fdg_jax.schedule.summary import describe
 
 
+@output.forgiving()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 for bad input."""
     parser = Parser(
