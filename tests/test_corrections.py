@@ -170,6 +170,10 @@ def test_what_cannot_be_corrected_is_refused(asked, fact):
         (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "needs names 'rate'. It can name 'learning_rate' and"),
         (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "takes names 'momentum'. It can name 'beta' only"),
         (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
+        (
+            ('name="ahead"', 'name="before"'),
+            "CORRECTION has the name 'before', the file has 'ahead'. Write name='ahead'",
+        ),
         (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
         (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
         (("horizon", "order"), "correction ahead and method fdg both have the option order"),

@@ -239,6 +239,7 @@ def test_two_files_may_declare_the_same_option(folder):
 
 @pytest.mark.parametrize(("changed", "match"), [
     (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
+    (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', the file has 'mine'\."),
     (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
     (('option(1.0, "mine: what every gradient is multiplied by.", metavar="G")', "1.0"), "gain is not made by option"),
     (("float = option", "complex = option"), "gain is of a type that an option cannot have"),

@@ -37,6 +37,7 @@ def find(name: Any) -> Kind:
     found = getattr(module, "CORRECTION", None)
     if not isinstance(found, Kind):
         raise BadInput(f"{file} has no CORRECTION of type Kind. {WAY_OUT}")
+    declared.check_name(found.name, name, file, "CORRECTION")
     declared.check_class_named(module, found.options, file, "CORRECTION")
     check(found, file)
     return found

@@ -25,8 +25,14 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Method:
-    """The method of that name. BadInput names the nearest ones."""
+    """The method of that name. BadInput names the nearest ones, or says that the method has another name than its file.
+
+    AttributeError where the file has no METHOD (`fdg_jax.checks.names.find_method` explains it to a user).
+    """
     if name not in names():
         asked = did_you_mean(name, names())
         raise BadInput(f"method {name!r} is not known.{asked} There are {', '.join(names())}.")
-    return import_module(f"{__name__}.{name}").METHOD
+    found = import_module(f"{__name__}.{name}").METHOD
+    if isinstance(found, Method):
+        declared.check_name(found.name, name, f"fdg_jax/methods/{name}.py", "METHOD")
+    return found

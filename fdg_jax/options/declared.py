@@ -40,6 +40,12 @@ def check_class_named(module: ModuleType, options: type | None, file: str, const
         raise BadInput(f"{fact}. Add options=Options to {constant}.")
 
 
+def check_name(found: str, name: str, file: str, constant: str) -> None:
+    """Raises BadInput where METHOD or CORRECTION has another name than its file: it is looked up by the file's."""
+    if found != name:
+        raise BadInput(f"{file}: {constant} has the name {found!r}, the file has {name!r}. Write name={name!r}.")
+
+
 def declared(
     files: Mapping[str, Path], room: str, taken: Collection[str] = ()
 ) -> tuple[list[Declared], BadInput | None]:
