@@ -31,7 +31,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "stage": (*BELOW_STAGES, "corrections"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
-    "checks": (*BELOW_STAGES, "options", "corrections", "stage", "methods"),
+    "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "methods"),
     "api": ("recipe", *BELOW_API),
     "runs": (
         *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),

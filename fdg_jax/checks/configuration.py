@@ -12,7 +12,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax import corrections
-from fdg_jax.checks import names
+from fdg_jax.checks import names, schedules
 from fdg_jax.checks.arguments import (
     check_beta,
     check_correctable,
@@ -77,6 +77,7 @@ class Configuration:
         self.learning_rate, self.momentum = check_rate(learning_rate), momentum
         of_schedule, self.stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
+        schedules.check(self.method, self.schedule)
         check_options(self.weights, engine, engines, self.method)
         check_dtype(dtype)
         again = rematerialisation.parse(remat, K)

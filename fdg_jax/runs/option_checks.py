@@ -3,7 +3,7 @@
 import math
 
 from fdg_jax import corrections
-from fdg_jax.checks import names
+from fdg_jax.checks import names, schedules
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.methods.interface import Method
@@ -86,6 +86,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     method.accepted({name: getattr(options, name) for name in about_methods if name in given})
     of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
     schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
+    schedules.check(method, schedule)
     if options.correct != "none" and options.K > 1 and not any(schedule.mean_staleness):
         fact = f"with method {method.name} no gradient is late, so there is nothing to correct"
         raise BadInput(f"--correct {options.correct}: {fact}. Leave it out, or use a method such as fdg or ddg.")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.schedule.core import check_K
@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(describe(schedule, given.ticks, method.words))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ScheduleError as error:  # of a file of one's own
+        print(f"error: method {given.method}, schedule {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -61,7 +61,8 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
                 first_update[i] = first_update[i] or t
         memos = [max(pair) for pair in zip(memos, held, strict=True)]
     if mail:
-        raise ScheduleError(f"{schedule.name}: sent and never read: {sorted(mail)[:5]}")
+        unread = [f"{box.what} of batch {box.batch} for stage k={box.k}" for box in sorted(mail)[:5]]
+        raise ScheduleError(f"{schedule.name}: sent and never read: {', '.join(unread)}.")
     return Trace(version, done, staleness, tuple(memos), tuple(first_update))
 
 
@@ -96,13 +97,16 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     Raises:
         ScheduleError: names the stage, the operation and the tick that are wrong.
     """
-    trace = trace_run(schedule, batches)
     K, parts = schedule.K, batches * schedule.micro_batches
+    if len(schedule.behind) != K:
+        raise ScheduleError(f"{schedule.name}: behind has {len(schedule.behind)} numbers, and there are {K} stages.")
+    trace = trace_run(schedule, batches)
     wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
     found = {op for op in trace.version if op.kind in ("F", "B")}
     missing, extra = wanted - found, found - wanted
     if missing or extra:
-        raise ScheduleError(f"{schedule.name}: never done {sorted(missing)[:5]}, too much {sorted(extra)[:5]}")
+        ops = [f"{op} of stage k={op.k}" for op in sorted(missing or extra)[:5]]
+        raise ScheduleError(f"{schedule.name}: {'never done' if missing else 'too much'}: {', '.join(ops)}.")
     for kind in {op.kind for op in trace.tick}:
         for k in range(1, K + 1):
             order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
@@ -111,8 +115,11 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     M = schedule.accumulate
     for k, behind in enumerate(schedule.behind, 1):
         expected = [b // M - max(0, b - behind) // M for b in range(parts)]
-        if trace.staleness[k - 1] != expected:
+        wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]
+        if wrong:
+            b = wrong[-1]  # in the full pipeline, if it is wrong there
             raise ScheduleError(
-                f"{schedule.name}: stage k={k} has staleness {trace.staleness[k - 1]}, derived {expected}"
+                f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
+                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by behind={schedule.behind}."
             )
     return trace
