@@ -48,6 +48,14 @@ class Part(NamedTuple):
     def updates(self) -> int:
         return self.epochs * -(-50_000 // BATCH)
 
+    @property
+    def title(self) -> str:
+        return f"{NETWORKS[self.model]}, {self.epochs} epochs"
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self.run(arm, seed) for seed in self.seeds for arm in self.arms)
+
     def name(self, arm: str, seed: int) -> str:
         return f"{self.model}-{arm}-{self.epochs}-epochs-seed{seed}"
 
@@ -65,7 +73,7 @@ PARTS = (
     Part("resnet8", "cifar10_16", LONG, 16, FOUR, SEEDS),
     Part("resnet20", "cifar10", 30, 6, (BP, STALE, SHRUNK), (0, 1, 2)),
 )
-RUNS = tuple(part.run(arm, seed) for part in PARTS for seed in part.seeds for arm in part.arms)
+RUNS = tuple(run for part in PARTS for run in part.runs)
 SMALL, LARGE = sorted(PARTS[:3], key=lambda part: part.epochs), PARTS[3]
 NETWORKS = {"resnet8": "ResNet-8, 16x16", "resnet20": "ResNet-20, 32x32"}
 
@@ -157,21 +165,20 @@ def how_far(lines: Lines) -> str:
         for what, (arm, other) in COMPARED.items():
             found = rules.difference(errors, arm, other, part.epochs)
             if found:
-                said.append(f"{NETWORKS[part.model]}, {part.epochs} epochs: {carries(what, found)}")
+                said.append(f"{part.title}: {carries(what, found)}")
     return by_seed_paragraph(said)
 
 
 def document(lines: Lines) -> str:
     """The question, the verdicts, the table, and what it was made with."""
     parts = [
+        markdown.progress(lines, {part.title: part.runs for part in (*SMALL, LARGE)}),
         "**The question.** In short runs BP is ahead of FDG. Is that because they are short, or because late gradients "
         "cost accuracy? And is what shrinking (β) gains at K = 4 a repair of staleness? The arms, seeds, rules and "
         "predictions were [registered](../decisive.md) before the first run.",
         verdicts(lines),
         markdown.table(HEADS, (row(lines, part, arm) for part in (*SMALL, LARGE) for arm in part.arms)),
-        f"{len(lines)} of {len(RUNS)} runs are finished. S is the seed."
-        if len(lines) < len(RUNS)
-        else "All runs are finished. S is the seed.",
+        "S is the seed.",
         f"![Test error minus BP's over the number of updates]({NAME}.png)",
         how_far(lines),
         markdown.origin(lines),

@@ -218,14 +218,18 @@ def rows(lines: Lines) -> list[list[str]]:
 def document(lines: Lines) -> str:
     """What counts, the table, and what it was made with."""
     said = [carries(f"{one.what} (`{arm}`)", effect(lines, arm)) for arm, one in ARMS.items()]
-    left = len(RUNS) - len(lines)
+    runs = {
+        f"The base, {PART.epochs} epochs": tuple(BASE.values()),
+        f"the {len(ARMS)} arms, {PART.epochs} epochs": tuple(run_of(arm, seed) for seed in SEEDS for arm in ARMS),
+    }
     parts = [
+        markdown.progress(lines, runs),
         "**The question.** Where does this package differ from the authors' code for the ResNets of CIFAR-10, and what "
         "does each difference change in short runs? Files named here are those of the authors' repository "
         "ZHUANGHP/FDG; their later one is ZHUANGHP/Accumulated-Decoupled-Learning.",
         REGISTERED,
         markdown.table(HEADS, rows(lines)),
-        f"{f'{len(lines)} of {len(RUNS)}' if left else 'All'} runs are finished. S is the seed.",
+        "S is the seed.",
         by_seed_paragraph(said),
         markdown.origin(lines),
         *WORDS,

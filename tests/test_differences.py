@@ -117,7 +117,8 @@ def test_the_table_computes_differences_by_seed_with_their_intervals_and_the_reg
     assert found["pool"][MINUS : EFFECT + 1] == ["+0.00 (-0.99 to +0.99)", "no", "none shown"]
     assert found["no-drain"][N : EFFECT + 1] == ["2", "24.25", "-1.00 (-1.00 to -1.00)", "yes", ""]
     assert found["in-flight"][N : EFFECT + 1] == [""] * 5
-    assert "14 of 24 runs are finished" in text
+    finished = "14 of 24 runs are finished. The base, 20 epochs: 3 of 3; the 7 arms, 20 epochs: 11 of 21."
+    assert text.startswith(f"**How much has run:** {finished}\n")
     assert "- initialisation (`init`): +2.07 points, larger than the seeds' spread" in text
     assert "(`pool`): +0.00 points, not larger than the seeds' spread" in text and "(`in-flight`):" not in text
 

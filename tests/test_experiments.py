@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,16 @@ from short_table import NAMES, ROOT, TABLE, run_of
 
 import experiments
 from experiments import __main__ as overview
-from experiments.harness import run_table, runner, table_command
+from experiments.harness import result_files, run_table, runner, table_command
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import option_checks
 from fdg_jax.training import command_line
+
+
+def nowhere(path: Path) -> list[str]:
+    """Flags for a folder that has the run directories, and no results."""
+    return ["--runs-dir", str(path), "--results", str(path)]
+
 
 # The list
 
@@ -52,7 +59,7 @@ def test_the_tables_are_listed_in_one_line_each():
 
 
 def test_a_table_can_be_worked_on_by_its_name(tmp_path, capsys):
-    assert overview.main(["cifar10_short", "list", "--runs-dir", str(tmp_path), "--only", "bp"]) == 0
+    assert overview.main(["cifar10_short", "list", *nowhere(tmp_path), "--only", "bp"]) == 0
     assert "bp: missing" in capsys.readouterr().out
     assert overview.main(["cifar10_shrt", "list"]) == 2
     said = capsys.readouterr().err
@@ -116,7 +123,7 @@ def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
     make(tmp_path, run_of("bp"))
     make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
     make(tmp_path, run_of("fdg-K4-beta1"), epochs=6)
-    assert table_command.main(TABLE, ["list", "--runs-dir", str(tmp_path), "--data-dir", "data"]) == 0
+    assert table_command.main(TABLE, ["list", *nowhere(tmp_path), "--data-dir", "data"]) == 0
     out = capsys.readouterr().out
     assert "bp: done, test error 31.25%\n  .venv/bin/python -m fdg_jax.experiments.cifar --dataset cifar10" in out
     assert f"--K 3 --beta 0.5 --data-dir data --run-dir {tmp_path}/fdg-K3-beta0.5 --resume\n" in out
@@ -124,6 +131,25 @@ def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
     assert out.count("missing\n") == 4
     assert f"fdg-K4-beta1: {tmp_path}/fdg-K4-beta1 holds another run than fdg-K4-beta1: epochs is 6" in out
     assert out.count("--resume") == 1
+    said = "0 of 7 runs are collected, 0 are under way, 1 is cut off, 1 is done and not collected, 1 is refused, 4 are"
+    assert out.splitlines()[-1] == f"{said} missing."
+
+
+def test_a_run_with_a_line_of_results_is_collected_where_its_directory_is_not_here(tmp_path, capsys):
+    make(tmp_path / "runs", run_of("bp"))
+    make(tmp_path / "runs", run_of("fdg-K2-beta1"), error=30.5)
+    result_files.collect(TABLE, tmp_path / "runs", tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "fdg-K2-beta1")
+    asked = ["list", "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    assert table_command.main(TABLE, asked) == 0
+    out = capsys.readouterr().out
+    assert "fdg-K2-beta1: collected, test error 30.50%\n" in out and "bp: done, test error 31.25%\n" in out
+    assert out.count("missing\n") == 5
+    assert out.splitlines()[-1] == "2 of 7 runs are collected, 0 are under way, 5 are missing."
+    (tmp_path / "cifar10_short.jsonl").write_text("rubbish\n")
+    assert table_command.main(TABLE, asked) == 0
+    *_, summary, wrong = capsys.readouterr().out.splitlines()
+    assert summary.startswith("0 of 7 runs are collected") and "cifar10_short.jsonl cannot be read" in wrong
 
 
 def test_a_run_made_before_the_command_learnt_an_option_is_still_the_tables(tmp_path):

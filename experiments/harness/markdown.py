@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.harness.run_table import Lines
+from experiments.harness.run_table import Lines, Run
 
 LIBRARIES = {"python": "Python", "jax": "JAX", "flax": "Flax", "optax": "Optax"}
 
@@ -12,6 +12,14 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table. Columns are not padded, so that a new row changes one line only."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|" for cells in lines)
+
+
+def progress(lines: Lines, parts: Mapping[str, Sequence[Run]]) -> str:
+    """How many runs are finished, of all and of each part. parts: its runs by what they are called."""
+    found = {what: sum(run.name in lines for run in runs) for what, runs in parts.items()}
+    done, total = sum(found.values()), sum(map(len, parts.values()))
+    each = "; ".join(f"{what}: {n} of {len(parts[what])}" for what, n in found.items())
+    return f"**How much has run:** {done} of {total} runs {'is' if done == 1 else 'are'} finished. {each}."
 
 
 def origin(lines: Lines) -> str:

@@ -10,12 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import estimate, result_files, runner
-from experiments.harness.run_table import CUT_OFF, RESULTS, ROOT, Run, Table, command, shown, state
+from experiments.harness.run_table import (
+    CUT_OFF,
+    DONE,
+    MISSING,
+    RESULTS,
+    ROOT,
+    RUNNING,
+    Run,
+    Table,
+    command,
+    shown,
+    state,
+)
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.training.signals import Stopped
+
+COLLECTED, REFUSED = "collected", "refused"  # beside the states of a run's directory
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
@@ -82,7 +96,7 @@ def parser(table: Table) -> Parser:
         verb("render", render, rendering, results=True)
         return root
     text = "each run's state and its exact command line, to be run in the repository's root"
-    verb("list", list_runs, text, runs=True, data=True)
+    verb("list", list_runs, text, runs=True, data=True, results=True)
     run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
     running(run)
     text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
@@ -133,15 +147,37 @@ def chosen(table: Table, options: argparse.Namespace) -> list[Run]:
 def list_runs(table: Table, options: argparse.Namespace) -> None:
     runs = chosen(table, options)
     data_dir = place(Path(options.data_dir).expanduser()) if options.data_dir else None  # the commands run in the root
+    lines, wrong = {}, ""
+    try:
+        lines = result_files.read(table, options.results)
+    except BadInput as error:
+        wrong = f"\n{error}"
+    kinds = []
     for run in runs:
         try:
             now = state(run, options.runs_dir)
-            resume = now.kind == CUT_OFF
+            kind = now.kind
         except BadInput as error:
-            now, resume = error, False
-        words = command(run, data_dir, place(options.runs_dir / run.name), resume)
+            now, kind = error, REFUSED
+        kinds.append(COLLECTED if run.name in lines else kind)
+        if kind == MISSING and run.name in lines:
+            now = f"collected, test error {lines[run.name]['test_error_percent']:.2f}%"
+        words = command(run, data_dir, place(options.runs_dir / run.name), kind == CUT_OFF)
         print(f"{run.name}: {now}\n  {shown(words)}")
-    print(f"\n{about_commands(runs, data_dir)}")
+    print(f"\n{about_commands(runs, data_dir)}\n{how_many(kinds)}{wrong}")
+
+
+def how_many(kinds: Sequence[str]) -> str:
+    """The sentence that ends `list`. kinds: of each run; one with a line of results is collected, whatever else."""
+
+    def said(kind: str, words: str, of: str = "") -> str:
+        number = kinds.count(kind)
+        return f"{number}{of} {'is' if number == 1 else 'are'} {words}"
+
+    parts = [said(COLLECTED, "collected", f" of {len(kinds)} runs"), said(RUNNING, "under way")]
+    for kind, words in ((CUT_OFF, "cut off"), (DONE, "done and not collected"), (REFUSED, "refused")):
+        parts += [said(kind, words)] if kind in kinds else []
+    return f"{', '.join(parts)}, {said(MISSING, 'missing')}."
 
 
 def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
