@@ -14,7 +14,6 @@ from fdg_jax.machine.ports import free_port
 
 HOST = "127.0.0.1"
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
-GO_ON = "Go on with --resume."
 
 
 class Plan(NamedTuple):
@@ -43,12 +42,12 @@ def run(plan: Plan, printers: tuple[Printer, Printer]) -> int:
                 attempt = Attempt(group, events, plan.grace, say)
                 attempt.wait()
             if attempt.signals:
-                say(f"{attempt.told()}. {GO_ON}")
+                say(f"{attempt.told()}.{go_on(plan.words)}")
                 return 128 + attempt.signals[0]
             if attempt.failed is None:
                 return 0
             if done == plan.restarts or not attempt.died:
-                say(last_sentence(attempt))
+                say(last_sentence(attempt, plan.words))
                 return attempt.failed.exit_code
             seconds = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS)
             done, words = done + 1, resuming(plan.words)
@@ -56,16 +55,21 @@ def run(plan: Plan, printers: tuple[Printer, Printer]) -> int:
             say(f"warning: {attempt.told()}. {again}")
             number = signal_within(seconds, events)
             if number is not None:
-                say(f"no restart. {GO_ON}")
+                say(f"no restart.{go_on(plan.words)}")
                 return 128 + number
 
 
-def last_sentence(attempt: Attempt) -> str:
-    """How an attempt failed, and how to go on."""
+def last_sentence(attempt: Attempt, words: Sequence[str]) -> str:
+    """How an attempt failed, and how to go on. words: for Python."""
     assert attempt.failed is not None
     if attempt.failed.code == BAD_INPUT:
         return f"error: {attempt.told()}. What it printed above says what to change."
-    return f"{'' if attempt.failed.code in STOPPED else 'error: '}{attempt.told()}. {GO_ON}"
+    return f"{'' if attempt.failed.code in STOPPED else 'error: '}{attempt.told()}.{go_on(words)}"
+
+
+def go_on(words: Sequence[str]) -> str:
+    """A sentence, to follow another one, for a program that has a run directory; others may not know --resume."""
+    return " Go on with --resume." if has_flag(words, "--run-dir") else ""
 
 
 def commands(words: Sequence[str], count: int) -> list[list[str]]:
