@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -36,8 +38,22 @@ def test_the_method_shown_is_a_method():
 
 def test_the_program_shown_runs_and_learns():
     shown = next(block for block in blocks("python") if "fdg_jax.Pipeline(" in block)
-    error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", run(shown)).groups()
+    losses = (
+        "found = pipeline.losses(wait=True)\nprint([one.step for one in found] == [*range(1, 65)], pipeline.losses())"
+    )
+    out = run(shown + losses)
+    error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", out).groups()
     assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
+    assert "`pipeline.losses()` lists those of all batches finished since its last call" in README
+    assert out.splitlines()[-1] == "True []"
+
+
+@pytest.mark.parametrize("K", [1, 2, 3, 5])
+def test_the_staleness_of_a_stage_is_what_the_readme_says(K):
+    from fdg_jax.methods.fdg import fdg
+
+    assert "2(K-k)-1 times for k < K and 0 times for k = K" in README
+    assert fdg(K).staleness == tuple(2 * (K - k) - 1 if k < K else 0 for k in range(1, K + 1))
 
 
 def test_the_schedule_shown_is_what_the_command_draws():
