@@ -1,12 +1,18 @@
 """Predicted images/s, utilisation, bubble and memory of any method, K, split and link (fdg_jax.schedule.simulator).
 
     .venv/bin/python -m benchmarks.simulate --model wrn16_4 --K 2 4 --method fdg ddg gpipe:micro_batches=8 --link pcie
+    .venv/bin/python -m benchmarks.simulate --model wrn16_4 --K 2 --link 10ms,1Gbit/s --processes 2
     .venv/bin/python -m benchmarks.simulate --validate --K 2 --method bp fdg ddg fr dgl dni gpipe data_parallel
 
 The simulator runs a schedule on devices whose operations take given times. `--times measured` (default) measures every
 operation of every stage alone, in a process pinned to one core that trains the very pipeline: a device is a core.
 `--times FILE` has the seconds of blocks on any device: {"F": [...], "B": [...], "U": [...], "auxiliary": 0.0}.
 Images/s of K devices exclude the host, unless `--host-microseconds` gives the time of a dispatch.
+
+`--processes N` spreads the stages over N processes as the library does, each with a host of its own. One `--link` is
+then that between processes, and messages within a process take no time. "Links busy" is the share of time in which
+bytes travel from one stage to another; latency occupies no link. "Lost to links" is the share of the images/s without
+any link that is lost: 0% where computing hides all transfers.
 
 `--validate` tests the simulator on this machine: for every method a process pinned to as many cores as stages measures,
 in turns with the others, how long its operations take and then how fast it trains; the first predicts the second. The
@@ -18,7 +24,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 from benchmarks.harness import machines, report, side_specs, validate
@@ -26,7 +32,7 @@ from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker, WorkerDied, say
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.simulator import Machine, Prediction, predict
+from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.transport import devices
 
 CLASSES = {True: 1000, False: 10}  # of a model in ImageNet's form, or not
@@ -44,6 +50,37 @@ def cuts_of(side: Side, blocks: int, times: machines.BlockTimes) -> tuple[int, .
     return split.parse(side.split or "balanced", side.model, side.K, blocks, costs)
 
 
+def per_boundary(values: Sequence[Any], K: int, flag: str) -> list[Any]:
+    """The values of a flag for the boundaries between stages k and k+1, k = 1..K-1. Raises BadInput for another K."""
+    if len(values) not in (1, K - 1):
+        fact = f"{flag} has {len(values)} values for K={K} stages"
+        raise BadInput(f"{fact}. Give one for all boundaries, or K-1 = {K - 1}.")
+    return list(values) * (K - 1) if len(values) == 1 else list(values)
+
+
+def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
+    """(the links between neighbouring stages, the process of each stage). Raises BadInput if they do not fit K."""
+    if K == 1:
+        return [], [0]
+    if given.processes > K:
+        raise BadInput(f"--processes {given.processes}: each has a stage, and there are K={K}. Use {K} or fewer.")
+    processes = devices.processes_of_stages(K, given.processes)
+    links = per_boundary([machines.link(text) for text in given.link], K, "--link")
+    if given.processes > 1 and len(given.link) == 1:
+        links = [NO_LINK if a == b else link for link, (a, b) in zip(links, pairwise(processes), strict=True)]
+    return links, processes
+
+
+def sizes(given: argparse.Namespace, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+    """Bytes of messages by (what, receiving stage): the model's, or where --message-bytes is given its values."""
+    if not given.message_bytes or side.K == 1:
+        return {**messages}
+    parts = side_specs.schedule_of(side).micro_batches
+    asked = enumerate(per_boundary(given.message_bytes, side.K, "--message-bytes"), 1)
+    replaced = {key: n / parts for k, n in asked for key in (("x", k + 1), ("dy", k))}
+    return {key: replaced.get(key, n) for key, n in messages.items()}
+
+
 def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
@@ -54,8 +91,9 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
     from benchmarks.harness import model_shapes
 
     imagenet = side.model.endswith("_imagenet")
-    blocks, link = models.blocks(side.model, CLASSES[imagenet]), machines.link(given.link)
-    shared: dict[str, Any] = {"link": link, "run_ahead": given.run_ahead}
+    blocks = models.blocks(side.model, CLASSES[imagenet])
+    links, processes = network(given, side.K)
+    shared: dict[str, Any] = {"link": links, "processes": processes, "run_ahead": given.run_ahead}
     if given.host_microseconds:
         shared["host_seconds"] = lambda kind, k: given.host_microseconds * 1e-6
     if given.times != "measured":
@@ -67,7 +105,7 @@ def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tup
             known[programs] = measured(side, given)
         timed, cuts = known[programs]
     shapes = model_shapes.of(blocks, cuts, side.method, side.options, side.batch_size, IMAGE[imagenet])
-    shared["size"] = machines.sizes(shapes.messages)
+    shared["size"] = machines.sizes(sizes(given, side, shapes.messages))
     if times is None:
         made = machines.of_operations(timed, side.method, side.K, None)._replace(
             host_seconds=lambda kind, k: 0, patient=False
@@ -100,7 +138,12 @@ def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tup
         return worker.time_operations(given.batches), tuple(worker.about["cuts"])
 
 
-def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
+def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
+    schedule = side_specs.schedule_of(side)
+    found = predict(schedule, device)
+    lost = None  # of data parallel: its link is in the time of its backward passes
+    if not device.spread:
+        lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
     parts = [each.total for each in shapes.memory]
     return {
         "benchmark": "simulate",
@@ -110,13 +153,17 @@ def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], sha
         "batch_size": side.batch_size,
         "K": side.K,
         "cuts": list(cuts),
-        "link": given.link,
+        "link": " ".join(given.link),
+        "processes": len(set(device.processes)),
         "times": given.times,
         "host_microseconds": given.host_microseconds,
         "images_per_second": round(side.batch_size / found.seconds, 2),
+        "milliseconds_per_batch": round(1e3 * found.seconds, 3),
         "over_bp": round(baseline / found.seconds, 4),
         "utilisation_percent": [round(100 * share, 1) for share in found.utilisation],
         "bubble_percent": round(100 * found.bubble, 1),
+        "link_percent": {f"{k} to {j}": round(100 * share, 1) for (k, j), share in sorted(found.links.items())},
+        "lost_to_links_percent": lost,
         "limiting": found.limiting,
         "limit_seconds": {name: round(limit, 6) for name, limit in found.limits.items()},
         "memory_bytes": parts,
@@ -127,20 +174,24 @@ def row(side: Side, found: Prediction, baseline: float, cuts: Sequence[int], sha
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["method", "K", "later stages begin at", "images/s", "over BP on one", "stages busy", "bubble", "limited by"]
-    head += ["memory of the stages MB"]
+    head = ["method", "K", "later stages begin at", "images/s", "ms a tick", "over BP on one", "stages busy", "bubble"]
+    head += ["links busy", "lost to links", "limited by", "memory of the stages MB"]
     body = [
         [
             f"`{r['side']}`", str(r["K"]), ",".join(map(str, r["cuts"])) or "none", f"{r['images_per_second']:.1f}",
-            f"{r['over_bp']:.3f}", ", ".join(f"{share:.0f}%" for share in r["utilisation_percent"]),
-            f"{r['bubble_percent']:.0f}%", r["limiting"],
+            f"{r['milliseconds_per_batch']:.1f}", f"{r['over_bp']:.3f}",
+            ", ".join(f"{share:.0f}%" for share in r["utilisation_percent"]),
+            f"{r['bubble_percent']:.0f}%",
+            ", ".join(f"{pair}: {share:.0f}%" for pair, share in r["link_percent"].items()) or "none",
+            "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%", r["limiting"],
             ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
         ]
         for r in rows
     ]  # fmt: skip
     times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
+    where = f" ({given.processes} processes)" if given.processes > 1 else ""
     about = (
-        f"Predicted: {given.model}, batch {given.batch_size}, link {given.link}, times of {times}, "
+        f"Predicted: {given.model}, batch {given.batch_size}, link {' '.join(given.link)}{where}, times of {times}, "
         f"{given.host_microseconds:g} us of the host a dispatch, at most {given.run_ahead} losses unread. Limited by: "
         f"the slowest stage, the busiest link or the host, if it alone explains the time; else stages wait for each "
         f"other. Memory without XLA's temporary buffers (fdg_jax.engine.memory)."
@@ -160,7 +211,13 @@ def parser() -> argparse.ArgumentParser:
     names = "methods, compared with BP on one device (default bp ddg fdg)"
     add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]", help=names)
     add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--link", default="none", help="none (default), pcie, nvlink, <us>,<GB/s>; +blocking: copies don't overlap")
+    link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (Gbit/s, Mbit/s, GB/s, MB/s are "
+    link += "10^9 or 10^6 bits or bytes a second; without units us and GB/s); +blocking: copies don't overlap. One for "
+    link += "all boundaries between stages, or one for each"
+    add("--link", nargs="+", default=["none"], metavar="LINK", help=link)
+    carried = "activations, and gradients, of a batch at each boundary, or at all (default: the model's, in bytes)"
+    add("--message-bytes", type=report.positive, nargs="+", metavar="N", help=carried)
+    add("--processes", type=report.positive, default=1, help="number of processes, each with a host (default 1)")
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
     add("--run-ahead", type=report.positive, default=16, help="number of losses that may be unread (default 16)")
@@ -188,12 +245,16 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     n_blocks = len(models.blocks(given.model, 10))
     for side in (side for side in sides if side.K > 1):  # before anything is measured
         split.parse(given.split, given.model, side.K, n_blocks, [1.0] * n_blocks)
+        network(given, side.K)
+        per_boundary(given.message_bytes or [0], side.K, "--message-bytes")
+        if given.processes > 1 and methods.find(side.method).places:
+            raise BadInput(f"--processes {given.processes}: {side.name} needs one process. Leave it out.")
     alone = of("bp", 1)
     baseline = predict(side_specs.schedule_of(alone), machine(alone, given, known)[0]).seconds
     rows = []
     for side in sides:
         device, cuts, shapes = machine(side, given, known)
-        rows.append(row(side, predict(side_specs.schedule_of(side), device), baseline, cuts, shapes, given))
+        rows.append(row(side, device, baseline, cuts, shapes, given))
     others = max((timed["others_percent"] for timed, _ in known.values()), default=0.0)
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
@@ -206,7 +267,10 @@ def main(arguments: list[str] | None = None) -> int:
         if not given.host_microseconds >= 0:
             raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
         report.check_json(given.json)
-        machines.link(given.link)
+        for text in given.link:
+            machines.link(text)
+        if given.validate and given.processes > 1:
+            raise BadInput("--validate measures training in one process. Leave --processes out.")
         if given.validate:
             rows = validate.rows(given)
             text = validate.table(rows, given)

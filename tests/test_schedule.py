@@ -21,7 +21,7 @@ ORDERS = ("backward-first", "forward-first")
 @pytest.mark.parametrize("module", [core, walk, simulator], ids=lambda module: module.__name__)
 def test_the_examples_in_docstrings_say_what_comes_out(module):
     found = doctest.testmod(module, extraglobs={"bp": bp})
-    assert (found.attempted, found.failed) == (1, 0)
+    assert found.attempted and not found.failed
 
 
 def test_a_walk_says_who_sent_what_each_operation_reads():

@@ -41,6 +41,10 @@ def full(method, **options):
         ("none", Link()),
         ("10,12.5", Link(1e-5, 1 / 12.5e9)),
         ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
+        ("10ms,1Gbit/s", Link(1e-2, 8e-9)),
+        ("0.5s,100Mbit/s+blocking", Link(0.5, 8e-8, overlaps=False)),
+        ("1e2us,2GB/s", Link(1e-4, 5e-10)),
+        ("7,250MB/s", Link(7e-6, 4e-9)),
         ("pcie+blocking", machines.LINKS["pcie"]._replace(overlaps=False)),
     ],
 )
@@ -49,7 +53,24 @@ def test_a_link_is_a_name_or_two_numbers(text, link):
     assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units are multiplied in floats
 
 
-@pytest.mark.parametrize("text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "1,2,3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ethernet",
+        "10",
+        "10,0",
+        "-1,3",
+        "10,12+slowly",
+        "1,nan",
+        "inf,1",
+        ".,1",
+        "1,2,3",
+        "1m,1",
+        "1ms,1Gb/s",
+        "1GB/s,1ms",
+    ],
+)
 def test_another_link_is_refused_with_the_way_out(text):
     with pytest.raises(BadInput, match="--link"):
         machines.link(text)

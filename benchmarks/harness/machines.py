@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box, Op, Schedule
-from fdg_jax.schedule.simulator import NO_LINK, Link, Machine
+from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, slowest
 
 # Seconds and bytes a second of one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s; NVLink 2.0 with two links
 # (V100, neighbours) 50 GB/s, which transfers reach to about nine tenths.
@@ -22,25 +23,37 @@ LINKS = {
 }
 
 
-def link(text: str) -> Link:
-    """Reads a link: pcie, nvlink, none, or <latency in microseconds>,<GB/s>.
+# Factors to seconds and to bytes a second; without a unit: microseconds and GB/s.
+LATENCY_UNITS = {"": 1e-6, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+BANDWIDTH_UNITS = {"": 1e9, "GB/s": 1e9, "MB/s": 1e6, "Gbit/s": 1e9 / 8, "Mbit/s": 1e6 / 8}
 
-    With "+blocking" after it, copies do not overlap computing.
+
+def link(text: str) -> Link:
+    """Reads a link: pcie, nvlink, none, or <latency>,<bandwidth> such as 10ms,1Gbit/s.
+
+    Without units, latency is in microseconds and bandwidth in GB/s. With "+blocking" after it, copies do not overlap
+    computing.
     """
     name, _, how = text.partition("+")
     if how not in ("", "blocking"):
         raise BadInput(f"--link {text}: +{how} is not known. Use +blocking, or leave it out.")
     if name in LINKS:
         return LINKS[name]._replace(overlaps=not how)
-    try:
-        latency, speed = (float(word) for word in name.split(","))
-        if not (latency >= 0 and speed > 0 and math.isfinite(latency + speed)):
-            raise ValueError
-    except ValueError:
+    latency, _, bandwidth = name.partition(",")
+    seconds, speed = quantity(latency, LATENCY_UNITS), quantity(bandwidth, BANDWIDTH_UNITS)
+    if seconds is None or not speed:
+        units = f"units {', '.join(filter(None, LATENCY_UNITS))}; {', '.join(filter(None, BANDWIDTH_UNITS))}"
         raise BadInput(
-            f"--link {text} is neither {', '.join(LINKS)} nor <latency in us>,<GB/s> such as 10,12."
-        ) from None
-    return Link(latency * 1e-6, 1 / (speed * 1e9), not how)
+            f"--link {text} is neither {', '.join(LINKS)} nor <latency>,<bandwidth> such as 10ms,1Gbit/s ({units}; "
+            "without them us and GB/s)."
+        )
+    return Link(seconds, 1 / speed, not how)
+
+
+def quantity(text: str, units: Mapping[str, float]) -> float | None:
+    """A number of 0 or more times the factor of the unit after it, such as 10ms; None if the text is no such thing."""
+    found = re.fullmatch(r"(\d+\.?\d*(?:e-?\d+)?)([a-zA-Z/]*)", text)
+    return float(found[1]) * units[found[2]] if found and found[2] in units else None
 
 
 class BlockTimes(NamedTuple):
@@ -89,7 +102,8 @@ def of_blocks(
     method, K = methods.find(schedule.name), schedule.K
     bounds = list(pairwise((0, *cuts, len(times.F))))
     costs = method.costs(K)
-    parts, wire = schedule.micro_batches, machine.get("link", NO_LINK)
+    parts, links = schedule.micro_batches, machine.get("link", NO_LINK)
+    wire = links if isinstance(links, Link) else slowest(links)
 
     def seconds(kind: str, k: int) -> float:
         a, b = bounds[k - 1]
@@ -152,10 +166,10 @@ def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def sizes(table: Mapping[tuple[str, int], int]) -> Any:
+def sizes(table: Mapping[tuple[str, int], float]) -> Any:
     """`size` of a machine, from bytes by (what, receiving stage)."""
 
-    def size(box: Box, op: Op) -> int:
+    def size(box: Box, op: Op) -> float:
         return table[box.what, box.k]
 
     return size

@@ -117,7 +117,8 @@ LIMITS = """\
   (not with `--host-microseconds 0`).
 - The fitted link: what is not hidden of it, and for ResNet-101 with many stages the link itself, as the balanced split
   then cuts early, where maps are large. Cuts that look at messages would do better; this split only looks at FLOPs.
-- `forward-first` does stage K-1's forward pass while the cotangent travels, which hides a transfer as long as that."""
+- `forward-first` does stage K-1's forward pass while the cotangent travels: the loop through it and stage K spans three
+  ticks instead of two, which hides transfers of up to half a tick where stages are even."""
 
 
 def picture(rows: Sequence[dict[str, Any]], path: Path, host: float) -> None:

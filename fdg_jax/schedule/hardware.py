@@ -1,6 +1,6 @@
 """The hardware on which the simulator runs a schedule: how long operations, messages and dispatches take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
@@ -10,7 +10,7 @@ Number = Any  # int, float or Fraction: whatever type the seconds are given in
 
 
 class Link(NamedTuple):
-    """The link between any two stages, in each direction.
+    """A link between two stages. Each direction has all of it.
 
     latency_seconds: from the end of a transfer to the message's arrival.
     seconds_per_byte: 1 / bandwidth.
@@ -25,15 +25,25 @@ class Link(NamedTuple):
 NO_LINK = Link()
 
 
+def slowest(links: Sequence[Link]) -> Link:
+    """A link with the longest latency and the least bandwidth of these, overlapping if all do; NO_LINK of none."""
+    return Link(
+        max((link.latency_seconds for link in links), default=0),
+        max((link.seconds_per_byte for link in links), default=0),
+        all(link.overlaps for link in links),
+    )
+
+
 class Machine(NamedTuple):
     """How long everything takes, in seconds, and what is shared.
 
     seconds(kind, k): an operation of stage k. Kinds: F, B, a method's own, U (the update), and "enter" (what stage 1
         does to a batch that comes from outside).
     size(box, op): bytes of the message that op sends to box.
-    link: what messages travel over.
+    link: what messages travel over: one link for all pairs of stages, or those between stages k and k+1 for k = 1..K-1.
     host_seconds(kind, k): the host's time to dispatch an operation, or, for kind "send", a message of stage k.
     run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses); None: any number.
+    processes: for k = 1..K, the process that stage k is in; () is one process for all. Each has a host of its own.
     patient: whether the host waits for an operation's messages before it dispatches the operation (data parallel on a
         CPU).
     cores: the cores of one machine that emulates all devices: n stages that compute on c < n cores are each n / c times
@@ -45,20 +55,34 @@ class Machine(NamedTuple):
 
     seconds: Callable[[str, int], Number]
     size: Callable[[Box, Op], Number] = lambda box, op: 0
-    link: Link = NO_LINK
+    link: Link | Sequence[Link] = NO_LINK
     host_seconds: Callable[[str, int], Number] = lambda kind, k: 0
     run_ahead: int | None = None
+    processes: Sequence[int] = ()
     patient: bool = False
     cores: int | None = None
     alone: Callable[[str, int], Number] = lambda kind, k: 1
     spread: bool = False
 
+    def between(self, k: int, j: int) -> Link:
+        """The link between stages k and j. Where they are no neighbours, it is as slow as the slowest on the way."""
+        return self.link if isinstance(self.link, Link) else slowest(self.link[min(k, j) - 1 : max(k, j) - 1])
+
+    def process(self, k: int) -> int:
+        """The process whose host dispatches what stage k does."""
+        return self.processes[k - 1] if self.processes else 0
+
 
 def check_machine(machine: Machine, K: int) -> None:
-    """Raises BadInput if times are negative or there are no cores."""
-    link = machine.link
-    if link.latency_seconds < 0 or link.seconds_per_byte < 0:
-        raise BadInput(f"link of {link[0]} s and {link[1]} s a byte: neither can be negative.")
+    """Raises BadInput if times are negative, there are no cores, or links or processes are not as many as K needs."""
+    links = [machine.link] if isinstance(machine.link, Link) else machine.link
+    for link in links:
+        if not (link.latency_seconds >= 0 and link.seconds_per_byte >= 0):
+            raise BadInput(f"link of {link[0]} s and {link[1]} s a byte: neither can be negative.")
+    if not isinstance(machine.link, Link) and len(links) != K - 1:
+        raise BadInput(f"{len(links)} links for K={K} stages: give one for all, or the {K - 1} between neighbours.")
+    if len(machine.processes) not in (0, K):
+        raise BadInput(f"processes of {len(machine.processes)} stages for K={K}: give that of each stage, or none.")
     for k in range(1, K + 1):
         for kind in "FBU":
             if not machine.seconds(kind, k) >= 0:

@@ -1,35 +1,38 @@
-"""How fast a schedule runs on real devices: a discrete-event simulation of stages, links and one host.
+"""How fast a schedule runs on real devices: a discrete-event simulation of stages, links and hosts.
 
 `fdg_jax.schedule.ideal` says what a method could gain if communication were free and stages were even. Here every
-operation takes the seconds it is given (`hardware.Machine`), a message travels over a link, one host thread dispatches
-everything in the schedule's order and may itself be the bottleneck, and emulated devices may share a few cores. Pure
-Python: numbers may be Fractions.
+operation takes the seconds it is given (`hardware.Machine`), a message travels over a link, the host thread of each
+process dispatches what its stages do in the schedule's order and may itself be the bottleneck, and emulated devices may
+share a few cores. Pure Python: numbers may be Fractions.
 
     #  stage  does its operations in dispatch order; one begins when it has been dispatched and its messages are there
     #  link   from stage k to stage j: one message after the other, bytes * seconds_per_byte each; a message arrives
     #         latency_seconds later. If transfers do not overlap, they occupy the sending stage, latency included
-    #  host   dispatches one operation after the other, and stops while `run_ahead` losses are unread
+    #  host   dispatches one operation after the other, and stops while `run_ahead` losses are unread. A loss travels
+    #         from stage K to the other processes: it takes the latency, and no bandwidth
 
-Not modelled: running out of memory, links that share a bus, the host thread taking a core from the stages.
+Not modelled: running out of memory, links that share a bus or a network card, the host thread taking a core from the
+stages.
 """
 
 import heapq
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.schedule.core import Schedule
-from fdg_jax.schedule.hardware import NO_LINK, Link, Machine, Number, check_machine
+from fdg_jax.schedule.hardware import NO_LINK, Link, Machine, Number, check_machine, slowest
 from fdg_jax.schedule.tasks import Task, tasks_of
 
-__all__ = ["NO_LINK", "Event", "Link", "Machine", "Prediction", "predict"]
+__all__ = ["NO_LINK", "Event", "Link", "Machine", "Prediction", "predict", "slowest"]
 
 
 class Event(NamedTuple):
     """Something that took place from `begin` to `end`, in seconds.
 
-    what: an operation's kind, "enter", "U", "send" (from stage k to stage `to`) or "host" (a dispatch for stage k).
+    what: an operation's kind, "enter", "U", "send" or "loss" (from stage k to stage `to`, or its process), or "host" (a
+        dispatch for stage k).
     """
 
     what: str
@@ -43,12 +46,15 @@ class Event(NamedTuple):
 class Prediction(NamedTuple):
     """A run in its steady state. Lists are over the stages k = 1..K.
 
+    A tick takes as long as a batch: one enters at every tick.
+
     seconds: per batch.
     utilisation: the share of time in which a stage computes (or sends, if transfers do not overlap).
     bubble: 1 - the mean utilisation.
     kept: the most batches that a stage keeps at a time.
     waiting: the most bytes of messages that were on the way to a stage or waited there.
-    limits: seconds per batch that the slowest stage, the busiest link and the host would each need alone.
+    links: {(k, j): the share of time in which bytes go from stage k to stage j}. Latency occupies no link.
+    limits: seconds per batch that the slowest stage, the busiest link and the busiest host would each need alone.
     events: everything that happened, in dispatch order.
     """
 
@@ -57,6 +63,7 @@ class Prediction(NamedTuple):
     bubble: Number
     kept: list[int]
     waiting: list[Number]
+    links: dict[tuple[int, int], Number]
     limits: dict[str, Number]
     events: list[Event]
 
@@ -149,63 +156,103 @@ class _Run:
             self.finish(running.pop(first))
 
 
-def predict(schedule: Schedule, machine: Machine, fill: int | None = None, window: int | None = None) -> Prediction:
+def predict(schedule: Schedule, machine: Machine) -> Prediction:
     """Simulates a run and returns its steady state.
 
     Arguments:
         schedule: what is run; K and everything else come from it.
         machine: how long everything takes.
-        fill: ticks to leave out at the beginning, by default 4K + 8 and `run_ahead` more.
-        window: ticks to measure after them, by default K + 8, rounded up to whole updates.
 
     Returns: the prediction. Its seconds per batch are how much the finishing times of the slowest stage grow per tick.
 
     Raises:
-        BadInput: a time is negative, or the machine has no cores.
+        BadInput: a time is negative, the machine has no cores, or it has links or processes for another K.
 
-    Example:
+    Examples:
         >>> predict(bp(2), Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0))).seconds
         6.0
+        >>> link = Link(latency_seconds=0.25, seconds_per_byte=1e-6)
+        >>> slow = Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0), lambda box, op: 500_000, link)
+        >>> predict(bp(2), slow).seconds  # 6, and twice a transfer of 0.5 and the latency
+        7.5
     """
-    K = schedule.K
-    if fill is None:  # a host that runs ahead of the devices fills the pipeline later
-        fill = 4 * K + 8 + (machine.run_ahead or 0)
-    # In any so many ticks there are equally many updates.
-    period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
-    window = window or -(-(K + 8) // period) * period
-    check_machine(machine, K)
-    tasks = tasks_of(schedule, machine, fill + window)
-    run(tasks, machine)
-    computing = [task for task in tasks if isinstance(task.queue, int)]
-
-    before, after = finishing_times(computing, fill), finishing_times(computing, fill + window)
-    seconds = max((after[k] - before[k]) / window for k in after)
-    inside = [task for task in tasks if fill < task.tick <= fill + window]
+    check_machine(machine, schedule.K)
+    K, (tasks, finished, first, last) = schedule.K, steady_run(schedule, machine)
+    window = last - first
+    seconds = max((finished[last][k] - finished[first][k]) / window for k in finished[first])
     busy: dict[Any, Number] = {}
-    for task in inside:
-        took = task.end - task.begin if isinstance(task.queue, int) else task.seconds
-        busy[task.queue] = busy.get(task.queue, 0) + took
+    carried: dict[tuple[int, int], Number] = {}
+    for task in tasks:
+        if first < task.tick <= last:
+            took = task.end - task.begin if isinstance(task.queue, int) else task.seconds
+            busy[task.queue] = busy.get(task.queue, 0) + took
+            if task.what == "send":
+                pair = (task.k, task.to)
+                carried[pair] = carried.get(pair, 0) + task.size * machine.between(*pair).seconds_per_byte
     stages = [busy.get(1 if machine.spread else k, 0) / window for k in range(1, K + 1)]
-    links = [took / window for queue, took in busy.items() if isinstance(queue, tuple)]
     utilisation = [took / seconds for took in stages]
+    limits = {
+        "stage": max(stages),
+        "link": max((took / window for queue, took in busy.items() if queue in carried), default=0),
+        "host": max(busy.get(("host", machine.process(k)), 0) / window for k in range(1, K + 1)),
+    }
     return Prediction(
         seconds,
         utilisation,
         1 - sum(utilisation) / K,
         kept(tasks, K),
-        waiting(tasks, machine, K),
-        {"stage": max(stages), "link": max(links, default=0), "host": busy.get("host", 0) / window},
+        waiting(tasks, K),
+        {pair: took / window / seconds for pair, took in carried.items()},
+        limits,
         [Event(task.what, task.k, task.batch, task.begin, task.end, task.to) for task in tasks],
     )
 
 
-def finishing_times(computing: Sequence[Task], t: int) -> dict[int, Number]:
-    """{k: when stage k has finished tick t}. computing: the tasks in stages' queues."""
-    found: dict[int, Number] = {}
-    for task in computing:
-        if task.tick == t and task.what != "send":
-            found[task.k] = max(found.get(task.k, task.end), task.end)
+def steady_run(schedule: Schedule, machine: Machine) -> tuple[list[Task], dict[int, dict[int, Number]], int, int]:
+    """Simulates a run until it is steady.
+
+    Returns: (its tasks, their finishing times, a, b): from the end of tick a to that of tick b the run repeats itself a
+        whole number of times. Where it never seems to, these are its last 4K + 8 ticks.
+    """
+    K = schedule.K
+    # In any so many ticks there are equally many updates.
+    period = schedule.accumulate // math.gcd(schedule.accumulate, schedule.micro_batches)
+    window = -(-(4 * K + 8) // period) * period
+    fill = 4 * K + 8 + (machine.run_ahead or 0)  # a host that runs ahead of the devices fills the pipeline later
+    longest = 8 * fill
+    while True:
+        tasks = tasks_of(schedule, machine, fill + window)
+        run(tasks, machine)
+        finished = finishing_times(tasks)
+        ticks = repeats_after([finished[t] for t in range(fill, fill + window + 1)], period)
+        if ticks or fill == longest:
+            return tasks, finished, fill + window % (ticks or window), fill + window
+        fill *= 2  # two loops of waiting operations are almost equally slow, say
+
+
+def finishing_times(tasks: Sequence[Task]) -> dict[int, dict[int, Number]]:
+    """{t: {k: when stage k has finished tick t}}. What a stage sends does not count, even if it is the stage's work."""
+    found: dict[int, dict[int, Number]] = {}
+    for task in tasks:
+        if isinstance(task.queue, int) and not task.to:
+            at = found.setdefault(task.tick, {})
+            at[task.k] = max(at.get(task.k, task.end), task.end)
     return found
+
+
+def repeats_after(finished: Sequence[Mapping[int, Number]], period: int) -> int | None:
+    """The fewest ticks, a multiple of `period`, after which a run repeats itself; None if it does not.
+
+    Where stages wait for messages, several short ticks may follow a long one. Only whole repetitions have the average.
+
+    finished: {k: when stage k has finished a tick}, tick by tick.
+    """
+    for ticks in range(period, len(finished) // 2 + 1, period):
+        pairs = [(a[k], b[k], k) for a, b in zip(finished, finished[ticks:], strict=False) for k in a]
+        first = {k: b - a for a, b, k in reversed(pairs)}
+        if all(math.isclose(b - a, first[k], rel_tol=1e-9) for a, b, k in pairs):
+            return ticks
+    return None
 
 
 def kept(tasks: Sequence[Task], K: int) -> list[int]:
@@ -220,18 +267,13 @@ def kept(tasks: Sequence[Task], K: int) -> list[int]:
     return most[1:]
 
 
-def waiting(tasks: Sequence[Task], machine: Machine, K: int) -> list[Number]:
+def waiting(tasks: Sequence[Task], K: int) -> list[Number]:
     """For k = 1..K, the most bytes of messages to stage k that were sent and whose reader had not begun."""
-    per_byte = machine.link.seconds_per_byte
-    if not per_byte:
-        return [0] * K
     moves: list[tuple[Number, Number, int]] = []
     for task in tasks:
         if task.what == "send":
-            latency = 0 if machine.link.overlaps else machine.link.latency_seconds
-            size = (task.seconds - latency) / per_byte
-            moves.append((task.begin, size, task.to))
-            moves += [(reader.begin, -size, task.to) for reader in task.dependents if reader.begin is not None]
+            moves.append((task.begin, task.size, task.to))
+            moves += [(reader.begin, -task.size, task.to) for reader in task.dependents if reader.begin is not None]
     now, most = [0] * (K + 1), [0] * (K + 1)
     for _, size, k in sorted(moves):
         now[k] += size

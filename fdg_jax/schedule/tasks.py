@@ -1,9 +1,9 @@
-"""The tasks of the simulator: everything that stages, links and the host do in a run, and who waits for whom."""
+"""The tasks of the simulator: everything that stages, links and hosts do in a run, and who waits for whom."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from fdg_jax.schedule.core import Box, Op, Schedule
+from fdg_jax.schedule.core import Box, Schedule
 from fdg_jax.schedule.hardware import Machine, Number
 from fdg_jax.schedule.walk import Step, filling, walk
 
@@ -11,9 +11,10 @@ from fdg_jax.schedule.walk import Step, filling, walk
 class Task:
     """One entry of a queue.
 
-    what, k, batch, tick: an operation's kind, "enter", "U", "send" or "host"; whose it is, and when it was dispatched.
-    to: the stage that a message goes to; 0 for everything else.
-    queue: what works on it: a stage's number, (k, to) for a link, or "host".
+    what, k, batch, tick: an operation's kind, "enter", "U", "send", "loss" or "host"; whose it is, and when it was
+        dispatched.
+    to, size: the stage that a message goes to, and its bytes; 0 for everything else.
+    queue: what works on it: a stage's number, (k, to) for a link, or ("host", process).
     seconds, left: what it takes, and what is left of that.
     blockers: how many tasks must still end before it can begin. dependents: the tasks that wait for it.
     latency: seconds from its end until its dependents may go on.
@@ -24,6 +25,7 @@ class Task:
         self.what, self.k, self.batch, self.to, self.tick = what, k, batch, to, tick
         self.queue, self.seconds, self.left = queue, seconds, seconds
         self.blockers, self.dependents = 0, list[Task]()
+        self.size: Number = 0
         self.latency: Number = 0
         self.begin: Number = None
         self.end: Number = None
@@ -54,15 +56,15 @@ def tasks_of(schedule: Schedule, machine: Machine, ticks: int) -> list[Task]:
 
 
 class _Dispatch:
-    """The host: turns steps of a schedule into tasks, one after the other."""
+    """The hosts: each walks all steps of a schedule and makes tasks of those of its own stages."""
 
     def __init__(self, schedule: Schedule, machine: Machine):
         self.machine = machine
         self.tasks: list[Task] = []
         self.arrivals: dict[Box, Task] = {}  # the task that ends when the message is there
-        self.losses: list[Task] = []
-        self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # losses before the host waits
-        self.no_link = machine.link[:2] == (0, 0)
+        self.last = {machine.process(k): k for k in range(1, schedule.K + 1)}  # the last stage of each process
+        self.losses: dict[int, list[Task]] = {process: [] for process in self.last}
+        self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # losses before a host waits
         self.has_host = machine.run_ahead is not None or machine.patient
 
     def compute(self, what: str, k: int, batch: int, t: int, waits: Sequence[Task | None] = ()) -> Task:
@@ -72,49 +74,57 @@ class _Dispatch:
         task.after(*waits)
         took = machine.host_seconds(what, k)
         if took or self.has_host:
-            dispatch = Task("host", k, batch, "host", took, t)
+            dispatch = self.host(k, batch, took, t)
             if machine.patient:
                 dispatch.after(*waits)
-            self.tasks.append(dispatch)
             task.after(dispatch)
         self.tasks.append(task)
         return task
 
+    def host(self, k: int, batch: int, seconds: Number, t: int) -> Task:
+        """Adds what the host of stage k does."""
+        task = Task("host", k, batch, ("host", self.machine.process(k)), seconds, t)
+        self.tasks.append(task)
+        return task
+
     def step(self, step: Step, t: int) -> None:
-        """Adds an operation, the update after it, its messages, and the host's wait for an old loss."""
+        """Adds an operation, the update after it, its messages, and the hosts' wait for an old loss."""
         op = step.op
         task = self.compute(op.kind, op.k, op.batch, t, [self.arrivals.pop(box, None) for box in step.senders])
         if step.updates:
             self.compute("U", op.k, op.batch, t)
         for box in step.sends:
             if box.what == "loss":
-                self.read_loss(op, task, t)
-            elif self.no_link and not self.machine.host_seconds("send", op.k):
-                self.arrivals[box] = task
+                self.read_losses(task)
             else:
-                self.arrivals[box] = self.send(task, box, op, t)
+                self.arrivals[box] = self.send(task, "send", box.k, self.machine.size(box, op))
 
-    def read_loss(self, op: Op, task: Task, t: int) -> None:
-        """Makes the host wait for the oldest loss where too many are unread."""
-        self.losses.append(task)
-        if self.machine.run_ahead is not None and len(self.losses) > self.unread:
-            wait = Task("host", op.k, op.batch, "host", 0, t)
-            wait.after(self.losses[-1 - self.unread])
-            self.tasks.append(wait)
+    def read_losses(self, task: Task) -> None:
+        """Makes each host wait for the oldest loss where too many are unread. task: computes the newest."""
+        if self.machine.run_ahead is None:
+            return
+        for process, losses in self.losses.items():
+            k = self.last[process]
+            here = process == self.machine.process(task.k)
+            losses.append(task if here else self.send(task, "loss", k, 0))
+            if len(losses) > self.unread:
+                self.host(k, task.batch, 0, task.tick).after(losses[-1 - self.unread])
 
-    def send(self, task: Task, box: Box, op: Op, t: int) -> Task:
-        """Adds the transfer of a message. If transfers do not overlap, it is in the stage's queue, after the update."""
-        link, took = self.machine.link, self.machine.host_seconds("send", op.k)
-        seconds = self.machine.size(box, op) * link.seconds_per_byte
-        queue: Any = (op.k, box.k)
+    def send(self, task: Task, what: str, to: int, size: Number) -> Task:
+        """Adds the transfer of what a task computed. If transfers do not overlap, the stage does it, after the update.
+
+        Returns: the task that ends when the message has been sent; `task` itself if nothing is to be done for it.
+        """
+        link, took = self.machine.between(task.k, to), self.machine.host_seconds("send", task.k)
+        if link[:2] == (0, 0) and not took:
+            return task
+        queue, seconds = (task.k, to), size * link.seconds_per_byte
         if not link.overlaps:
             queue, seconds = task.queue, seconds + link.latency_seconds
-        transfer = Task("send", op.k, op.batch, queue, seconds, t, box.k)
-        transfer.latency = link.latency_seconds if link.overlaps else 0
+        transfer = Task(what, task.k, task.batch, queue, seconds, task.tick, to)
+        transfer.size, transfer.latency = size, link.latency_seconds if link.overlaps else 0
         transfer.after(task)
         if took:
-            dispatch = Task("host", op.k, op.batch, "host", took, t)
-            self.tasks.append(dispatch)
-            transfer.after(dispatch)
+            transfer.after(self.host(task.k, task.batch, took, task.tick))
         self.tasks.append(transfer)
         return transfer

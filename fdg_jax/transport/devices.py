@@ -92,14 +92,18 @@ def devices_of_processes(K: int) -> list[Any]:
     A process that emulates K devices computes stage k on the k-th, as a single process would. One with fewer devices
     computes its first stage on its first device.
     """
-    N = jax.process_count()
-    processes = [k * N // K for k in range(K)]
+    processes = processes_of_stages(K, jax.process_count())
     found = []
     for k, process in enumerate(processes):
         theirs = [device for device in jax.devices() if device.process_index == process]
         at = k if len(theirs) >= K else (k - processes.index(process)) % len(theirs)
         found.append(theirs[at])
     return found
+
+
+def processes_of_stages(K: int, processes: int) -> list[int]:
+    """The process, from 0, of each stage k = 1..K: as many stages in each as evenly as K allows."""
+    return [k * processes // K for k in range(K)]
 
 
 class Place:
