@@ -131,8 +131,8 @@ def join(joining: Joining, options: Options, K: int) -> Peers:
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if coordinator == AUTO:
         coordinator, processes, process = transport.detected()
-        check_numbers(process, processes, K)
     assert process is not None and processes is not None
+    check_numbers(process, processes, K)
     if processes == 1:
         return Peers()
     transport.join_processes(coordinator, process, processes, K, joining.address, detect=joining.coordinator == AUTO)
