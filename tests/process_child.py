@@ -54,11 +54,14 @@ def main() -> None:
     for batch in data[MIDDLE:]:
         pipeline.step(batch)
     evaluation = pipeline.evaluate([data[4], data[0]])
+    lost = np.full_like(data[0][0], np.nan), data[0][1]
+    unsound = [pipeline.unsound(data[0]), pipeline.unsound(lost)]
     pipeline.drain()
     seen = {
         "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
         "losses": [(metrics.step, metrics.loss, metrics.bad) for metrics in pipeline.losses(wait=True)],
         "evaluation": evaluation,
+        "unsound": unsound,
         "staleness": pipeline.staleness,
         "updates": pipeline.updates,
         "parameters": pipeline.parameter_count,

@@ -17,7 +17,7 @@ from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
-from fdg_jax.engine.unsound import Unsound, first_unsound
+from fdg_jax.engine.unsound import WHAT, Unsound, look
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Box, Op, bp
@@ -199,11 +199,18 @@ class HostEngine:
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        if not self.alone:
-            raise BadInput("unsound needs all stages in one process. Restore the state there, and ask it.")
+        self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
         x = self.stage_1_inputs(inputs, step)
-        stages = [(stage.functions, stage.state, stage.place) for stage in self.stages.values()]
-        return first_unsound(stages, x, labels)
+        for k in range(1, self.problem.schedule.K + 1):
+            number, stage = 0, self.stages.get(k)
+            if k > 1:
+                x = self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
+            if stage:
+                number, x = look(stage.functions, stage.state, stage.place, x, labels)
+            number = int(jax.device_get(self.transport.tell(k, np.int32(number) if stage else None, COUNT)))
+            if number:
+                return Unsound(k, WHAT[number])
+        return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, batches in flight included. Its arrays may be under way; no later dispatch touches them.

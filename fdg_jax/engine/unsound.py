@@ -24,6 +24,9 @@ class Unsound(NamedTuple):
     what: str
 
 
+WHAT = ("", "weights", "outputs", "loss")  # by the number that `look` returns
+
+
 def first_unsound(stages: Sequence[tuple[Functions, StageState, Place]], x: Tree, labels: Tree) -> Unsound | None:
     """Finds the first stage with non-finite weights or outputs. It waits for every stage, which is fine for a rare
     case.
@@ -35,15 +38,22 @@ def first_unsound(stages: Sequence[tuple[Functions, StageState, Place]], x: Tree
     Returns: the stage; None if everything is finite.
     """
     for k, (functions, state, place) in enumerate(stages, 1):
-        if not jax.jit(all_finite)(state.params):
-            return Unsound(k, "weights")
-        run = programs.jit(
-            lambda params, extra, x, labels, run=functions.forward: run(params, extra, x, labels)[0],
-            place.device.platform,
-            reductions=False,
-        )
-        messages = run(state.params, state.extra, place.put_batch(x), place.put_batch(labels))
-        if not jax.jit(all_finite)(messages):
-            return Unsound(k, "loss" if "loss" in messages else "outputs")
-        x = messages.get("x")
+        number, x = look(functions, state, place, x, labels)
+        if number:
+            return Unsound(k, WHAT[number])
     return None
+
+
+def look(functions: Functions, state: StageState, place: Place, x: Tree, labels: Tree) -> tuple[int, Tree]:
+    """(what of a stage is not finite, as a number of `WHAT`, 0 for nothing; what it gives to the next stage)."""
+    if not jax.jit(all_finite)(state.params):
+        return WHAT.index("weights"), None
+    run = programs.jit(
+        lambda params, extra, x, labels: functions.forward(params, extra, x, labels)[0],
+        place.device.platform,
+        reductions=False,
+    )
+    messages = run(state.params, state.extra, place.put_batch(x), place.put_batch(labels))
+    if jax.jit(all_finite)(messages):
+        return 0, messages.get("x")
+    return WHAT.index("loss" if "loss" in messages else "outputs"), None
