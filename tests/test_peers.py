@@ -241,8 +241,7 @@ class Awaited:
         self.unfinished = UnfinishedOperations()
         self.dog = peer_watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
         self.now = self.dog.looked
-        self.unfinished.begin(f"{MESSAGE}dy", 2, 61, 61)
-        self.unfinished.end(NeverReady())
+        self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 
     def look(self, seconds):
         for _ in range(seconds):
@@ -263,8 +262,9 @@ def test_a_stage_that_is_late_is_named_once_a_minute_and_ends_the_run_at_the_lim
     awaited.look(9)
     assert capfd.readouterr().err == ""
     awaited.look(3)
-    assert "WARNING: process 0 has waited 10 s for dy of batch 61 from stage k=2 (process 1), which is late." in (
-        capfd.readouterr().err
+    assert (
+        "WARNING: process 0 has waited 10 s for the gradient of batch 61 from stage k=2 (process 1), which is late."
+        in (capfd.readouterr().err)
     )
     awaited.look(50)
     assert capfd.readouterr().err == "" and not awaited.ended

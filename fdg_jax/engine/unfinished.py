@@ -59,6 +59,16 @@ class UnfinishedOperations:
         """
         self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
 
+    def add(self, kind: str, k: int, batch: int, array: Any) -> None:
+        """Notes a message that has been asked for, also while an operation is being dispatched.
+
+        Arguments:
+            kind, k: as in `Dispatched`. batch: its number. array: the message.
+        """
+        op = Dispatched(kind, k, batch, batch, time.monotonic(), True)
+        with self.lock:
+            self.queues.setdefault(k, deque()).append((op, array))
+
     def end(self, array: Any) -> None:
         """Notes that the dispatch has returned. array: a result of the operation; None if there is none."""
         op = self.entering

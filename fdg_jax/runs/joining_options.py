@@ -11,10 +11,11 @@ AUTO = "auto"
 HELP = {
     "coordinator": "Where process 0 listens, an IPv4 address and a port such as 10.0.0.1:1234. auto: SLURM, Open MPI "
     "or Kubernetes say that, and which process this is.",
-    "processes": "How many processes train together, 2 to K. Neighbouring stages share a process.",
+    "processes": "How many processes train together, 1 to K. Neighbouring stages share a process.",
     "process_id": "The number of this process, from 0. Process 0 writes the run directory and prints.",
     "address": "The IPv4 address at which the other processes reach this one.",
-    "peer_timeout": "How long a stage of another process is waited for. It is named on stderr after 10 s.",
+    "peer_timeout": "How long a stage of another process is waited for, four times as long while programs compile. It "
+    "is named on stderr after 10 s.",
 }
 METAVARS = {
     "coordinator": "HOST:PORT",

@@ -46,13 +46,40 @@ class SharedSaver(Saver):
         super().__init__(root, about, keep, flush)
         self.peers, self.saves = peers, 0
 
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        refused: Sequence[int] | None = None,
+        best: bool = False,
+    ) -> None:
+        """As `Saver.save`. Counts, so that all processes mean the same one."""
+        self.saves += 1
+        super().save(step, state, loop, refused, best)
+
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
         """Writes this process's part, and makes the checkpoint whole or fails in all processes."""
-        self.saves += 1
         name = f"checkpoint {self.saves}"
         self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
+        try:
+            self.write_parts(name, step, state, loop, refused, best)
+        except NotFinite:
+            self.sweep()
+            raise
+
+    def write_parts(
+        self,
+        name: str,
+        step: int,
+        state: Mapping[str, Any],
+        loop: Mapping[str, Any],
+        refused: Sequence[int] | None,
+        best: bool,
+    ) -> None:
+        """Has all processes write their parts, and process 0 make them a checkpoint. name: of this one, everywhere."""
         part = self.of_all(lambda: self.write_part(step, state, loop, refused is not None), f"{name} of", step)
         check_refused({k: number for _, by_stage in part for k, number in by_stage}, refused, step)
         sealed = [(size, sha256) for (size, sha256), _ in part]

@@ -9,22 +9,26 @@ cannot be made. The exit code is that of the training.
 """
 
 import dataclasses
+import os
 import secrets
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import output
 from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files
 from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import Options
 from fdg_jax.training import command_line, launch
 from fdg_jax.training.command_line import Program, Words
-from fdg_jax.training.peers import Elsewhere, Peers
+from fdg_jax.training.peers import Elsewhere, Peers, Silent
 from fdg_jax.training.signals import Signals, Stopped
+
+SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems remember what was not there
 
 
 def main(arguments: Sequence[str], program: Program) -> int:
@@ -34,6 +38,9 @@ def main(arguments: Sequence[str], program: Program) -> int:
             return start(command_line.read(arguments, program), program, signals)
         except Elsewhere:  # process 0, or the one that found it, says it
             return 2
+        except Silent as error:
+            print(f"error: {error} Look what became of it, and start all again.", file=sys.stderr)
+            return 1
         except BadInput as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -53,7 +60,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())
-    peers = join(joining, asked)
+    peers = join(joining, asked, given)
     with ExitStack() as held:
         path, resume = peers.told(lambda: claim(asked, held))
         path = Path(path)
@@ -74,7 +81,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         return launch.prepare_and_run(options, config, path, program, signals, peers)
 
 
-def join(joining: Joining, asked: Options) -> Peers:
+def join(joining: Joining, asked: Options, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any. Raises BadInput."""
     if not joining.wanted:
         return Peers()
@@ -83,7 +90,7 @@ def join(joining: Joining, asked: Options) -> Peers:
     config, K = Path(asked.run_dir or "") / run_files.CONFIG, asked.K
     if asked.resume and config.is_file():
         K = reading.config(config.parent)["K"]
-    return joined.join(joining, asked, K)
+    return joined.join(joining, asked, given, K)
 
 
 def claim(asked: Options, held: ExitStack) -> tuple[str, bool]:
@@ -99,13 +106,25 @@ def check_shared(path: Path, peers: Peers) -> None:
 
     def leave() -> str:
         token = secrets.token_hex(8)
-        seen.write_text(token)
+        try:
+            seen.write_text(token)
+        except OSError as error:
+            raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
         return token
 
     token = peers.told(leave)
 
+    def is_seen() -> bool:
+        with suppress(OSError):
+            os.listdir(path.parent)  # makes a network file system look again
+            return seen.read_text() == token
+        return False
+
     def look() -> None:
-        if not seen.is_file() or seen.read_text() != token:
+        until = time.monotonic() + SHARED_SECONDS
+        while not is_seen() and time.monotonic() < until:
+            time.sleep(1.0)
+        if not is_seen():
             fact = f"--run-dir {path} is not the same folder in processes 0 and {peers.process}"
             raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
 

@@ -24,8 +24,9 @@ from fdg_jax.transport.notices import Notices
 
 LATE_SECONDS = 10.0  # after which a process that is waited for is named
 END_SECONDS = 5.0  # for the others to end, too
+FIRST_ENDS_SECONDS = 60.0  # the same for process 0, which still writes the report
 current: list["JoinedPeers"] = []  # the processes that this one has joined
-OF_A_PROCESS = ("run_dir", "data_dir", "resume")  # options that may differ: paths of a host
+OF_A_PROCESS = ("run_dir", "data_dir")  # options that may differ: paths of a host
 
 
 class JoinedPeers(Peers):
@@ -122,11 +123,12 @@ class JoinedPeers(Peers):
                 self.condition.wait_for(lambda: self.meetings > number)
 
 
-def join(joining: Joining, options: Options, K: int) -> Peers:
+def join(joining: Joining, options: Options, given: frozenset[str], K: int) -> Peers:
     """Joins this process with the others, and checks that all were started alike. Raises BadInput.
 
     Arguments:
-        joining: how to find the others. options: as asked for. K: the number of stages.
+        joining: how to find the others. options: as asked for. given: the names of those on the command line.
+        K: the number of stages.
     """
     coordinator, process, processes = joining.coordinator or "", joining.process_id, joining.processes
     if coordinator == AUTO:
@@ -140,25 +142,27 @@ def join(joining: Joining, options: Options, K: int) -> Peers:
     current.append(peers)
     if process > 0:  # process 0 says what there is to say
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    peers.compare(settings(options))
+    peers.compare(settings(options, given))
     return peers
 
 
-def settings(options: Options) -> dict[str, str]:
+def settings(options: Options, given: frozenset[str]) -> dict[str, str]:
     """What processes must have in common before any of them loads data, by name."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}
     code = {"git commit": run_files.git_commit(), "XLA_FLAGS": os.environ.get("XLA_FLAGS")}
-    return {name: str(value) for name, value in {**versions, **code, **asked, **jax_settings.current()}.items()}
+    flags = {"the flags": " ".join(sorted(map(spelled, given - set(OF_A_PROCESS)))) or "none"}
+    found = {**versions, **code, **asked, **flags, **jax_settings.current()}
+    return {name: str(value) for name, value in found.items()}
 
 
 def leave(code: int) -> None:
     """Ends this process at once; where all processes end, after taking leave of them: else some would be told that the
     coordinator has failed. JAX's own end waits long for processes that are gone."""
-    for peers in current:
-        ending = Thread(target=take_leave, args=(peers,), daemon=True)
+    if current:
+        ending = Thread(target=take_leave, args=(current[0],), daemon=True)
         ending.start()
-        ending.join(2 * END_SECONDS)
+        ending.join(FIRST_ENDS_SECONDS + 2 * END_SECONDS)
         os._exit(code)
 
 
@@ -168,5 +172,6 @@ def take_leave(peers: JoinedPeers) -> None:
         return
     with contextlib.suppress(JaxRuntimeError):
         peers.notices.put(f"ends/{peers.process}", "")
-        if all(peers.notices.wait(f"ends/{process}", END_SECONDS) is not None for process in range(peers.processes)):
+        seconds = [FIRST_ENDS_SECONDS, *[END_SECONDS] * (peers.processes - 1)]
+        if all(peers.notices.wait(f"ends/{process}", seconds[process]) is not None for process in range(len(seconds))):
             jax.distributed.shutdown()

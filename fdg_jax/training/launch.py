@@ -86,6 +86,8 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     last bits."""
     names = ("processor", "usable_cores", "cpu_devices", "devices", "xla_flags", "matmul_precision", "git_commit")
     known = [name for name in names if name in before and name in now]
+    if any(" of process " in name for name in (*before["devices"], *now["devices"])):
+        known.remove("devices")  # in another number of processes they have other names
     changed = [f"{name} {now[name]}, was {before[name]}" for name in known if before[name] != now[name]]
     if changed:
         fact = f"the run began in another environment: {'; '.join(changed)}"

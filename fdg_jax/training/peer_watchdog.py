@@ -16,6 +16,8 @@ from fdg_jax.training.watchdog import Watchdog
 
 LATE_SECONDS, AGAIN_SECONDS = 10.0, 60.0  # until a stage is named, and until it is named again
 LOOK_SECONDS = 1.0
+WHILE_COMPILING = 4  # times the limit, as another process may compile for long
+MESSAGES = {"x": "the activations", "dy": "the gradient"}
 SLOWER = 3.0  # times as long as ever before, a message has to take before its stage counts as late
 
 
@@ -70,10 +72,11 @@ class PeerWatchdog(Watchdog):
 
     def waited(self, op: Dispatched, seconds: float) -> None:
         """A message has been the oldest thing that is awaited for so many seconds."""
-        what = op.kind.removeprefix(MESSAGE) + (f" of batch {op.first:,}" if op.first else "")
+        what = op.kind.removeprefix(MESSAGE)
+        what = MESSAGES.get(what, what) + (f" of batch {op.first:,}" if op.first else "")
         whose = f"stage k={op.k} (process {self.process_of(op.k)})"
         waits = f"process {self.process} has waited {seconds:,.0f} s for {what} from {whose}"
-        if seconds >= self.timeout:
+        if seconds >= self.timeout * (WHILE_COMPILING if self.may_compile else 1):
             fact = (
                 f"\nerror: {waits}, longer than --peer-timeout {self.timeout:g}. It is gone, or the way to it is cut."
             )

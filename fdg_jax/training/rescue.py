@@ -31,7 +31,7 @@ def try_checkpoint(loop: Loop) -> str:
     """Tries the same after a fault. Never raises; returns a sentence on whether it succeeded."""
     step = f"batch {loop.record.step:,}"
     if loop.job.peers.processes > 1:
-        return "No checkpoint was tried, for which all processes are needed."
+        return "No checkpoint was tried: it needs all processes."
     if loop.in_dispatch:
         return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
     if loop.saving.drained and not loop.saving.is_current():

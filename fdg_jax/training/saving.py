@@ -58,7 +58,10 @@ class Saving:
         are. best: it is kept until there is a better one."""
         self.last_save_attempt = self.record.step
         self.check()  # one at a time
-        if self.job.peers.told(lambda: not self.repair_directory() or self.drained):
+        if unusable := self.job.peers.told(self.unusable):
+            self.saver.failure = self.saver.failure or checkpoints.SaveFailed(unusable)
+            return
+        if self.drained:
             return
         if self.job.peers.told(self.is_current):
             self.saver.best = self.record.step if best else self.saver.best
@@ -68,6 +71,10 @@ class Saving:
         expected = self.nonfinite.refused_updates_expected(self.record)
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
+
+    def unusable(self) -> str:
+        """Why nothing can be saved in the run directory, which is repaired before if possible; "" if it can be used."""
+        return "" if self.repair_directory() else str(self.saver.failure)
 
     def repair_directory(self) -> bool:
         """Before a save: replaces what somebody has deleted from the run directory. Returns whether it can be used;
