@@ -107,7 +107,7 @@ def check_shared(path: Path, peers: Peers) -> None:
     def leave() -> str:
         token = secrets.token_hex(8)
         try:
-            seen.write_text(token)
+            seen.write_text(token, encoding="utf-8")
         except OSError as error:
             raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
         return token
@@ -117,7 +117,7 @@ def check_shared(path: Path, peers: Peers) -> None:
     def is_seen() -> bool:
         with suppress(OSError):
             os.listdir(path.parent)  # makes a network file system look again
-            return seen.read_text() == token
+            return seen.read_text(encoding="utf-8") == token
         return False
 
     def look() -> None:
