@@ -55,7 +55,7 @@ def main() -> None:
         pipeline.step(batch)
     evaluation = pipeline.evaluate([data[4], data[0]])
     lost = np.full_like(data[0][0], np.nan), data[0][1]
-    unsound = [pipeline.unsound(data[0]), pipeline.unsound(lost)]
+    unsound = [pipeline.unsound(batch) for batch in (data[0], lost)] if K == 4 else []  # it compiles
     pipeline.drain()
     seen = {
         "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
