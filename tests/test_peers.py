@@ -1,288 +1,262 @@
-"""Processes of one training agree: where they stop, what they refuse, which checkpoint is whole."""
+"""The peers of the benchmark train the same network by the same recipe as we do, or are left out with a sentence.
 
-import random
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+What needs PyTorch is skipped without it: `make test REQUIREMENTS=requirements-peers.txt` runs it.
+"""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import jax
 import numpy as np
+import optax
 import pytest
 
-from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
+from benchmarks import images_per_second, ops
+from benchmarks.harness import turns
+from benchmarks.peers import sides as peers
+from fdg_jax import models, split
+from fdg_jax.data.sets import synthetic
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints, joining_options
-from fdg_jax.runs.joining_options import Joining
-from fdg_jax.runs.options import Options
-from fdg_jax.runs.shared_saver import SharedSaver
-from fdg_jax.training import joined, peer_watchdog
-from fdg_jax.training.joined import JoinedPeers
-from fdg_jax.training.peers import Elsewhere, Peers, Silent
-from fdg_jax.training.signals import Stopped
+from fdg_jax.recipe import paper_sgd
+from fdg_jax.training.setup import cross_entropy
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMON = {"K": 2, "model": "resnet8", "batch_size": 8}
+pins_cores = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
 
 
-class Board:
-    """Notices of processes that are threads here."""
-
-    def __init__(self):
-        self.texts, self.condition = {}, threading.Condition()
-
-    def put(self, name, text):
-        with self.condition:
-            self.texts[name] = text
-            self.condition.notify_all()
-
-    def wait(self, name, seconds):
-        with self.condition:
-            self.condition.wait_for(lambda: name in self.texts, seconds)
-            return self.texts.get(name)
+def parse(text, **changes):
+    return peers.parse(text, COMMON | changes, "--a", "balanced")
 
 
-def in_processes(count, run, seconds=30.0) -> list[Any]:
-    """What run(peers) returns, or the exception that it raises, in each of so many processes."""
-    board: Any = Board()
-
-    def one(process):
-        try:
-            return run(JoinedPeers(process, count, seconds, board))
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(one, range(count)))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_processes_at_different_batches_meet_at_the_same_one(seed):
-    """None may run ahead of the slowest by more than 3 batches, as losses bound it in a pipeline."""
-    rng = random.Random(seed)
-    asks = {rng.randrange(3): rng.randrange(1, 30) for _ in range(2)}  # process -> the batch at which it asks
-    done = [0, 0, 0]
-
-    def run(peers):
-        own = random.Random(f"{seed} {peers.process}")
-        for batch in range(1, 100):
-            time.sleep(own.random() * 0.003)
-            signal = 15 if batch >= asks.get(peers.process, 1000) else None
-            found = peers.meet(signal=signal, failed_save=False)
-            if found:
-                return batch, dict(found)
-            done[peers.process] = batch
-            while batch - min(done) > 3:
-                time.sleep(0.001)
-        return None
-
-    found = in_processes(3, run)
-    assert found[0] is not None and found == [found[0]] * 3
-    assert found[0][1] == {"signal": 15} and found[0][0] >= min(asks.values())
-
-
-def test_a_second_meeting_follows_the_first():
-    def run(peers):
-        seen = []
-        for batch in range(400):
-            signal = 15 if peers.process == 1 and len(seen) < 2 else None
-            if peers.meet(signal=signal):
-                seen.append(batch)
-            time.sleep(0.001)
-            if len(seen) == 2:
-                return seen
-        return seen
-
-    one, other = in_processes(2, run)
-    assert one == other and len(one) == 2
-
-
-def test_alone_a_fact_is_met_at_once():
-    assert Peers().meet(signal=15, failed_save=False) == {"signal": 15}
-    assert Peers().meet(signal=None) == {}
-    assert Peers().told(lambda: 3) == Peers().each(lambda: 3) == 3
-
-
-def test_what_one_process_refuses_all_refuse_and_one_says_it():
-    def run(peers):
-        def refuse():
-            if peers.process == 1:
-                raise BadInput("no such data.")
-            return "loaded"
-
-        return peers.each(refuse)
-
-    found = in_processes(3, run)
-    assert [type(error) for error in found] == [Elsewhere, BadInput, Elsewhere]
-    assert [str(error) for error in found] == ["no such data."] * 3
-
-
-def test_a_signal_while_preparing_stops_all():
-    def run(peers):
-        def prepare():
-            if peers.process == 2:
-                raise Stopped(15)
-
-        peers.each(prepare)
-
-    assert [error.number for error in in_processes(3, run)] == [15] * 3
-
-
-def test_process_0_decides_for_all():
-    assert in_processes(3, lambda peers: peers.told(lambda: peers.process + 7)) == [7, 7, 7]
-
-
-def test_other_settings_are_named_with_both_values():
-    found = in_processes(2, lambda peers: peers.compare({"--seed": peers.process}))
-    assert type(found[0]) is BadInput and type(found[1]) is Elsewhere
-    assert str(found[0]).startswith("process 1 has --seed 1, process 0 has --seed 0. Start all with the same")
-
-
-def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
-    board: Any = Board()
-    with pytest.raises(Silent, match=r"process 1 has not answered for"):
-        JoinedPeers(0, 2, 0.08, board).share("here")
-    assert "WARNING: process 0 has waited" in capsys.readouterr().err
-
-
-def state_of(process):
-    return {f"stage{process + 1}/state/weights": np.full((2, 3), process, np.float32), "t": np.int64(4)}
-
-
-def saved_by(count, root, change=lambda process, state: state, best=False) -> list[Any]:
-    def run(peers):
-        saver = SharedSaver(root, {"about": "a run"}, 2, peers)
-        state = change(peers.process, state_of(peers.process))
-        saver.save(7, state, {"step": 7}, None, best)
-        saver.wait()
-        return saver.step
-
-    return in_processes(count, run)
-
-
-def test_parts_become_one_checkpoint(tmp_path):
-    """Read as that of one process, with what each of them has."""
-    assert saved_by(3, tmp_path / "checkpoints") == [7, 7, 7]
-    (path,) = checkpoints.stored(tmp_path / "checkpoints")
-    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.json", "process0", "process1", "process2"]
-    state, loop, about = checkpoints.load(path)
-    assert sorted(state) == ["stage1/state/weights", "stage2/state/weights", "stage3/state/weights", "t"]
-    np.testing.assert_array_equal(state["stage3/state/weights"], np.full((2, 3), 2, np.float32))
-    assert state["t"] == 4 and loop["step"] == 7 and about == {"about": "a run"}
-
-
-def test_a_part_that_cannot_be_written_fails_in_all_processes(tmp_path):
-    def change(process, state):
-        if process == 1:
-            state["unwritable"] = np.array([object()])
-        return state
-
-    found = saved_by(3, tmp_path / "checkpoints", change)
-    assert [type(error) for error in found] == [checkpoints.SaveFailed] * 3
-    assert all("in process 1" in str(error) for error in found)
-    assert checkpoints.stored(tmp_path / "checkpoints") == []
-    assert checkpoints.remainders(tmp_path / "checkpoints") == []
-
-
-def test_a_part_that_is_not_finite_fails_in_all_processes(tmp_path):
-    def change(process, state):
-        return state | {f"stage{process + 1}/state/weights": np.full(3, np.nan)} if process == 2 else state
-
-    found = saved_by(3, tmp_path / "checkpoints", change)
-    assert [type(error) for error in found] == [checkpoints.NotFinite] * 3
-    assert all("stage k=3" in str(error) and error.step == 7 for error in found)
-
-
-@pytest.mark.parametrize("file", ["manifest.json", "process1/manifest.json", "process1/npy/00000.npy"])
-def test_damage_of_a_part_is_noticed(file, tmp_path):
-    saved_by(2, tmp_path / "checkpoints")
-    path = tmp_path / "checkpoints" / "step-000000007" / file
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(BadInput, match="damaged"):
-        checkpoints.load(tmp_path / "checkpoints" / "step-000000007")
-
-
-def test_a_part_that_is_missing_or_too_many_is_noticed(tmp_path):
-    saved_by(2, tmp_path / "checkpoints")
-    path = tmp_path / "checkpoints" / "step-000000007"
-    (path / "process2").mkdir()
-    (path / "process2" / "manifest.json").write_text("{}")
-    with pytest.raises(BadInput, match=r"process2/manifest\.json is there"):
-        checkpoints.load(path)
-    (path / "process1" / "manifest.json").unlink()
-    with pytest.raises(BadInput, match=r"process1/manifest\.json is missing"):
-        checkpoints.load(path)
+def test_a_peer_has_its_processes_its_cores_and_its_options():
+    torch, ddp, pipeline, jax_peer = map(parse, ("torch", "torch-ddp", "torch-pipeline", "jax-shard-map"))
+    assert [(side.K, side.cores) for side in (torch, ddp, pipeline, jax_peer)] == [(1, 1), (2, 2), (2, 2), (2, 2)]
+    assert [side.xla for side in (torch, jax_peer)] == ["", "--a"]
+    assert (pipeline.split, torch.split) == ("balanced", None)
+    two = parse("torch:threads=2:layout=contiguous:onednn=off")
+    assert (two.K, two.cores) == (1, 2)
+    assert two.options == {"threads": 2, "layout": "contiguous", "onednn": False}
+    gpipe = parse("torch-pipeline:schedule=gpipe:micro_batches=8:split=2")
+    assert (gpipe.split, gpipe.options["schedule"], gpipe.options["micro_batches"]) == ("2", "gpipe", 8)
+    assert parse("fdg").worker != torch.worker == jax_peer.worker  # and what is no peer is a side of ours
 
 
 @pytest.mark.parametrize(
-    ("given", "fact"),
+    ("side", "changes", "word"),
     [
-        ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
-        ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
-        ({"coordinator": "127.0.0.1:1", "processes": 3, "process_id": 0}, "--processes 3: each process needs a stage"),
-        ({"coordinator": "127.0.0.1:1", "processes": 2, "process_id": 2}, "--process-id 2: 2 processes are counted"),
-        ({"coordinator": "auto", "processes": 2}, "--coordinator auto: --processes comes from the scheduler"),
-        ({"coordinator": "auto", "peer_timeout": 0.0}, "--peer-timeout 0: give a positive number"),
-        ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
-        ({"coordinator": "auto", "options": {"resume_into": "x"}}, "--resume-into makes the new run in one process"),
+        ("torch:threads=0", {}, "from 1 on"),
+        ("torch:layout=diagonal", {}, "channels-last or contiguous"),
+        ("torch:onednn=perhaps", {}, "on or off"),
+        ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
+        ("torch-pipeline:schedule=fdg", {}, "gpipe or 1f1b"),
+        ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
+        ("torch-pipeline:micro_batches=1", {}, "nothing to overlap"),
+        ("torch-pipeline", {"K": 1}, "nothing to overlap"),
+        ("torch-ddp", {"K": 3}, "a multiple of 3 as --batch-size"),
+        ("jax-shard-map:layers=none", {}, "layers=none is not known. Use cured or plain"),
+        ("jax-shard-map", {"K": 3}, "a multiple of 3 as --batch-size"),
+        ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
+        ("torch", {"model": "resnet18"}, "resnet<6n[+]2>"),
     ],
 )
-def test_flags_that_contradict_one_another_are_refused(given, fact):
-    options = Options(**given.pop("options", {}))
-    with pytest.raises(BadInput, match=fact):
-        joining_options.check(Joining(**given), frozenset(given), options)
+def test_a_peer_that_cannot_be_had_is_refused_with_the_way_out(side, changes, word):
+    with pytest.raises(BadInput, match=word):
+        parse(side, **changes)
 
 
-class Awaited:
-    """A watchdog that looks at the times that it is given, at a message of stage 2 that does not come."""
-
-    def __init__(self, monkeypatch, tmp_path, timeout=100.0):
-        self.ended = []
-        monkeypatch.setattr(peer_watchdog.os, "_exit", self.ended.append)
-        self.unfinished = UnfinishedOperations()
-        self.dog = peer_watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
-        self.now = self.dog.looked
-        self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
-
-    def look(self, seconds):
-        for _ in range(seconds):
-            self.now += 1
-            self.dog.look(self.now)
+def test_a_peer_without_pytorch_is_skipped_with_a_sentence_and_the_others_stay():
+    asked = [parse("bp"), parse("torch"), parse("jax-shard-map")]
+    with mock.patch.object(peers, "has", return_value=False):
+        kept, missing = peers.available(asked, "")
+    assert [side.name for side in kept] == ["bp", "jax-shard-map"]
+    (sentence,) = missing
+    assert "torch is skipped" in sentence and "requirements-peers.txt" in sentence and "--python" in sentence
 
 
-class NeverReady:
-    def is_deleted(self):
-        return False
-
-    def is_ready(self):
-        return False
+def test_the_side_that_all_are_compared_with_cannot_be_skipped():
+    with mock.patch.object(peers, "has", return_value=False), pytest.raises(BadInput, match="first side"):
+        peers.available([parse("torch"), parse("bp")], "")
 
 
-def test_a_stage_that_is_late_is_named_once_a_minute_and_ends_the_run_at_the_limit(monkeypatch, tmp_path, capfd):
-    awaited = Awaited(monkeypatch, tmp_path)
-    awaited.look(9)
-    assert capfd.readouterr().err == ""
-    awaited.look(3)
-    assert (
-        "WARNING: process 0 has waited 10 s for the gradient of batch 61 from stage k=2 (process 1), which is late."
-        in (capfd.readouterr().err)
-    )
-    awaited.look(50)
-    assert capfd.readouterr().err == "" and not awaited.ended
-    awaited.look(40)
-    said = capfd.readouterr().err
-    assert "has waited 70 s" in said and "longer than --peer-timeout 100" in said and awaited.ended[0] == 1
+def test_the_peers_interpreter_is_the_one_named_and_ours_stays_ours():
+    assert not peers.has(sys.executable, "a_package_that_is_not_there")
+    with mock.patch.object(peers, "has", lambda python, package: (python, package) == ("other", "torch")):
+        kept, missing = peers.available([parse("bp"), parse("torch"), parse("jax-shard-map")], "other")
+    assert [side.interpreter for side in kept] == ["", "other", ""]
+    assert not missing
+    with pytest.raises(BadInput, match="cannot be run"):
+        peers.available([parse("bp"), parse("torch")], "/nowhere/python")
 
 
-def test_the_time_that_a_process_was_stopped_itself_counts_for_nobody(monkeypatch, tmp_path, capfd):
-    awaited = Awaited(monkeypatch, tmp_path)
-    awaited.look(5)
-    awaited.now += 500
-    awaited.look(9)
-    assert capfd.readouterr().err == "" and not awaited.ended
+def test_sides_that_train_different_networks_are_not_compared():
+    def worker(name, parameters):
+        return mock.Mock(about={"parameters": parameters}, side=parse(name))
+
+    turns.same_network([worker("bp", 5), worker("fdg", 5)])
+    with pytest.raises(turns.WorkerDied, match="side torch trains 6 parameters and bp 5"):
+        turns.same_network([worker("bp", 5), worker("torch", 6)])
 
 
-def test_nothing_is_late_while_programs_compile(monkeypatch, tmp_path, capfd):
-    awaited = Awaited(monkeypatch, tmp_path)
-    awaited.dog.may_compile = True
-    awaited.look(50)
-    assert capfd.readouterr().err == ""
+@pins_cores
+@pytest.mark.slow
+def test_plain_jax_data_parallel_is_compared_with_bp_and_pytorch_is_skipped_where_it_is_missing():
+    sides = ["bp", "jax-shard-map", *([] if peers.has(sys.executable, "torch") else ["torch"])]
+    short = ["--model", "resnet8", "--batch-size", "8", "--windows", "2", "--seconds", "0.1", "--json"]
+    command = [sys.executable, "-m", "benchmarks.images_per_second", *short, "--sides", *sides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["side"] for row in rows] == ["bp", "jax-shard-map"]
+    assert ("Side torch is skipped" in done.stderr) == ("torch" in sides)
+
+
+def test_the_layers_of_a_network_are_counted_as_they_are_called():
+    found = ops.shapes("resnet8")
+    assert found[ops.Shape(32, 3, 16, 3)] == 1
+    assert found[ops.Shape(32, 16, 16, 3)] == 2 and found[ops.Shape(32, 16, 32, 3, 2)] == 1
+    assert found[ops.Shape(32, 16, 16)] == 3  # norms: the stem's and the first block's
+    assert sum(count for shape, count in found.items() if shape.kernel) == 7
+    assert ops.Shape(32, 16, 32, 3, 2).gigaflops(2) == pytest.approx(2e-9 * 2 * 16 * 16 * 9 * 16 * 32)
+
+
+FEW = {ops.Shape(4, 2, 2, 3): 1, ops.Shape(4, 3, 2, 3, 2): 1, ops.Shape(4, 2, 2): 3}
+
+
+def test_ops_prints_a_row_an_operation(capsys, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    with mock.patch.object(ops, "shapes", return_value=FEW):
+        assert ops.main(["--batch-size", "2", "--rounds", "1", "--json", str(file)]) == 0
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [row["operation"] for row in rows] == ["F", "dx", "dw", "F", "dw", "F", "B"]
+    assert all(row["xla_milliseconds"] > 0 for row in rows)
+    assert "| norm and relu, 4x4, 2 | 3 | B |" in capsys.readouterr().out
+
+
+# From here on with PyTorch.
+
+
+def torch_modules():
+    pytest.importorskip("torch", reason="no PyTorch: make test REQUIREMENTS=requirements-peers.txt")
+    from benchmarks.peers import torch_net, torch_recipe
+
+    return torch_net, torch_recipe
+
+
+def flat(variables):
+    """PyTorch's name -> array of our variables of the whole network."""
+    names = {"scale": "weight", "kernel": "weight", "mean": "running_mean", "var": "running_var"}
+    found = {}
+    for collection in ("params", "batch_stats"):
+        for path, leaf in jax.tree_util.tree_flatten_with_path(variables[collection])[0]:
+            block, *inner, last = [key.key for key in path if key.key != "head"]  # a wide net's head has an inner one
+            axes = {4: (3, 2, 0, 1), 2: (1, 0)}.get(leaf.ndim, (0,))
+            name = ".".join([str(int(block.removeprefix("block"))), *inner, names.get(last, last)])
+            found[name] = np.transpose(leaf, axes)
+    return found
+
+
+@pytest.mark.parametrize("model", ["resnet8", "wrn10_2"])
+def test_a_step_of_pytorchs_network_from_our_weights_ends_in_our_weights(model):
+    torch_net, torch_recipe = torch_modules()
+    import torch
+
+    random = np.random.RandomState(0)
+    x, labels = random.randn(8, 16, 16, 3).astype(np.float32), random.randint(0, 10, 8)
+    blocks = models.blocks(model, 10)
+    net, variables = split.stages(blocks, ())[0], split.init_whole(blocks, jax.random.key(0), x)
+
+    def loss_of(params):
+        logits, changed = net.apply({**variables, "params": params}, x, True, mutable=["batch_stats"])
+        return cross_entropy(logits, labels), (logits, changed)
+
+    (_, (logits, changed)), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(variables["params"])
+    optimizer = paper_sgd(torch_recipe.LEARNING_RATE)
+    updates, _ = optimizer.update(gradients, optimizer.init(variables["params"]), variables["params"])
+    expected = flat({"params": optax.apply_updates(variables["params"], updates), **changed})
+
+    peer = torch.nn.Sequential(*torch_net.blocks(model, 10)).to(memory_format=torch.channels_last)
+    given = {name: torch.tensor(array) for name, array in flat(variables).items()}
+    assert not peer.load_state_dict(given, strict=False).unexpected_keys
+    assert sum(p.numel() for p in peer.parameters()) == sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    sgd, found = torch_recipe.optimizer(peer), peer(torch.tensor(x).permute(0, 3, 1, 2))
+    torch_recipe.loss(found, torch.tensor(labels)).backward()
+    sgd.step()
+    # Convolutions of two libraries: sums of up to 300 products of float32 in other orders, some ten layers deep.
+    np.testing.assert_allclose(found.detach().numpy(), logits, rtol=1e-4, atol=1e-4)
+    after = {name: value.numpy() for name, value in peer.state_dict().items() if "num_batches" not in name}
+    assert after.keys() == expected.keys()
+    for name, value in expected.items():
+        # PyTorch's running variance follows the unbiased variance, n/(n-1) of ours: of 8 4x4 maps up to 0.1 x 1/127.
+        loose = 2e-3 if name.endswith("running_var") else 2e-5
+        np.testing.assert_allclose(after[name], value, rtol=loose, atol=loose, err_msg=name)
+
+
+@pytest.mark.parametrize(("model", "count"), [("resnet20", 269_722), ("wrn16_4", 2_748_890)])
+def test_pytorchs_network_has_exactly_as_many_parameters_as_ours(model, count):
+    torch_net, _ = torch_modules()
+    blocks = models.blocks(model, 10)
+    whole = split.init_whole(blocks, jax.random.key(0), jax.ShapeDtypeStruct((2, 32, 32, 3), np.float32))
+    ours = sum(leaf.size for leaf in jax.tree.leaves(whole["params"]))
+    theirs = sum(p.numel() for block in torch_net.blocks(model, 10) for p in block.parameters())
+    assert theirs == ours == count
+
+
+def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
+    _, torch_recipe = torch_modules()
+    import torch
+
+    from fdg_jax.data import augment
+
+    data = synthetic.load()
+    images, (down, right, mirrored) = data.train_images[:16], augment.draw(3, 5, 16, data.pad)
+    choices = [torch.tensor(np.asarray(choice)) for choice in (down, right, mirrored)]
+    found = torch_recipe.augment(torch.from_numpy(images), *choices, data).permute(0, 2, 3, 1)
+    # The same difference and product, but 1/std rounded once more: a few last bits of numbers up to 3.
+    np.testing.assert_allclose(found.numpy(), augment.train_transform(data, 3)(images, 5), rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.slow
+def test_pytorchs_loss_falls():
+    torch_modules()
+    from benchmarks.peers import torch_bp
+
+    trainer = torch_bp.Trainer(parse("torch", batch_size=32))
+    first = np.mean([trainer.train(1) for _ in range(5)])
+    trainer.train(200)
+    assert np.mean([trainer.train(1) for _ in range(5)]) < 0.8 * first
+
+
+@pins_cores
+@pytest.mark.slow
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
+def test_every_peer_is_compared_with_bp(capfd):
+    torch_modules()
+    sides = ["bp", "torch", "torch:threads=2", "torch-ddp", "torch-pipeline", "torch-pipeline:schedule=gpipe:split=2"]
+    sides += ["torch-pipeline:layout=contiguous", "torch:onednn=off:layout=contiguous"]
+    short = ["--model", "resnet8", "--batch-size", "8", "--windows", "2", "--seconds", "0.1", "--json"]
+    assert images_per_second.main([*short, "--sides", *sides]) == 0
+    rows = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [row["side"] for row in rows] == sides
+    assert {row["parameters"] for row in rows} == {rows[0]["parameters"]}
+    assert [len(row["cuts"]) for row in rows] == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert rows[5]["cuts"] == [2]
+    assert all(row["images_per_second"] > 0 and row["busy_percent"] > 0 for row in rows)
+
+
+def test_both_libraries_compute_the_same_operations():
+    torch_modules()
+    for shape in FEW:
+        ours, theirs = ops.xla(shape, 2), ops.onednn(shape, 2)
+        for operation in ours:
+            a, b = (jax.tree.leaves(made[operation]()) for made in (ours, theirs))
+            b = [leaf.detach().numpy() for leaf in b]
+            if b[0].ndim == 4:
+                order = (2, 3, 1, 0) if operation == "dw" else (0, 2, 3, 1)
+                b[0] = b[0].transpose(order)
+            # Sums of up to 32 products of numbers around 1, in other orders.
+            np.testing.assert_allclose(b[0], a[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,288 @@
+"""Processes of one training agree: where they stop, what they refuse, which checkpoint is whole."""
+
+import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import checkpoints, joining_options
+from fdg_jax.runs.joining_options import Joining
+from fdg_jax.runs.options import Options
+from fdg_jax.runs.shared_saver import SharedSaver
+from fdg_jax.training import joined, peer_watchdog
+from fdg_jax.training.joined import JoinedPeers
+from fdg_jax.training.peers import Elsewhere, Peers, Silent
+from fdg_jax.training.signals import Stopped
+
+
+class Board:
+    """Notices of processes that are threads here."""
+
+    def __init__(self):
+        self.texts, self.condition = {}, threading.Condition()
+
+    def put(self, name, text):
+        with self.condition:
+            self.texts[name] = text
+            self.condition.notify_all()
+
+    def wait(self, name, seconds):
+        with self.condition:
+            self.condition.wait_for(lambda: name in self.texts, seconds)
+            return self.texts.get(name)
+
+
+def in_processes(count, run, seconds=30.0) -> list[Any]:
+    """What run(peers) returns, or the exception that it raises, in each of so many processes."""
+    board: Any = Board()
+
+    def one(process):
+        try:
+            return run(JoinedPeers(process, count, seconds, board))
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_processes_at_different_batches_meet_at_the_same_one(seed):
+    """None may run ahead of the slowest by more than 3 batches, as losses bound it in a pipeline."""
+    rng = random.Random(seed)
+    asks = {rng.randrange(3): rng.randrange(1, 30) for _ in range(2)}  # process -> the batch at which it asks
+    done = [0, 0, 0]
+
+    def run(peers):
+        own = random.Random(f"{seed} {peers.process}")
+        for batch in range(1, 100):
+            time.sleep(own.random() * 0.003)
+            signal = 15 if batch >= asks.get(peers.process, 1000) else None
+            found = peers.meet(signal=signal, failed_save=False)
+            if found:
+                return batch, dict(found)
+            done[peers.process] = batch
+            while batch - min(done) > 3:
+                time.sleep(0.001)
+        return None
+
+    found = in_processes(3, run)
+    assert found[0] is not None and found == [found[0]] * 3
+    assert found[0][1] == {"signal": 15} and found[0][0] >= min(asks.values())
+
+
+def test_a_second_meeting_follows_the_first():
+    def run(peers):
+        seen = []
+        for batch in range(400):
+            signal = 15 if peers.process == 1 and len(seen) < 2 else None
+            if peers.meet(signal=signal):
+                seen.append(batch)
+            time.sleep(0.001)
+            if len(seen) == 2:
+                return seen
+        return seen
+
+    one, other = in_processes(2, run)
+    assert one == other and len(one) == 2
+
+
+def test_alone_a_fact_is_met_at_once():
+    assert Peers().meet(signal=15, failed_save=False) == {"signal": 15}
+    assert Peers().meet(signal=None) == {}
+    assert Peers().told(lambda: 3) == Peers().each(lambda: 3) == 3
+
+
+def test_what_one_process_refuses_all_refuse_and_one_says_it():
+    def run(peers):
+        def refuse():
+            if peers.process == 1:
+                raise BadInput("no such data.")
+            return "loaded"
+
+        return peers.each(refuse)
+
+    found = in_processes(3, run)
+    assert [type(error) for error in found] == [Elsewhere, BadInput, Elsewhere]
+    assert [str(error) for error in found] == ["no such data."] * 3
+
+
+def test_a_signal_while_preparing_stops_all():
+    def run(peers):
+        def prepare():
+            if peers.process == 2:
+                raise Stopped(15)
+
+        peers.each(prepare)
+
+    assert [error.number for error in in_processes(3, run)] == [15] * 3
+
+
+def test_process_0_decides_for_all():
+    assert in_processes(3, lambda peers: peers.told(lambda: peers.process + 7)) == [7, 7, 7]
+
+
+def test_other_settings_are_named_with_both_values():
+    found = in_processes(2, lambda peers: peers.compare({"--seed": peers.process}))
+    assert type(found[0]) is BadInput and type(found[1]) is Elsewhere
+    assert str(found[0]).startswith("process 1 has --seed 1, process 0 has --seed 0. Start all with the same")
+
+
+def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(joined, "LATE_SECONDS", 0.05)
+    board: Any = Board()
+    with pytest.raises(Silent, match=r"process 1 has not answered for"):
+        JoinedPeers(0, 2, 0.08, board).share("here")
+    assert "WARNING: process 0 has waited" in capsys.readouterr().err
+
+
+def state_of(process):
+    return {f"stage{process + 1}/state/weights": np.full((2, 3), process, np.float32), "t": np.int64(4)}
+
+
+def saved_by(count, root, change=lambda process, state: state, best=False) -> list[Any]:
+    def run(peers):
+        saver = SharedSaver(root, {"about": "a run"}, 2, peers)
+        state = change(peers.process, state_of(peers.process))
+        saver.save(7, state, {"step": 7}, None, best)
+        saver.wait()
+        return saver.step
+
+    return in_processes(count, run)
+
+
+def test_parts_become_one_checkpoint(tmp_path):
+    """Read as that of one process, with what each of them has."""
+    assert saved_by(3, tmp_path / "checkpoints") == [7, 7, 7]
+    (path,) = checkpoints.stored(tmp_path / "checkpoints")
+    assert sorted(entry.name for entry in path.iterdir()) == ["manifest.json", "process0", "process1", "process2"]
+    state, loop, about = checkpoints.load(path)
+    assert sorted(state) == ["stage1/state/weights", "stage2/state/weights", "stage3/state/weights", "t"]
+    np.testing.assert_array_equal(state["stage3/state/weights"], np.full((2, 3), 2, np.float32))
+    assert state["t"] == 4 and loop["step"] == 7 and about == {"about": "a run"}
+
+
+def test_a_part_that_cannot_be_written_fails_in_all_processes(tmp_path):
+    def change(process, state):
+        if process == 1:
+            state["unwritable"] = np.array([object()])
+        return state
+
+    found = saved_by(3, tmp_path / "checkpoints", change)
+    assert [type(error) for error in found] == [checkpoints.SaveFailed] * 3
+    assert all("in process 1" in str(error) for error in found)
+    assert checkpoints.stored(tmp_path / "checkpoints") == []
+    assert checkpoints.remainders(tmp_path / "checkpoints") == []
+
+
+def test_a_part_that_is_not_finite_fails_in_all_processes(tmp_path):
+    def change(process, state):
+        return state | {f"stage{process + 1}/state/weights": np.full(3, np.nan)} if process == 2 else state
+
+    found = saved_by(3, tmp_path / "checkpoints", change)
+    assert [type(error) for error in found] == [checkpoints.NotFinite] * 3
+    assert all("stage k=3" in str(error) and error.step == 7 for error in found)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "process1/manifest.json", "process1/npy/00000.npy"])
+def test_damage_of_a_part_is_noticed(file, tmp_path):
+    saved_by(2, tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "step-000000007" / file
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="damaged"):
+        checkpoints.load(tmp_path / "checkpoints" / "step-000000007")
+
+
+def test_a_part_that_is_missing_or_too_many_is_noticed(tmp_path):
+    saved_by(2, tmp_path / "checkpoints")
+    path = tmp_path / "checkpoints" / "step-000000007"
+    (path / "process2").mkdir()
+    (path / "process2" / "manifest.json").write_text("{}")
+    with pytest.raises(BadInput, match=r"process2/manifest\.json is there"):
+        checkpoints.load(path)
+    (path / "process1" / "manifest.json").unlink()
+    with pytest.raises(BadInput, match=r"process1/manifest\.json is missing"):
+        checkpoints.load(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "fact"),
+    [
+        ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
+        ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
+        ({"coordinator": "127.0.0.1:1", "processes": 3, "process_id": 0}, "--processes 3: each process needs a stage"),
+        ({"coordinator": "127.0.0.1:1", "processes": 2, "process_id": 2}, "--process-id 2: 2 processes are counted"),
+        ({"coordinator": "auto", "processes": 2}, "--coordinator auto: --processes comes from the scheduler"),
+        ({"coordinator": "auto", "peer_timeout": 0.0}, "--peer-timeout 0: give a positive number"),
+        ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
+        ({"coordinator": "auto", "options": {"resume_into": "x"}}, "--resume-into makes the new run in one process"),
+    ],
+)
+def test_flags_that_contradict_one_another_are_refused(given, fact):
+    options = Options(**given.pop("options", {}))
+    with pytest.raises(BadInput, match=fact):
+        joining_options.check(Joining(**given), frozenset(given), options)
+
+
+class Awaited:
+    """A watchdog that looks at the times that it is given, at a message of stage 2 that does not come."""
+
+    def __init__(self, monkeypatch, tmp_path, timeout=100.0):
+        self.ended = []
+        monkeypatch.setattr(peer_watchdog.os, "_exit", self.ended.append)
+        self.unfinished = UnfinishedOperations()
+        self.dog = peer_watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
+        self.now = self.dog.looked
+        self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
+
+    def look(self, seconds):
+        for _ in range(seconds):
+            self.now += 1
+            self.dog.look(self.now)
+
+
+class NeverReady:
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return False
+
+
+def test_a_stage_that_is_late_is_named_once_a_minute_and_ends_the_run_at_the_limit(monkeypatch, tmp_path, capfd):
+    awaited = Awaited(monkeypatch, tmp_path)
+    awaited.look(9)
+    assert capfd.readouterr().err == ""
+    awaited.look(3)
+    assert (
+        "WARNING: process 0 has waited 10 s for the gradient of batch 61 from stage k=2 (process 1), which is late."
+        in (capfd.readouterr().err)
+    )
+    awaited.look(50)
+    assert capfd.readouterr().err == "" and not awaited.ended
+    awaited.look(40)
+    said = capfd.readouterr().err
+    assert "has waited 70 s" in said and "longer than --peer-timeout 100" in said and awaited.ended[0] == 1
+
+
+def test_the_time_that_a_process_was_stopped_itself_counts_for_nobody(monkeypatch, tmp_path, capfd):
+    awaited = Awaited(monkeypatch, tmp_path)
+    awaited.look(5)
+    awaited.now += 500
+    awaited.look(9)
+    assert capfd.readouterr().err == "" and not awaited.ended
+
+
+def test_nothing_is_late_while_programs_compile(monkeypatch, tmp_path, capfd):
+    awaited = Awaited(monkeypatch, tmp_path)
+    awaited.dog.may_compile = True
+    awaited.look(50)
+    assert capfd.readouterr().err == ""
