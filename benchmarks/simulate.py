@@ -32,6 +32,7 @@ from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker, WorkerDied, say
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 from fdg_jax.transport import devices
 
@@ -64,7 +65,7 @@ def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
         return [], [0]
     if given.processes > K:
         raise BadInput(f"--processes {given.processes}: each has a stage, and there are K={K}. Use {K} or fewer.")
-    processes = devices.processes_of_stages(K, given.processes)
+    processes = processes_of_stages(K, given.processes)
     links = per_boundary([machines.link(text) for text in given.link], K, "--link")
     if given.processes > 1 and len(given.link) == 1:
         links = [NO_LINK if a == b else link for link, (a, b) in zip(links, pairwise(processes), strict=True)]

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from fdg_jax.launch.attempt import BAD_INPUT, STOPPED, Attempt, Received, SignalEvents
 from fdg_jax.launch.group import Group
 from fdg_jax.launch.lines import Printer
+from fdg_jax.machine.placement import processes_of_stages
 from fdg_jax.machine.ports import free_port
 
 HOST = "127.0.0.1"
@@ -86,11 +87,9 @@ def stages_of(words: Sequence[str], processes: int) -> list[str]:
     if not following or not following[-1].isdecimal() or int(following[-1]) < processes:
         return []
     K = int(following[-1])
-    bounds = [-(-process * K // processes) for process in range(processes + 1)]  # as in fdg_jax.transport.devices
-    return [
-        f"stage k={end}, " if end - begin == 1 else f"stages k={begin + 1} to {end}, "
-        for begin, end in itertools.pairwise(bounds)
-    ]
+    where = processes_of_stages(K, processes)
+    ends = [(where.index(process) + 1, K - where[::-1].index(process)) for process in range(processes)]
+    return [f"stage k={first}, " if first == last else f"stages k={first} to {last}, " for first, last in ends]
 
 
 def resuming(words: Sequence[str]) -> tuple[str, ...]:

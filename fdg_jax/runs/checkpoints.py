@@ -63,6 +63,7 @@ class Saver:
         self.best: int | None = None
         self.thread: Thread | None = None
         self.step = -1  # of the newest asked for
+        self.saves = 0  # how many were asked for
         self.failure: Exception | None = None
 
     def save(
@@ -84,7 +85,7 @@ class Saver:
             best: whether to keep this one.
         """
         self.wait()
-        self.step = step
+        self.step, self.saves = step, self.saves + 1
         thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
         try:
             thread.start()
@@ -93,13 +94,12 @@ class Saver:
         else:
             self.thread = thread
 
-    def check(self) -> None:
-        """Raises SaveFailed or NotFinite if a checkpoint has failed since the last call. Does not wait."""
-        if self.thread is None or not self.thread.is_alive():
-            self.wait()
+    def has_failed(self) -> bool:
+        """Whether a checkpoint has failed since the last `wait`. Does not wait."""
+        return self.failure is not None and (self.thread is None or not self.thread.is_alive())
 
     def wait(self) -> None:
-        """Waits until nothing is being written; raises as `check` does."""
+        """Waits until nothing is being written. Raises SaveFailed or NotFinite if a checkpoint has failed."""
         if self.thread is not None:
             self.thread.join()
         self.thread, failure, self.failure = None, self.failure, None

@@ -44,47 +44,25 @@ class SharedSaver(Saver):
         flush: Callable[[], None] = lambda: None,
     ):
         super().__init__(root, about, keep, flush)
-        self.peers, self.saves = peers, 0
-
-    def save(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        loop: Mapping[str, Any],
-        refused: Sequence[int] | None = None,
-        best: bool = False,
-    ) -> None:
-        """As `Saver.save`. Counts, so that all processes mean the same one."""
-        self.saves += 1
-        super().save(step, state, loop, refused, best)
+        self.peers = peers
 
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
         """Writes this process's part, and makes the checkpoint whole or fails in all processes."""
-        name = f"checkpoint {self.saves}"
+        name = f"checkpoint {self.saves}"  # the same in all processes
         self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
         try:
-            self.write_parts(name, step, state, loop, refused, best)
+            part = self.of_all(lambda: self.write_part(step, state, loop, refused is not None), f"{name} of", step)
+            check_refused({k: number for _, by_stage in part for k, number in by_stage}, refused, step)
         except NotFinite:
             self.sweep()
             raise
-
-    def write_parts(
-        self,
-        name: str,
-        step: int,
-        state: Mapping[str, Any],
-        loop: Mapping[str, Any],
-        refused: Sequence[int] | None,
-        best: bool,
-    ) -> None:
-        """Has all processes write their parts, and process 0 make them a checkpoint. name: of this one, everywhere."""
-        part = self.of_all(lambda: self.write_part(step, state, loop, refused is not None), f"{name} of", step)
-        check_refused({k: number for _, by_stage in part for k, number in by_stage}, refused, step)
         sealed = [(size, sha256) for (size, sha256), _ in part]
-        self.of_all(lambda: self.commit(step, sealed, best), f"{name} committed by", step)
+        self.of_all(lambda: self.commit(step, sealed), f"{name} committed by", step)
         self.best = step if best else self.best
+        if self.peers.process == 0:
+            self.prune()
 
     def of_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
         """What each process makes, as JSON has it. Raises the first error of any process in all of them."""
@@ -124,15 +102,12 @@ class SharedSaver(Saver):
         sealed = checkpoint.save_part(folder(self.root, step), self.peers.process, content)
         return sealed, list(nonfinite.refused_by_stage(content).items())
 
-    def commit(self, step: int, sealed: Sequence[tuple[int, str]], best: bool) -> None:
-        """In process 0, makes the parts a checkpoint, and removes those that are not kept."""
+    def commit(self, step: int, sealed: Sequence[tuple[int, str]]) -> None:
+        """In process 0, makes the parts a checkpoint."""
         from fdg_jax.storage import checkpoint
 
-        if self.peers.process != 0:
-            return
-        checkpoint.commit_parts(folder(self.root, step), sealed, self.about)
-        self.best = step if best else self.best
-        self.prune()
+        if self.peers.process == 0:
+            checkpoint.commit_parts(folder(self.root, step), sealed, self.about)
 
     def sweep(self) -> None:
         """Process 0 removes what a checkpoint that failed has left in all of them."""

@@ -90,11 +90,6 @@ class Saving:
                 self.saver.step = -1  # the checkpoint is gone as well
         return True
 
-    def has_failed(self) -> bool:
-        """Whether a checkpoint has failed, of which `check` has not told yet. Does not wait."""
-        thread = self.saver.thread
-        return self.saver.failure is not None and (thread is None or not thread.is_alive())
-
     def is_current(self) -> bool:
         """Whether the newest checkpoint, written or under way, is of the newest batch."""
         return self.saver.step == self.record.step

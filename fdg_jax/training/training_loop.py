@@ -82,7 +82,7 @@ class Loop:
 
         Raises Stopped, SaveFailed, Diverged.
         """
-        met = self.job.peers.meet(failed_save=self.saving.has_failed(), signal=self.signals.number)
+        met = self.job.peers.meet(failed_save=self.saving.saver.has_failed(), signal=self.signals.number)
         if "failed_save" in met:
             self.saving.check()
         if "signal" in met:

@@ -9,6 +9,7 @@ import jax
 
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import jax_internals
+from fdg_jax.machine.placement import processes_of_stages
 
 
 def emulate_cpu(K: int) -> None:
@@ -99,11 +100,6 @@ def devices_of_processes(K: int) -> list[Any]:
         at = k if len(theirs) >= K else (k - processes.index(process)) % len(theirs)
         found.append(theirs[at])
     return found
-
-
-def processes_of_stages(K: int, processes: int) -> list[int]:
-    """The process, from 0, of each stage k = 1..K: as many stages in each as evenly as K allows."""
-    return [k * processes // K for k in range(K)]
 
 
 class Place:
