@@ -53,7 +53,8 @@ def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple
     for step, row in enumerate(indices, 1):
         pipeline.train(job.dataset.train_images, job.dataset.train_labels, row[None])
         pipeline.losses()
-        saver.check()
+        if saver.has_failed():
+            saver.wait()  # raises
         if every and step % every == every // 2:
             saver.save(step, pipeline.snapshot(), {"step": step})
             saves += 1
