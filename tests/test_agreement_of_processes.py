@@ -223,7 +223,6 @@ def test_a_part_that_is_missing_or_too_many_is_noticed(tmp_path):
         ({"coordinator": "auto", "processes": 2}, "--coordinator auto: --processes comes from the scheduler"),
         ({"coordinator": "auto", "peer_timeout": 0.0}, "--peer-timeout 0: give a positive number"),
         ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
-        ({"coordinator": "auto", "options": {"resume_into": "x"}}, "--resume-into makes the new run in one process"),
     ],
 )
 def test_flags_that_contradict_one_another_are_refused(given, fact):

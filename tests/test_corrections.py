@@ -30,7 +30,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage.stage import Stage
-from fdg_jax.training.resume_into import move
+from fdg_jax.training.moving import move
 
 # As in test_engines.py: the oracle is one program, the engines are one a stage, and XLA sums in another order.
 ROUNDING = {"rtol": 0, "atol": 3e-6}

@@ -22,7 +22,7 @@ from fdg_jax.runs import checkpoints, run_files
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.storage import manifest
 from fdg_jax.training import resume_into
-from fdg_jax.training.resume_into import move, repartitioned
+from fdg_jax.training.moving import block_key, move, repartitioned
 
 DATA = batches(9)
 BLOCKS = [Part(12), Part(10), Part(8), Part(CLASSES)]
@@ -56,7 +56,7 @@ def variables(cuts):
 def of_blocks(pipeline):
     """sha256 of the path-sorted leaves of all blocks: parameters, statistics, momentum."""
     digest, flat = hashlib.sha256(), pipeline.state()
-    keys = {key: name for name in flat if (key := resume_into.block_key(name))}
+    keys = {key: name for name in flat if (key := block_key(name))}
     for key in sorted(keys):
         digest.update(repr(key[::2]).encode() + flat[keys[key]].tobytes())
     return digest.hexdigest(), len(keys)

@@ -70,15 +70,17 @@ def check(joining: Joining, given: frozenset[str], options: Options) -> None:
         if missing := sorted(numbers - given):
             flag = f"--{missing[0].replace('_', '-')}"
             raise BadInput(f"--coordinator {j.coordinator} needs {flag}, too. python -m fdg_jax.launch adds them all.")
-        if not options.resume:  # else K is in config.json
+        if not options.resume and options.resume_into is None:  # else K is in config.json
             check_numbers(j.process_id or 0, j.processes or 0, options.K)
     if not (j.peer_timeout > 0 and math.isfinite(j.peer_timeout)):
         raise BadInput(f"--peer-timeout {j.peer_timeout:g}: give a positive number of seconds.")
+    check_engine(options)
+
+
+def check_engine(options: Options) -> None:
+    """Raises BadInput for an engine that several processes do not have."""
     if options.engine == "delay-line":
         raise BadInput("--engine delay-line trains in one process. Use --engine pipeline, or leave --coordinator out.")
-    if options.resume_into is not None:
-        fact = "--resume-into makes the new run in one process"
-        raise BadInput(f"{fact}. Leave --coordinator out there; afterwards --resume goes on in several.")
 
 
 def check_numbers(process: int, processes: int, K: int) -> None:

@@ -9,16 +9,13 @@ cannot be made. The exit code is that of the training.
 """
 
 import dataclasses
-import os
-import secrets
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.errors import BadInput, reason
+from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files
 from fdg_jax.runs.joining_options import Joining
@@ -26,9 +23,8 @@ from fdg_jax.runs.options import Options
 from fdg_jax.training import command_line, launch
 from fdg_jax.training.command_line import Program, Words
 from fdg_jax.training.peers import Elsewhere, Peers, Silent
+from fdg_jax.training.shared_directory import check_shared
 from fdg_jax.training.signals import Signals, Stopped
-
-SHARED_SECONDS = 60.0  # for another host to see the run directory: network file systems remember what was not there
 
 
 def main(arguments: Sequence[str], program: Program) -> int:
@@ -56,7 +52,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
     if asked.resume_into is not None:
         from fdg_jax.training import resume_into
 
-        return resume_into.start(asked, given, program, signals)
+        return resume_into.start(words, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())
@@ -65,7 +61,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         path, resume = peers.told(lambda: claim(asked, held))
         path = Path(path)
         if peers.processes > 1:
-            check_shared(path, peers)
+            check_shared(path, peers, "--run-dir")
         if asked.resume == "auto":
             asked = dataclasses.replace(asked, resume=resume)
             option_checks.check(asked, given if not asked.resume else frozenset())
@@ -98,41 +94,6 @@ def claim(asked: Options, held: ExitStack) -> tuple[str, bool]:
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
     path, resume = held.enter_context(claimed)
     return str(path), resume
-
-
-def check_shared(path: Path, peers: Peers) -> None:
-    """Raises BadInput where another process does not see the run directory that process 0 has claimed."""
-    seen = path / ".seen-by-all"
-
-    def leave() -> str:
-        token = secrets.token_hex(8)
-        try:
-            seen.write_text(token, encoding="utf-8")
-        except OSError as error:
-            raise BadInput(f"run directory {path} cannot be written: {reason(error)}. Choose another one.") from None
-        return token
-
-    token = peers.told(leave)
-
-    def is_seen() -> bool:
-        with suppress(OSError):
-            os.listdir(path.parent)  # makes a network file system look again
-            return seen.read_text(encoding="utf-8") == token
-        return False
-
-    def look() -> None:
-        until = time.monotonic() + SHARED_SECONDS
-        while not is_seen() and time.monotonic() < until:
-            time.sleep(1.0)
-        if not is_seen():
-            fact = f"--run-dir {path} is not the same folder in processes 0 and {peers.process}"
-            raise BadInput(f"{fact}. Give one that all of their hosts share, with its whole path.")
-
-    try:
-        peers.each(look)
-    finally:
-        if peers.first:
-            seen.unlink(missing_ok=True)
 
 
 def resumed(path: Path, asked: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:

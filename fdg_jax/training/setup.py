@@ -80,7 +80,8 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
-    note: what the run that is being resumed had to say of its data. peers: the processes that train together.
+    note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
+        default this one alone, even if others have joined it.
     """
     dataset = peers.each(lambda: load_data(options, note))
     peers.compare({"data set": dataset.name, "images": dataset.fingerprint})
@@ -90,7 +91,7 @@ def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
 def built(options: Options, dataset: dataset.Dataset | data.Stream, peers: Peers) -> Job:
     """The job on data that are loaded. Raises BadInput."""
     method, correction = methods.find(options.method), corrections.find(options.correct)
-    options, stage_devices, remark = choose_engine(options, method)
+    options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, parts = len(dataset.train_images), agreed_partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
@@ -169,14 +170,14 @@ def check_last_batch(options: Options, method: Method, N: int) -> None:
         )
 
 
-def choose_engine(options: Options, method: Method) -> tuple[Options, list[Any], str]:
+def choose_engine(options: Options, method: Method, peers: Peers = ALONE) -> tuple[Options, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
     Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
     many threads as the larger of devices and cores, and over how many a convolution is split decides how its sums are
     rounded. With equal pools the engines agree to the last bit.
     """
-    found, remark = devices.stage_devices(options.K)
+    found, remark = devices.stage_devices(options.K, here=peers.processes == 1)
     why = ""
     if options.engine == "auto":
         why = reason_for_delay_line(options, method, found, shared=bool(remark))

@@ -56,11 +56,12 @@ def request_cpu_devices(K: int, exactly: bool = False) -> bool:
     return True
 
 
-def stage_devices(K: int) -> tuple[list[Any], str]:
+def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
     """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
     Arguments:
         K: number of stages.
+        here: whether all of them are to be in this process, even if others have joined it.
 
     Returns: (a device for each stage k = 1..K, a warning if stages share devices, else "").
 
@@ -74,7 +75,7 @@ def stage_devices(K: int) -> tuple[list[Any], str]:
         found = jax.local_devices()
     except Exception as error:  # JAX raises several kinds when a platform asked for is not there
         raise BadInput(f"JAX finds no device: {first_line(error)} Set JAX_PLATFORMS=cpu, or leave it unset.") from error
-    if jax.process_count() > 1:
+    if jax.process_count() > 1 and not here:
         return devices_of_processes(K), ""
     if len(found) >= K:
         return list(found[:K]), ""
