@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,20 @@ def test_a_part_that_cannot_be_written_fails_in_all_processes(tmp_path):
     assert all("in process 1" in str(error) for error in found)
     assert checkpoints.stored(tmp_path / "checkpoints") == []
     assert checkpoints.remainders(tmp_path / "checkpoints") == []
+
+
+def test_room_is_looked_for_for_all_parts_before_any_is_written(tmp_path, monkeypatch):
+    """A file system that has room for one part, and not for three."""
+    free = 3 * 2**20
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+
+    def change(process, state):
+        return state | {f"stage{process + 1}/state/weights": np.zeros(2**18, np.float32)}
+
+    found = saved_by(3, tmp_path / "checkpoints", change)
+    assert [type(error) for error in found] == [checkpoints.SaveFailed] * 3
+    assert all("it needs 4.351 MB, 3.146 MB are free" in str(error) for error in found)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_a_part_that_is_not_finite_fails_in_all_processes(tmp_path):

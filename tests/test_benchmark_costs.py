@@ -96,6 +96,8 @@ def test_endurance_wants_parts_to_compare(capsys):
     assert "less than two parts" in capsys.readouterr().err
     assert endurance.main(["--ticks", "100", "--every", "15"]) == 2
     assert "multiple of 10" in capsys.readouterr().err
+    assert endurance.main(["--K", "3", "--processes", "2"]) == 2
+    assert "Use 1 or 3" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -111,6 +113,20 @@ def test_a_process_that_has_trained_long_is_compared_with_new_ones(tmp_path):
     assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
     for row in rows:
         assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
+
+
+@pytest.mark.slow
+@pins_cores
+def test_several_processes_that_have_trained_long_tell_what_each_holds(tmp_path, capsys):
+    from benchmarks import endurance
+
+    file = tmp_path / "rows.jsonl"
+    size = ["--model", "resnet8", "--K", "2", "--processes", "2", "--batch-size", "1", "--ticks", "20", "--every", "10"]
+    assert endurance.main([*size, "--json", str(file)]) == 0
+    rows = rows_of(file.read_text())
+    assert [row["ticks"] for row in rows] == [10, 20] and "| process | MB, first quarter |" in capsys.readouterr().out
+    for name in endurance.OF_A_PROCESS:
+        assert all(len(row[name]) == 2 and min(row[name]) > 0 for row in rows), name
 
 
 def test_the_causes_of_the_missing_speedup_add_up():

@@ -5,54 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
-from cifar_processes import QUICK, ROOT, SHORT, read
+from cifar_processes import ROOT, SHORT, read
+from training_processes import PROGRAM, each_needs_a_core, finish, pids, same, started, trained, wait_for_checkpoint
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="each process needs a core"
-    ),
-]
-PROGRAM = ("-m", "fdg_jax.experiments.cifar")
-SECONDS = 300  # a hang ends
-
-
-def started(count, *words, flags=()):
-    """The launcher with so many processes. Each has one core, so that all compute alike; see `prepare_cpu`."""
-    cores = map(str, sorted(os.sched_getaffinity(0))[: min(count, 2)])
-    command = [sys.executable, "-m", "fdg_jax.launch", "--processes", str(count), "--cores", *cores, *flags, "--"]
-    settings = {**os.environ, "JAX_PLATFORMS": "cpu", **QUICK}
-    return subprocess.Popen(
-        [*command, *PROGRAM, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=settings,
-    )
-
-
-def finish(process):
-    out, _ = process.communicate(timeout=SECONDS)
-    return process.returncode, out
-
-
-def trained(run, count, *words):
-    """summary.json of a run that went well."""
-    code, out = finish(started(count, "--run-dir", str(run), *words))
-    assert code == 0, out
-    return read(run / "summary.json")
-
-
-def same(one, other):
-    """Raises AssertionError where two runs did not end alike, bit for bit."""
-    for name in ("final_parameters_sha256", "final_state_sha256", "test_error_percent", "test_loss", "train_loss"):
-        assert one[name] == other[name], name
-    assert (one["staleness"], one["updates"]) == (other["staleness"], other["updates"])
+pytestmark = [pytest.mark.slow, each_needs_a_core]
 
 
 @pytest.mark.parametrize(
@@ -84,27 +42,6 @@ def long(tmp_path_factory):
     """(words of a run that is stopped in the middle, its summary if it is not)."""
     words = [*SHORT.split(), "--K", "2", "--epochs", "12", "--checkpoint-every", "3", "--evaluate-every", "0"]
     return words, trained(tmp_path_factory.mktemp("long") / "whole", 1, *words)
-
-
-def pids(launcher):
-    """The processes that a launcher has started: their pids, in the order of their numbers."""
-    found = {}
-    for entry in os.listdir("/proc"):
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_text().split("\0")
-            parent = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        if parent == launcher.pid and "--process-id" in words:
-            found[int(words[words.index("--process-id") + 1])] = int(entry)
-    return [found[number] for number in sorted(found)]
-
-
-def wait_for_checkpoint(run, step):
-    until = time.monotonic() + SECONDS
-    while not any(int(path.name[5:]) >= step for path in (run / "checkpoints").glob("step-*")):
-        assert time.monotonic() < until, "no checkpoint"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("whom", ["process 1", "the launcher"])

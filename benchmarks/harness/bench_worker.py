@@ -131,13 +131,22 @@ class Trainer:
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and reports what is alive afterwards.
 
-        resident_bytes is the memory of the process, or None if the system does not report it.
+        resident_bytes is the memory of the process, files and threads are how many it has; None if the system does not
+        report it.
         """
         result = self.run(batches)
         gc.collect()
         arrays = jax.live_arrays()
         size = sum(array.nbytes for array in arrays)
-        return {**result, "arrays": len(arrays), "array_bytes": size, "resident_bytes": resident_bytes()}
+        resident = of_status("VmRSS")
+        return {
+            **result,
+            "arrays": len(arrays),
+            "array_bytes": size,
+            "resident_bytes": resident and 1024 * resident,
+            "files": open_files(),
+            "threads": of_status("Threads"),
+        }
 
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.
@@ -174,12 +183,21 @@ class Trainer:
         }
 
 
-def resident_bytes() -> int | None:
+def of_status(name: str) -> int | None:
+    """A number that Linux reports of this process, such as VmRSS in KiB."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def open_files() -> int | None:
+    """How many file descriptors this process has open."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":

@@ -25,6 +25,12 @@ class Joined(Ranks):
         meeting = {COORDINATOR: f"{HOST}:{free_port(HOST)}"}
         super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting})
 
+    def memory(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches. What is alive afterwards in each process is in `processes`."""
+        start = time.perf_counter()
+        found = self.ask({"memory": batches})
+        return {"seconds": time.perf_counter() - start, "processes": found}
+
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches. What each process noted meanwhile is in `processes`, in the order of the ranks.
 

@@ -50,15 +50,28 @@ class SharedSaver(Saver):
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
         """Writes this process's part, and makes the checkpoint whole or fails in all processes."""
+        import jax
+
+        from fdg_jax.stage import nonfinite
+        from fdg_jax.storage import checkpoint
+
         name = f"checkpoint {self.saves}"  # the same in all processes
         self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
-        try:
-            part = self.of_all(lambda: self.write_part(step, state, loop, refused is not None), f"{name} of", step)
-            check_refused({k: number for _, by_stage in part for k, number in by_stage}, refused, step)
-        except NotFinite:
-            self.sweep()
-            raise
-        sealed = [(size, sha256) for (size, sha256), _ in part]
+        of_loop = {LOOP + key: value for key, value in loop.items()} if self.peers.process == 0 else {}
+        part: dict[str, Any] = {}
+
+        def checked() -> tuple[int, list[tuple[int, int]]]:
+            """(bytes of this process's part, (k, first refused update) of each stage in it)."""
+            part.update(jax.device_get({**state, **of_loop}))
+            check_finite(part, step, losses=refused is not None)
+            size = sum(np.asarray(value).nbytes for value in part.values())
+            return size, list(nonfinite.refused_by_stage(part).items())
+
+        found = self.of_all(checked, f"{name} of", step)
+        check_refused({k: number for _, by_stage in found for k, number in by_stage}, refused, step)
+        self.of_all(lambda: self.make_ready(sum(size for size, _ in found)), f"{name} has room at", step)
+        path = folder(self.root, step)
+        sealed = self.of_all(lambda: checkpoint.save_part(path, self.peers.process, part), f"{name} written by", step)
         self.of_all(lambda: self.commit(step, sealed), f"{name} committed by", step)
         self.best = step if best else self.best
         if self.peers.process == 0:
@@ -81,26 +94,11 @@ class SharedSaver(Saver):
             raise OSError(errno.EIO, text)
         return [made for made, _ in found]
 
-    def write_part(
-        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], losses: bool
-    ) -> tuple[tuple[int, str], list[tuple[int, int]]]:
-        """Writes what this process has; process 0 has the training loop's numbers, too.
-
-        Returns: (bytes and sha256 of the part's manifest, (k, first refused update in it) of each stage).
-        """
-        import jax
-
-        from fdg_jax.stage import nonfinite
-        from fdg_jax.storage import checkpoint
-
-        of_loop = {LOOP + name: value for name, value in loop.items()} if self.peers.process == 0 else {}
-        content = jax.device_get({**state, **of_loop})
-        check_finite(content, step, losses)
+    def make_ready(self, needed: int) -> None:
+        """Before any process writes: looks for room for the parts of all, in bytes. Raises OSError."""
         self.make_root()
         self.flush()
-        check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
-        sealed = checkpoint.save_part(folder(self.root, step), self.peers.process, content)
-        return sealed, list(nonfinite.refused_by_stage(content).items())
+        check_room(self.root, needed)
 
     def commit(self, step: int, sealed: Sequence[tuple[int, str]]) -> None:
         """In process 0, makes the parts a checkpoint."""

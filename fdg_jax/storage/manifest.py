@@ -22,6 +22,7 @@ from typing import Any
 
 from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.storage import durable
 
 NAME, FORMAT = "manifest.json", 1
 REPLACED = ".replaced"  # suffix of a checkpoint that is being replaced by a new one
@@ -64,8 +65,18 @@ def write_above(folder: Path, parts: Mapping[str, tuple[int, str]], content: Map
 
 def seal(folder: Path, content: Mapping[str, Any]) -> None:
     """Writes the manifest itself."""
-    body = {"format": FORMAT, **content}
-    (folder / NAME).write_text(json.dumps({"sha256": content_sha256(body), "content": body}), encoding="utf-8")
+    (folder / NAME).write_bytes(sealed({"format": FORMAT, **content}))
+
+
+def sealed(body: Mapping[str, Any]) -> bytes:
+    """A manifest of this content."""
+    return json.dumps({"sha256": content_sha256(body), "content": body}).encode()
+
+
+def change(folder: Path, content: Mapping[str, Any]) -> None:
+    """Replaces some of the content of a manifest; the rest stays. Raises Damaged, OtherFormat, OSError."""
+    body = sealed_content(folder, list_entries(folder), f"the checkpoint at {folder} is damaged")
+    durable.write(folder / NAME, sealed({**body, **content}))
 
 
 def size_and_sha256(path: Path) -> tuple[int, str]:
@@ -106,8 +117,8 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     check_regular_file(NAME, there[NAME], fact)
     text = (folder / NAME).read_bytes()
     try:
-        sealed = json.loads(text)
-        found, body = sealed["sha256"], sealed["content"]
+        whole = json.loads(text)
+        found, body = whole["sha256"], whole["content"]
         expected = content_sha256(body)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise Damaged(f"{fact}: {NAME} is no manifest.") from None

@@ -1,11 +1,15 @@
 """When a checkpoint of a run is written, and what is done when one cannot be: the policies of `--checkpoint-every`,
 `--keep-best` and `--on-failed-save`."""
 
+import contextlib
+
 from fdg_jax.data import fingerprint
+from fdg_jax.errors import BadInput
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.runs.shared_saver import SharedSaver
+from fdg_jax.storage import manifest
 from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.record import Record
@@ -119,6 +123,15 @@ class Saving:
         now = self.job.dataset.fingerprint
         self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
         self.saver.step = -1  # a checkpoint of this very batch is written again
+
+    def allow_repaired_data_since(self) -> None:
+        """The same for the checkpoints that are there, where none can be written: that needs all processes, and the
+        others may have gone on to later batches."""
+        self.saver.close()
+        now = self.job.dataset.fingerprint
+        for path in checkpoints.stored(self.root) if now else ():
+            with contextlib.suppress(OSError, BadInput):  # then it is refused after the repair
+                manifest.change(path, {"about": {**self.saver.about, "data": fingerprint.without_content(now)}})
 
     def abandon(self) -> None:
         """Waits for the checkpoint under way, before the run goes back to an earlier one. Warns if it has failed."""

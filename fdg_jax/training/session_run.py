@@ -52,6 +52,7 @@ def run(
                     if isinstance(ended, Damaged):
                         job.peers.lost = True
                         if job.peers.processes > 1:
+                            loop.saving.allow_repaired_data_since()
                             raise
                         loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)

@@ -7,7 +7,8 @@ that one case can be repeated (`-k "[17]"`). What each case did is told at the e
 from collections import defaultdict
 
 import pytest
-from fault_runs import reference
+from fault_runs import Reference, assert_same, reference, timed
+from launched_runs import Launched
 
 TOLD = "fault"  # the property of a test under which it tells what it did
 
@@ -43,6 +44,24 @@ def whole(tmp_path_factory, cache):
         if config not in made:
             made[config] = reference(tmp_path_factory.mktemp("whole") / "run", config, cache)
         return made[config]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def left_alone(tmp_path_factory, cache):
+    """left_alone(config, count): the run in so many processes that was left alone, which ends as in one; made once."""
+    made = {}
+
+    def run(config, count):
+        if (config, count) not in made:
+            alone, several = (tmp_path_factory.mktemp(name) / "run" for name in ("alone", "several"))
+            with Launched(alone, config, cache, 1) as process:
+                assert process.finish() == 0, process.told()
+            with Launched(several, config, cache, count) as process:
+                made[config, count] = Reference(several, timed(process))
+            assert_same(several, alone)
+        return made[config, count]
 
     return run
 

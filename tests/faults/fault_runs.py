@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -20,6 +22,7 @@ from fdg_jax.runs import checkpoints
 from fdg_jax.runs.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]
+PROGRAM = ("-m", "fdg_jax.experiments.cifar")
 # Two epochs of three batches, the last of 4 images; a checkpoint after every batch, an evaluation after 3 and 6.
 SMALL = """--dataset digits --train-size 20 --batch-size 8 --epochs 2 --learning-rate 0.01 --log-every 1
     --checkpoint-every 1 --no-tensorboard"""
@@ -53,20 +56,24 @@ def configs() -> list[Config]:
 class Process:
     """One process of the command in a run directory, begun or resumed. Its files lie beside that directory."""
 
+    start: Sequence[str] = PROGRAM  # the words for Python before those of the run
+    environment: Mapping[str, str] = types.MappingProxyType({})
+    unfinished = "tmp"  # with which the name of a checkpoint that is being written ends
+
     def __init__(self, path: Path, config: Config, cache: Path, *more: str):
         self.path, self.before = path, newest(path)
         self.resumed = (path / "config.json").exists()
-        words = ["--run-dir", str(path), *(["--resume"] if self.resumed else config.words()), *more]
+        words = [*self.start, "--run-dir", str(path), *(["--resume"] if self.resumed else config.words()), *more]
         self.temporary = path.parent / "temporary"
         self.temporary.mkdir(exist_ok=True)
         self.cache = cache
         settings = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "TMPDIR": str(self.temporary)}
-        settings |= {"XDG_CACHE_HOME": str(cache)}
+        settings |= {"XDG_CACHE_HOME": str(cache), **self.environment}
         self.out, self.err = path.parent / "out", path.parent / "err"
         self.began = time.time()
         with self.out.open("w") as out, self.err.open("w") as err:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "fdg_jax.experiments.cifar", *words],
+                [sys.executable, *words],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT, env={**os.environ, **settings},
             )  # fmt: skip
 
@@ -94,7 +101,7 @@ class Process:
             return any("test_loss" in event and event["step"] >= step for event in lines(self.path))
         beginning = checkpoints.folder(saved, step)
         with contextlib.suppress(OSError):
-            if beginning.with_name(f".{beginning.name}.tmp").stat().st_ctime > self.began:
+            if beginning.with_name(f".{beginning.name}.{self.unfinished}").stat().st_ctime > self.began:
                 return True
         return beginning.exists()
 
@@ -133,16 +140,21 @@ class Reference(NamedTuple):
 
 
 def reference(path: Path, config: Config, cache: Path) -> Reference:
-    marks = [time.monotonic()]
     with Process(path, config, cache) as process:
-        for phase, step in [("compile", 0), ("save", 1), ("step", 1), ("save", EPOCH), ("evaluated", EPOCH)]:
-            assert process.wait_for(phase, step), process.told()
-            marks.append(time.monotonic())
-        assert process.finish() == 0, process.told()
+        return Reference(path, timed(process))
+
+
+def timed(process: Process) -> dict[str, float]:
+    """How many seconds each phase takes of a process that has just been started. Waits for its end."""
+    marks = [time.monotonic()]
+    for phase, step in [("compile", 0), ("save", 1), ("step", 1), ("save", EPOCH), ("evaluated", EPOCH)]:
+        assert process.wait_for(phase, step), process.told()
+        marks.append(time.monotonic())
+    assert process.finish() == 0, process.told()
     begun, compiled, saving_1, saved_1, saving_3, evaluated = marks
     step = max(saving_3 - saving_1, 0.02) / (EPOCH - 1)
     seconds = {"start": compiled - begun, "prepare": 0.5 * (compiled - begun), "compile": saving_1 - compiled}
-    return Reference(path, {**seconds, "save": saved_1 - saving_1, "step": step, "evaluate": evaluated - saving_3})
+    return {**seconds, "save": saved_1 - saving_1, "step": step, "evaluate": evaluated - saving_3}
 
 
 def moment(random: Random, phase: str, before: int, seconds: dict[str, float]) -> tuple[int, float]:

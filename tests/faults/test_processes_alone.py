@@ -1,0 +1,114 @@
+"""What only one of the processes meets: a full disk, others that never come, a port that another run has."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cifar_processes import QUICK
+from fault_runs import PROGRAM, ROOT, Config, assert_same, newest
+from launched_runs import EPOCHS, STEPS, Launched
+from training_processes import each_needs_a_core
+
+from fdg_jax.machine.ports import free_port
+from fdg_jax.transport import joining
+
+pytestmark = each_needs_a_core
+FDG, BEGUN = Config("fdg", 2, "pipeline"), 4
+# The folder of the checkpoints as the process sees it: what is there can be read; what is written goes to a small disk.
+FULL = """
+mount -t tmpfs -o size=64k tmpfs "$1" && mkdir "$1/new" "$1/work" &&
+mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/new,workdir=$1/work" "$2" && shift 2 && exec "$@"
+"""
+
+
+def begun_by_hand(number, words, port, *before):
+    """One of two processes, on a core of its own. before: words before those of the command."""
+    core = sorted(os.sched_getaffinity(0))[number]
+    joining = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(number)]
+    return subprocess.Popen(
+        ["taskset", "-c", str(core), *before, sys.executable, *PROGRAM, *words, *joining],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},
+    )
+
+
+def ended(process, seconds=200) -> tuple[int, str]:
+    """(exit code, what it printed on stderr)."""
+    try:
+        return process.wait(seconds), process.communicate()[1]
+    finally:
+        process.kill()
+
+
+def mounts(tmp_path) -> bool:
+    """Whether the small disk can be mounted here, which takes root."""
+    (tmp_path / "seen").mkdir()
+    words = ["unshare", "-m", "sh", "-c", FULL, "sh", str(tmp_path), str(tmp_path / "seen"), "true"]
+    return subprocess.run(words, capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone, cache, tmp_path, tell):
+    for name in ("probe", "disk"):
+        (tmp_path / name).mkdir()
+    if not mounts(tmp_path / "probe"):
+        pytest.skip("no small file system can be mounted here (that takes root)")
+    path, whole, port = tmp_path / "run", left_alone(FDG, 2), free_port("127.0.0.1")
+    with Launched(path, FDG, cache, 2, "--steps", str(BEGUN)) as run:
+        assert run.finish() == 0, run.told()
+    words = ["--run-dir", str(path), "--resume", "--steps", str(STEPS)]
+    full = ["unshare", "-m", "sh", "-c", FULL, "sh", str(tmp_path / "disk"), str(path / "checkpoints")]
+    both = [begun_by_hand(number, words, port, *(full if number else [])) for number in range(2)]
+    codes, said = zip(*map(ended, both), strict=True)
+    tell(f"exit codes {codes}: {said[0].strip().splitlines()[-1]}")
+    assert codes == (1, 1), said
+    fact = rf"the checkpoint after batch {STEPS} could not be written: No space left on device \(.*\), in process 1"
+    assert re.search(f"error: {fact}", said[0]) and "Traceback" not in "".join(said), said
+    assert newest(path) == BEGUN
+    with Launched(path, FDG, cache, 2) as run:
+        assert run.finish() == 0, run.told()
+    assert_same(path, whole.path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_process_whose_others_never_come_ends_with_a_sentence(number, tmp_path, tell):
+    words, port = [*FDG.words(), "--run-dir", str(tmp_path / "run")], free_port("127.0.0.1")
+    began = time.monotonic()
+    code, said = ended(begun_by_hand(number, words, port))
+    tell(f"process {number}: exit code {code} after {time.monotonic() - began:.0f} s: {said.strip()}")
+    assert time.monotonic() - began < joining.JOINING_SECONDS + 60
+    assert code == 1 and said.strip().count("\n") == 0 and "Traceback" not in said, said
+    fact = f"process {number} has waited {joining.JOINING_SECONDS} s at 127.0.0.1:{port}, and not all of 2 processes"
+    assert f"error: {fact} have come" in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_second_run_at_the_same_port_is_refused_and_the_first_goes_on(left_alone, tmp_path, tell):
+    path, port, whole = tmp_path / "run", free_port("127.0.0.1"), left_alone(FDG, 2)
+    (tmp_path / "temporary").mkdir()
+    words = [*FDG.words(), "--epochs", str(EPOCHS), "--run-dir"]
+    first = [begun_by_hand(number, [*words, str(path)], port) for number in range(2)]
+    try:
+        until = time.monotonic() + 120
+        while not (path / "config.json").exists():  # so they have joined
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        code, said = ended(begun_by_hand(0, [*words, str(tmp_path / "second")], port))
+        tell(f"exit code {code}: {said.strip()}")
+        assert code == 2 and said.count("\n") == 1, said
+        assert f"error: process 0 cannot listen at 127.0.0.1:{port}: Address already in use" in said
+        assert [ended(process)[0] for process in first] == [0, 0]
+    finally:
+        for process in first:
+            process.send_signal(signal.SIGKILL)
+    assert_same(path, whole.path)
