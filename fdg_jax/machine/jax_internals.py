@@ -105,6 +105,13 @@ def fetch(arrays: Sequence[Any]) -> list[Any]:
         return [np.asarray(array) for array in arrays]
 
 
+def has_started() -> bool:
+    """Whether JAX has looked for its devices, after which it can no longer join other processes. Starts nothing."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
 def coordination_client() -> Any:
     """The client of the coordination service that `jax.distributed` has joined: a store of texts for all processes.
 

@@ -20,6 +20,8 @@ from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.training.peers import Peers, Silent
 from fdg_jax.transport import joining as transport
 from fdg_jax.transport.agreement import first_difference
+from fdg_jax.transport.gathering import Absent
+from fdg_jax.transport.joining import JOINING_SECONDS
 from fdg_jax.transport.notices import Notices
 
 LATE_SECONDS = 10.0  # after which a process that is waited for is named
@@ -137,7 +139,11 @@ def join(joining: Joining, options: Options, given: frozenset[str], K: int) -> P
     check_numbers(process, processes, K)
     if processes == 1:
         return Peers()
-    transport.join_processes(coordinator, process, processes, K, joining.address, detect=joining.coordinator == AUTO)
+    try:
+        detect = joining.coordinator == AUTO
+        transport.join_processes(coordinator, process, processes, K, joining.address, detect=detect)
+    except Absent as missing:
+        raise Silent(f"after {JOINING_SECONDS} s, {missing} has not come.") from None
     peers = JoinedPeers(process, processes, joining.peer_timeout, Notices())
     current.append(peers)
     if process > 0:  # process 0 says what there is to say

@@ -4,14 +4,14 @@ import os
 import socket
 import sys
 from ipaddress import AddressValueError, IPv4Address
-from threading import Timer
 from typing import Any
 
 import jax
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.machine import jax_internals, output
+from fdg_jax.machine import jax_internals
 from fdg_jax.machine.ports import free_port
+from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import request_cpu_devices
 
 HEARTBEAT_SECONDS = 60  # without a sign of life a process then counts as dead; it may stand still for a while
@@ -43,10 +43,9 @@ def join_processes(
             the coordinator.
         detect: whether the scheduler that has started this process decides which of its GPUs it uses.
 
-    If the others have not come within two minutes, it says so and ends this process with exit code 1.
-
     Raises:
         BadInput: an argument is wrong, another program listens at the coordinator's port, or JAX has already started.
+        Absent: the others have not come within two minutes.
     """
     host = check_coordinator(coordinator)
     address = address_towards(host) if address is None else address
@@ -62,8 +61,6 @@ def join_processes(
         raise BadInput(
             f"address {address} cannot be used on this host ({reason(error)}). Give one of its own."
         ) from error
-    if process == 0:
-        check_listening(coordinator)
     # Each process emulates K CPU devices, as one process for all stages would: XLA's thread pools are then as large.
     if not request_cpu_devices(K, exactly=True):
         raise BadInput(TOO_LATE)
@@ -71,10 +68,9 @@ def join_processes(
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces
     jax.config.update("jax_cross_host_transfer_transfer_size", TRANSFER_BYTES)
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-    # JAX would end this process by SIGABRT, with a stack trace.
-    missing = Timer(JOINING_SECONDS, give_up, (coordinator, process, processes))
-    missing.daemon = True
-    missing.start()
+    if jax_internals.has_started() or jax.distributed.is_initialized():
+        raise BadInput(TOO_LATE)
+    gathering.gather(coordinator, process, processes, JOINING_SECONDS)
     try:
         jax.distributed.initialize(
             coordinator,
@@ -82,7 +78,7 @@ def join_processes(
             process,
             coordinator_bind_address=coordinator,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            initialization_timeout=2 * JOINING_SECONDS,
+            initialization_timeout=JOINING_SECONDS,
             # Else JAX asks a scheduler, if one has started us, which GPU is ours, though nobody told it that it may.
             cluster_detection_method=None if detect else "deactivate",
         )
@@ -90,8 +86,6 @@ def join_processes(
         if type(error) is not RuntimeError:  # a JaxRuntimeError: the others did not come, say
             raise
         raise BadInput(TOO_LATE) from error
-    finally:
-        missing.cancel()
     sys.excepthook = leave_at_once
 
 
@@ -130,28 +124,6 @@ def check_coordinator(coordinator: str) -> str:
     if not (is_ip(host) and listening.isdecimal() and 0 < int(listening) < 2**16):
         raise BadInput(f"coordinator {coordinator!r} is no IPv4 address with a port. Write it like 10.0.0.1:1234.")
     return host
-
-
-def check_listening(coordinator: str) -> None:
-    """Raises BadInput unless this process can listen there. JAX would share the port with another run, and then some
-    processes of each run would join the other."""
-    host, _, port = coordinator.rpartition(":")
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
-        try:
-            probe.bind((host, int(port)))
-            probe.listen()
-        except OSError as error:
-            fact = f"process 0 cannot listen at {coordinator}: {reason(error)}"
-            raise BadInput(f"{fact}. Give all processes another port, or this host's own address.") from None
-
-
-def give_up(coordinator: str, process: int, processes: int) -> None:
-    """Says that the others have not come, and ends this process."""
-    waited = f"process {process} has waited {JOINING_SECONDS} s at {coordinator}, and not all of {processes} processes"
-    way_out = "Look why one has not started, or cannot reach that address; then start all together again"
-    output.write_to_stderr(f"\nerror: {waited} have come. {way_out}.\n")
-    os._exit(1)
 
 
 def check_address(address: str, host: str) -> None:

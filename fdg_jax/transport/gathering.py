@@ -1,0 +1,130 @@
+"""Waits at the coordinator's port until all processes of a run have come, before JAX's own service listens there.
+
+JAX ends a process by SIGABRT where another one does not come. It shares a port that another run listens at, and a
+stranger with the number of one of its processes ends that run. So process 0 first listens itself: it greets whoever
+connects, notes the number that each one says, and lets all go on when they are complete. Whoever is not greeted has
+found something else than its own run, and sends it nothing.
+"""
+
+import contextlib
+import socket
+import time
+
+from fdg_jax.errors import BadInput, reason
+
+GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the words of process 0
+LOOK_SECONDS = 0.2  # between two attempts to connect
+ANSWER_SECONDS = 5.0  # for a greeting, and for a number
+STRANGE_SECONDS = 15.0  # for which something else may listen there: process 0 of a run that is just ending
+OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
+LONGEST = 20  # bytes of a number
+
+
+class Absent(Exception):
+    """Not all processes have come in time; the text says which."""
+
+
+def gather(coordinator: str, process: int, processes: int, seconds: float) -> None:
+    """Returns when all processes have called it.
+
+    Arguments:
+        coordinator: IPv4 address and port, which process 0 can listen at.
+        process, processes: the number of this one, from 0, and how many there are.
+        seconds: for which the others are waited for.
+
+    Raises:
+        BadInput: another program has the port, or another process has this one's number.
+        Absent: the time is over.
+    """
+    host, _, port = coordinator.rpartition(":")
+    until = time.monotonic() + seconds
+    (receive if process == 0 else come)((host, int(port)), process, processes, until)
+
+
+def receive(place: tuple[str, int], _: int, processes: int, until: float) -> None:
+    """Process 0: greets the others, and lets them go on together."""
+    with contextlib.ExitStack() as held:
+        listening = held.enter_context(socket.socket())
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
+        try:
+            listening.bind(place)
+            listening.listen(processes)
+        except OSError as error:
+            fact = f"process 0 cannot listen at {place[0]}:{place[1]}: {reason(error)}"
+            raise BadInput(f"{fact}. {OWN_PORT}") from None
+        here: dict[int, socket.socket] = {}
+        while len(here) < processes - 1:
+            listening.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                other, _ = listening.accept()
+            except TimeoutError:
+                missing = sorted(set(range(1, processes)) - here.keys())
+                raise Absent(f"process {', '.join(map(str, missing))}") from None
+            held.enter_context(other)
+            number = number_of(other)
+            if number is None:
+                continue
+            if not 0 < number < processes or (number in here and not has_left(here[number])):
+                with contextlib.suppress(OSError):
+                    other.sendall(REFUSED)
+            else:
+                here[number] = other
+        for other in here.values():
+            with contextlib.suppress(OSError):  # it is gone, which JAX will notice
+                other.sendall(GO)
+
+
+def number_of(other: socket.socket) -> int | None:
+    """Greets a process; returns the number that it says. None for what is no process of ours."""
+    other.settimeout(ANSWER_SECONDS)
+    try:
+        other.sendall(GREETING)
+        said = line(other)
+    except OSError:
+        return None
+    return int(said) if said.strip().isdigit() else None
+
+
+def has_left(other: socket.socket) -> bool:
+    """Whether a process that waits has closed its connection, by its end."""
+    other.setblocking(False)
+    try:
+        return other.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def come(place: tuple[str, int], process: int, processes: int, until: float) -> None:
+    """Another process: says its number, and waits until all have come."""
+    strange = 0.0  # since when something else listens there
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(OSError), socket.create_connection(place, timeout=min(ANSWER_SECONDS, left)) as way:
+            if way.getsockname() == way.getpeername():  # where nobody listens, TCP can connect a port with itself
+                continue
+            if line(way) == GREETING:
+                strange = 0.0
+                way.sendall(f"{process}\n".encode())
+                way.settimeout(left)
+                answer = line(way)
+                if answer == GO:
+                    return
+                if answer == REFUSED:
+                    fact = f"process 0 at {place[0]}:{place[1]} has a process {process} already, or expects none"
+                    raise BadInput(f"{fact}. {OWN_PORT}")
+            else:
+                strange = strange or time.monotonic()
+        if strange and time.monotonic() - strange > STRANGE_SECONDS:
+            fact = f"another program listens at {place[0]}:{place[1]}, and no process 0 that waits for this process"
+            raise BadInput(f"{fact}. {OWN_PORT}")
+        time.sleep(LOOK_SECONDS)
+    raise Absent(f"process 0 at {place[0]}:{place[1]}, or another one that it waits for")
+
+
+def line(way: socket.socket) -> bytes:
+    """What is sent up to the end of a line, but not more than a number has. Raises OSError."""
+    said = b""
+    while not said.endswith(b"\n") and len(said) < LONGEST and (more := way.recv(1)):
+        said += more
+    return said
