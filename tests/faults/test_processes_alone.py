@@ -48,18 +48,17 @@ def ended(process, seconds=200) -> tuple[int, str]:
         process.kill()
 
 
-def mounts(tmp_path) -> bool:
+def mounts(disk, seen) -> bool:
     """Whether the small disk can be mounted here, which takes root."""
-    (tmp_path / "seen").mkdir()
-    words = ["unshare", "-m", "sh", "-c", FULL, "sh", str(tmp_path), str(tmp_path / "seen"), "true"]
+    for path in (disk, seen):
+        path.mkdir()
+    words = ["unshare", "-m", "sh", "-c", FULL, "sh", str(disk), str(seen), "true"]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone, cache, tmp_path, tell):
-    for name in ("probe", "disk"):
-        (tmp_path / name).mkdir()
-    if not mounts(tmp_path / "probe"):
+    if not mounts(tmp_path / "disk", tmp_path / "seen"):
         pytest.skip("no small file system can be mounted here (that takes root)")
     path, whole, port = tmp_path / "run", left_alone(FDG, 2), free_port("127.0.0.1")
     with Launched(path, FDG, cache, 2, "--steps", str(BEGUN)) as run:
