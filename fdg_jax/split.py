@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax import models
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, sentence
+from fdg_jax.stage.functions import init_variables, takes_train
+from fdg_jax.stage.shapes import describe
 
 Split = tuple[int, ...]
 
@@ -28,18 +30,19 @@ def block_name(number: int) -> str:
 class Stage(nn.Module):
     """Consecutive blocks of a network as one module.
 
-    blocks: linen modules `__call__(x, train)`.
+    blocks: linen modules `__call__(x, train)`, or `__call__(x)` where training and evaluation are the same.
     first: the number of the first block in the whole network.
-    __call__(x, train): the first block's input -> the last block's output.
+    __call__(x, train): the first block's input -> the last block's output. Both may be a tuple of arrays.
     """
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    def __call__(self, x: Any, train: bool) -> Any:
         for number, block in enumerate(self.blocks, start=self.first):
-            x = block.clone(parent=self, name=block_name(number))(x, train)
+            named = block.clone(parent=self, name=block_name(number))
+            x = named(x, train=train) if takes_train(block) else named(x)
         return x
 
 
@@ -65,17 +68,18 @@ def init_whole(
     """The initial variables of the whole network. No forward pass is run.
 
     Flax derives a parameter's value from the key and the parameter's full name, which does not depend on the split. So
-    `stage.init(key, ...)` with the same key gives the same values.
+    `stage.init(key, ...)` with the same key gives the same values. Dropout draws from a stream of its own, so it
+    changes no value.
 
     Arguments:
         blocks: the network.
         key: a JAX random key.
-        example_x: a batch of inputs, or its shape.
+        example_x: a batch of inputs, or its shape and dtype.
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}.
     """
     shape = jax.ShapeDtypeStruct(example_x.shape, example_x.dtype)
-    return dict(Stage(tuple(blocks)).lazy_init(key, shape, True))
+    return dict(Stage(tuple(blocks)).lazy_init({"params": key, "dropout": key}, shape, True))
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
@@ -185,23 +189,46 @@ def block_costs(name: str, classes: int = 10, example_shape: Sequence[int] = (1,
 
     Returns: FLOPs, one number for each block.
     """
+    return costs(models.blocks(name, classes), jax.ShapeDtypeStruct(tuple(example_shape), jnp.float32))
+
+
+def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
+    """The same for blocks that are there already.
+
+    Arguments:
+        blocks: the network.
+        x: the shape and dtype of what block 0 takes.
+
+    Raises:
+        BadInput: a block cannot take what the one before it gives. The message names both.
+    """
     known: dict[Any, tuple[float, Any]] = {}
-    costs = []
-    x = jax.ShapeDtypeStruct(tuple(example_shape), jnp.float32)
-    for block in models.blocks(name, classes):
-        if (block, x.shape) not in known:  # equal blocks are analysed once
-            known[block, x.shape] = _flops(block, x)
-        flops, x = known[block, x.shape]
-        costs.append(flops)
-    return costs
+    found, before = [], f"the input is {describe(x)}"
+    for number, block in enumerate(blocks):
+        alike = repr(block), describe(x)
+        if alike not in known:  # equal blocks are analysed once
+            try:
+                known[alike] = _flops(block, x)
+            except Exception as error:  # whatever a block raises when shapes do not fit
+                who = f"block {number} ({type(block).__name__}) of the network cannot take {describe(x)}; {before}"
+                raise BadInput(f"{who}. {sentence(error)} Change one of the two.") from error
+        flops, y = known[alike]
+        found.append(flops)
+        before, x = f"block {number} takes {describe(x)} and gives {describe(y)}", y
+    return found
 
 
 def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
     """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x."""
-    variables = jax.eval_shape(lambda key, x: block.init(key, x, True), jax.random.key(0), x)
-    forward = jax.jit(lambda variables, x: block.apply(variables, x, True, mutable=["batch_stats"])[0])
-    analysis: Any = forward.lower(variables, x).cost_analysis() or {}
-    return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x)
+    key = jax.eval_shape(jax.random.key, 0)
+    train: dict[str, Any] = {"train": True} if takes_train(block) else {}
+
+    def run(variables, x, key):
+        return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"dropout": key})[0]
+
+    variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
+    analysis: Any = forward.lower(variables, x, key).cost_analysis() or {}
+    return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x, key)
 
 
 def balanced(costs: Sequence[float], K: int) -> Split:

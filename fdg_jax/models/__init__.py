@@ -1,47 +1,87 @@
 """Model families, one file each: the models' names, their blocks, and where the paper's authors split them.
 
 Nothing needs to be registered: a file with a `NAMES` table is a family (`Family` says what else it has). Shared layers
-are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them: block 0 is
-the stem, then there is one for each residual block, and the last is the head.
+are in `fdg_jax.layers`. A network is a flat list of blocks, because it can be split between any two of them: in
+residual networks block 0 is the stem, then there is one for each residual block, and the last is the head. A file may
+declare options of its own, as methods do (fdg_jax.options.fields). This module imports no JAX, the files do.
 """
 
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import flax.linen as nn
+from fdg_jax.errors import BadInput, did_you_mean, sentence
+from fdg_jax.options import declared, fields
 
-from fdg_jax.errors import BadInput, did_you_mean
+if TYPE_CHECKING:
+    import flax.linen as nn
+
+UNITS = ("images", "tokens")
 
 
 class Family(Protocol):
-    """What a file of this folder has.
+    """What a file of this folder has. Only NAMES and `blocks` are needed.
 
     NAMES: {name on the command line: arguments of `blocks`}.
+    blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, or `__call__(x)` where training and
+        evaluation are the same. The first takes what `TAKES` says, the last gives scores of the classes. Between them
+        pass arrays, or tuples of arrays. Dropout (rng "dropout") and batch statistics are handled.
     PAPER_SPLITS: {(name, K): first block numbers of stages 2..K}, as far as the authors give splits.
-    blocks(classes, **arguments): the blocks, linen modules `__call__(x, train)`, x float32 [b, h, w, c].
-    arguments(name): optional; the arguments for names that are not in NAMES (any depth or width), None for names of
-        other families.
-    PATTERNS: optional; how such names are written, for people: `wrn<d>_<k>`.
+    TAKES: "images" (float32 [b, h, w, c], the default) or "tokens" (int32 [b, length]).
+    arguments(name): the arguments for names that are not in NAMES (any depth or width), None for names of other
+        families.
+    PATTERNS: how such names are written, for people: `wrn<d>_<k>`.
+    Options: a frozen dataclass of the family's options, which `blocks` takes by name as well.
     """
 
     NAMES: Mapping[str, Mapping[str, Any]]
-    PAPER_SPLITS: Mapping[tuple[str, int], tuple[int, ...]]
 
-    def blocks(self, classes: int, **arguments: Any) -> list[nn.Module]: ...
+    def blocks(self, classes: int, **arguments: Any) -> "list[nn.Module]": ...
+
+
+def files() -> dict[str, Path]:
+    """The files of this folder, by their names."""
+    return declared.files(__path__)
 
 
 @cache
 def _families() -> tuple[Family, ...]:
-    """The files of this folder that have NAMES."""
-    files = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = (import_module(f"{__name__}.{file}") for file in files)
-    return tuple(cast(Family, module) for module in modules if hasattr(module, "NAMES"))
+    """The files of this folder that have NAMES. Raises BadInput for a file that cannot be used."""
+    found = []
+    for file in sorted(files()):
+        try:
+            module = import_module(f"{__name__}.{file}")
+        except Exception as error:  # whatever the file does
+            way_out = "Mend it, or move it out of that folder."
+            raise BadInput(f"{_shown(file)} cannot be imported: {sentence(error)} {way_out}") from error
+        if hasattr(module, "NAMES"):
+            _check(module, file)
+            found.append(module)
+    return tuple(cast(Family, module) for module in found)
 
 
-def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
+def _shown(file: str) -> str:
+    """A family's file in messages."""
+    return f"fdg_jax/models/{file.rpartition('.')[2]}.py"
+
+
+def _check(family: Any, file: str) -> None:
+    """Raises BadInput where a file with NAMES lacks what a family needs."""
+    tables = isinstance(family.NAMES, Mapping) and all(isinstance(each, Mapping) for each in family.NAMES.values())
+    if not tables or not all(isinstance(name, str) for name in family.NAMES):
+        fact = f"{_shown(file)}: NAMES is no table {{name: arguments of blocks}}"
+        raise BadInput(f"{fact}. Write NAMES = {{'mine': {{}}}}.")
+    if not callable(getattr(family, "blocks", None)):
+        fact = f"{_shown(file)} has NAMES, but no function blocks"
+        raise BadInput(f"{fact}. Write def blocks(classes, **arguments), which returns a list of Flax modules.")
+    if getattr(family, "TAKES", UNITS[0]) not in UNITS:
+        raise BadInput(f"{_shown(file)}: TAKES is {family.TAKES!r}. Write {' or '.join(map(repr, UNITS))}.")
+    fields.of_class(getattr(family, "Options", None), f"{_shown(file)}: Options")
+
+
+def _find(name: str) -> tuple[Any, Mapping[str, Any]]:
     """(the family of a model, its arguments). Raises BadInput, naming similar models."""
     for family in _families():
         if name in family.NAMES:
@@ -53,26 +93,63 @@ def _find(name: str) -> tuple[Family, Mapping[str, Any]]:
     raise BadInput(f"model {name!r} is not known.{did_you_mean(name, names())} There are {', '.join(known)}.")
 
 
-def names() -> list[str]:
-    """The names of all models in the families' tables. Some families know further names, such as wrn40_4."""
-    return [name for family in _families() for name in family.NAMES]
+def names(takes: str | None = None) -> list[str]:
+    """The names of all models in the families' tables. Some families know further names, such as wrn40_4.
+
+    takes: "images" or "tokens", for the models that take these; None for all.
+    """
+    chosen = [family for family in _families() if takes in (None, getattr(family, "TAKES", UNITS[0]))]
+    return [name for family in chosen for name in family.NAMES]
 
 
-def blocks(name: str, classes: int) -> list[nn.Module]:
+def takes(name: str) -> str:
+    """What a model takes: "images" or "tokens". Raises BadInput if there is no such model."""
+    return getattr(_find(name)[0], "TAKES", UNITS[0])
+
+
+def answers_to(name: str) -> tuple[str, ...]:
+    """The names of a model's own options. Raises BadInput if there is no such model."""
+    family, _ = _find(name)
+    return tuple(fields.of_class(getattr(family, "Options", None), f"{_shown(family.__name__)}: Options"))
+
+
+def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     """The blocks of a model.
 
     Arguments:
         name: the model.
         classes: number of classes.
+        options: the model's own options, as far as they are not at their defaults.
 
-    Returns: linen modules `__call__(x, train)`: the first takes images [b, h, w, c], the last gives logits
-    [b, classes].
+    Returns: linen modules: the first takes images [b, h, w, c] or tokens [b, length], the last gives logits
+    [b, classes] or [b, length, classes].
 
     Raises:
-        BadInput: there is no such model; the message names similar ones.
+        BadInput: there is no such model (the message names similar ones), it has no such option, or its file makes
+            something else than a list of Flax modules.
     """
+    import flax.linen as nn
+
     family, arguments = _find(name)
-    return family.blocks(classes, **arguments)
+    own, file = getattr(family, "Options", None), _shown(family.__name__)
+    known = fields.of_class(own, f"{file}: Options")
+    if unknown := [each for each in options if each not in known]:
+        has = ", ".join(known) or "none"
+        raise BadInput(f"model {name} has no option {unknown[0]} (it has: {has}). Leave it out, or take another model.")
+    chosen = fields.instance(own, known, options)
+    try:
+        made = family.blocks(classes, **arguments, **chosen)
+    except BadInput:
+        raise
+    except Exception as error:  # whatever the file does
+        raise BadInput(f"{file}: blocks() of {name} fails: {sentence(error)} Mend it.") from error
+    listed = isinstance(made, list | tuple)
+    if not listed or not made or not all(isinstance(block, nn.Module) for block in made):
+        kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in made)) if listed else ""
+        gives = f"a list of {kinds or 'nothing'}" if listed else f"a {type(made).__name__}"
+        fact = f"{file}: blocks() of {name} gives {gives} where a list of Flax (linen) modules is needed"
+        raise BadInput(f"{fact}. Return [Stem(), ..., Head(classes)].")
+    return list(made)
 
 
 def paper_split(name: str, K: int) -> tuple[int, ...] | None:
@@ -88,4 +165,4 @@ def paper_split(name: str, K: int) -> tuple[int, ...] | None:
         BadInput: there is no such model.
     """
     family, _ = _find(name)
-    return () if K == 1 else family.PAPER_SPLITS.get((name, K))
+    return () if K == 1 else getattr(family, "PAPER_SPLITS", {}).get((name, K))

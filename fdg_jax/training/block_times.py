@@ -20,6 +20,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax import layers, recipe
@@ -27,7 +28,7 @@ from fdg_jax.layers import convolution
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.stderr import Progress
 from fdg_jax.runs import run_files
-from fdg_jax.stage import functions
+from fdg_jax.stage import functions, shapes
 
 ROUNDS, WHAT = 5, "block times"
 
@@ -35,7 +36,7 @@ Step = Callable[[], float]
 
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
-    """Seconds of each block for a batch x [b, h, w, c] of block 0: known from before, or measured now and kept."""
+    """Seconds of each block for a batch x [b, ...] of block 0: known from before, or measured now and kept."""
     found = known(blocks, x, device)
     if found is None:
         found = measure(blocks, x, device)
@@ -54,7 +55,7 @@ def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, r
     of_block = []
     progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
     for number, block in enumerate(blocks):
-        kind = (number == 0, block, x.shape, x.dtype)
+        kind = (number == 0, repr(block), shapes.describe(x))
         if kind not in kinds:
             kinds[kind] = warm(block, x, device, first=number == 0)
         of_block.append(kind)
@@ -67,7 +68,7 @@ def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, r
     return [statistics.median(taken[kind]) for kind in of_block]
 
 
-def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) -> tuple[Step, jax.ShapeDtypeStruct]:
+def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:
     """(a function that runs the block once and says how long that took, what the block gives).
 
     first: it is block 0, whose input needs no gradient.
@@ -76,11 +77,12 @@ def warm(block: nn.Module, x: jax.ShapeDtypeStruct, device: Any, first: bool) ->
     made = functions.functions(block, recipe.paper_sgd(0.1))
     random = np.random.default_rng(0)
 
-    def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing
+    def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing; integers become 0
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
-    variables = jax.eval_shape(lambda x: functions.init_variables(block, jax.random.PRNGKey(0), x), x)
-    params, extra = functions.split_variables(variables)
+    seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
+    params, extra = functions.split_variables(seen.variables)
+    extra |= {"rng": jax.ShapeDtypeStruct((2,), jnp.uint32)} if seen.draws else {}
     momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
 
@@ -114,7 +116,7 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
         "blocks": [repr(block) for block in blocks],
-        "input": f"{np.dtype(x.dtype).name}{list(x.shape)}",
+        "input": shapes.describe(x),
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),
         "versions": {name: run_files.version(name) for name in ("jax", "jaxlib", "flax")},
