@@ -144,7 +144,8 @@ class Pipeline:
         return self._metrics.newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
-        """Enters W batches: rows of indices [W, batch] into images [N, ...] and labels [N].
+        """Enters W batches: rows of indices [W, batch] into images [N, ...], or whatever the examples
+        are, and labels [N, ...].
 
         The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
         """

@@ -231,9 +231,20 @@ def test_a_synthetic_gradient_has_the_dtype_of_what_it_is_the_gradient_of():
     assert dy.dtype == y.dtype
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_the_tokens_of_a_sequence_are_examples_of_their_own(name):
+    head, y, truth = HEADS[name](5), normal(0, 3, 4, 6), labels(12, 5)
+    variables = variables_of(head, y, redrawn=True)
+    run = jit(lambda y: head.apply(variables, y, train=True, mutable=["batch_stats"])[0])
+    whole, apart = run(y), run(y.reshape(12, 6))
+    np.testing.assert_allclose(whole.scores, apart.scores.reshape(3, 4, 5), **ROUNDING)
+    losses = local_loss(cross_entropy, whole, truth.reshape(3, 4)), local_loss(cross_entropy, apart, truth)
+    np.testing.assert_allclose(*losses, **ROUNDING)
+
+
 @pytest.mark.parametrize("module", [MLPSR(5), LinearClassifier(5), PredSim(5)])
-@pytest.mark.parametrize("y", [jnp.ones((2, 3, 4)), (jnp.ones((2, 3)), jnp.ones((2, 4)))])
-def test_a_boundary_that_is_neither_maps_nor_vectors_is_refused_with_its_shapes(module, y):
+@pytest.mark.parametrize("y", [jnp.ones((2, 3, 4, 5, 6)), (jnp.ones((2, 3)), jnp.ones((2, 4)))])
+def test_a_boundary_that_is_neither_maps_nor_vectors_nor_sequences_is_refused_with_its_shapes(module, y):
     with pytest.raises(BadInput, match=r"this stage gives .*\(2, 3"):
         module.init(jax.random.key(0), y, train=False)
 

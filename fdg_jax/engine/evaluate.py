@@ -15,9 +15,9 @@ from fdg_jax.stage.shapes import describe
 class Evaluation(NamedTuple):
     """The result of an evaluation.
 
-    loss: the mean over images.
+    loss: the mean over examples.
     error_percent: the top-1 error over all labels; None if the outputs are not class scores.
-    images: number of images (the length of the labels).
+    images: number of examples, of images or of anything else (the length of the labels).
     """
 
     loss: float
@@ -71,11 +71,11 @@ def evaluate(
         predictions += leaves[0].size
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
-    images = sum(n for n, _, _ in results)
+    examples = sum(n for n, _, _ in results)
     losses, wrongs = jax.device_get(([loss for _, loss, _ in results], [wrong for _, _, wrong in results]))
-    loss = sum(n * float(value) for (n, _, _), value in zip(results, losses, strict=True)) / images
+    loss = sum(n * float(value) for (n, _, _), value in zip(results, losses, strict=True)) / examples
     error = None if None in wrongs else 100.0 * sum(int(wrong) for wrong in wrongs) / predictions
-    return Evaluation(loss, error, images)
+    return Evaluation(loss, error, examples)
 
 
 class CompiledTransform:

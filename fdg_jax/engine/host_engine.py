@@ -120,7 +120,7 @@ class HostEngine:
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
         for row in indices:
-            # A process without stage 1 needs no image, and reads none where they are on a disk.
+            # A process without stage 1 needs no input, and reads none where they are on a disk.
             self.step(images[row] if self.first else None, labels[row])
 
     def drain(self) -> None:

@@ -1,7 +1,7 @@
 """Splits a batch into M micro-batches on its way in, and joins their M losses on the way out (GPipe).
 
-The parts are as equal as can be. Each counts by its share of the images. The backward pass of a part's mean loss begins
-with this share as its cotangent, so that the parts' gradients add up to the gradient of the batch's mean.
+The parts are as equal as can be. Each counts by its share of the examples. The backward pass of a part's mean loss
+begins with this share as its cotangent, so that the parts' gradients add up to the gradient of the batch's mean.
 """
 
 from functools import partial

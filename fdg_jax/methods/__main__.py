@@ -19,6 +19,7 @@ from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free
 from fdg_jax.schedule.running import trace_run
 
 BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's, for shapes
+TOKENS = 128  # of an example, for models that take these
 
 
 class Row(NamedTuple):
@@ -95,9 +96,12 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
     jax.config.update("jax_platforms", "cpu")
     blocks = models.blocks(model, CLASSES)
     way = "balanced" if models.paper_split(model, K) is None else "paper"
-    cuts = split.parse(way, model, K, len(blocks))
-    images = jax.ShapeDtypeStruct((BATCH_SIZE, *IMAGE), np.float32)
+    inputs = jax.ShapeDtypeStruct((BATCH_SIZE, *IMAGE), np.float32)
     labels = jax.ShapeDtypeStruct((BATCH_SIZE,), np.int32)
+    if models.takes(model) == "tokens":
+        inputs = labels = jax.ShapeDtypeStruct((BATCH_SIZE, TOKENS), np.int32)
+    costs = split.costs(blocks, inputs.update(shape=(1, *inputs.shape[1:]))) if way == "balanced" else None
+    cuts = split.parse(way, model, K, len(blocks), costs)
 
     def loss(outputs, labels):
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
@@ -105,7 +109,7 @@ def parameters(name: str, K: int, model: str) -> tuple[int, int]:
     def init_and_list(key):
         where, _ = devices.stage_devices(K)
         pipeline = api.Pipeline(split.stages(blocks, cuts), loss, optax.sgd(0.1), name, devices=where)
-        pipeline.init(key, (images, labels))
+        pipeline.init(key, (inputs, labels))
         return [stage["params"] for stage in pipeline.params], pipeline.engine.auxiliary()
 
     shapes = jax.eval_shape(init_and_list, jax.eval_shape(jax.random.key, 0))

@@ -2,8 +2,9 @@
 
 `HEADS` are local classifiers, the values of `--aux`. DGL and local error learning train a stage on the `local_loss` of
 their outputs. `Synthesizer` is DNI's, and guesses the gradient itself. All take a stage's outputs, feature maps [b, h,
-w, c] or vectors [b, features] (for these, dense layers replace convolutions). They compute in float32 and read all
-other sizes off their inputs. Every head is used like this:
+w, c] or vectors [b, features] (for these, dense layers replace convolutions). Sequences [b, T, features] are b T
+vectors, each with a label of its own (our extension: their authors have images only). They compute in float32 and read
+all other sizes off their inputs. Every head is used like this:
 
     aux = HEADS["mlp-sr"](classes)
     outputs = aux.apply(variables, y, train)
@@ -36,8 +37,8 @@ zeros = nn.initializers.zeros
 class Outputs(NamedTuple):
     """The outputs of a head.
 
-    scores: class scores [b, classes].
-    features: [b, n], what similarities are computed from; None if they are not matched.
+    scores: class scores [b, classes], or [b, T, classes] of sequences.
+    features: [b, n], what similarities are computed from ([b T, n] of sequences); None if they are not matched.
     """
 
     scores: jax.Array
@@ -54,7 +55,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
     Arguments:
         loss: the user's loss(scores, labels) -> scalar.
         outputs: the head's.
-        labels: the batch's; integers [b] for PredSim.
+        labels: the batch's; integers [b] for PredSim, or [b, T] for sequences.
 
     Raises:
         BadInput: PredSim gets other labels.
@@ -62,7 +63,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
     value = loss(outputs.scores, labels)
     if outputs.features is None:
         return value
-    truth = similarity(one_hot(labels, outputs.scores.shape[-1]))
+    truth = similarity(one_hot(labels.reshape(-1) if outputs.scores.ndim == 3 else labels, outputs.scores.shape[-1]))
     return (1 - MATCHING) * value + MATCHING * jnp.mean(jnp.square(similarity(outputs.features) - truth))
 
 
@@ -96,7 +97,8 @@ class MLPSR(nn.Module):
 
     @nn.compact
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
-        y = check_activations(y)
+        y, shape = check_activations(y), y.shape
+        y = vectors(y)
         if y.ndim == 4:
             y = average_pool(y, -(-y.shape[1] // 4), -(-y.shape[2] // 4))
             for i in range(1, 4):
@@ -106,7 +108,8 @@ class MLPSR(nn.Module):
         for i in range(1, 4):
             y = nn.Dense(y.shape[-1], kernel_init=layers.torch_linear, name=f"dense{i}")(y)
             y = layers.relu(batch_norm(y, train, f"dense_norm{i}"))
-        return Outputs(nn.Dense(self.classes, kernel_init=layers.torch_linear, name="scores")(y))
+        scores = nn.Dense(self.classes, kernel_init=layers.torch_linear, name="scores")(y)
+        return Outputs(sequences(scores, shape))
 
 
 class LinearClassifier(nn.Module):
@@ -146,9 +149,9 @@ class PredSim(nn.Module):
     def __call__(self, y: jax.Array, train: bool) -> Outputs:
         y, channels = check_activations(y), y.shape[-1]
         scores = LinearClassifier(self.classes, self.entries, name="pred")(y, train).scores
-        if y.ndim == 2:
+        if y.ndim < 4:
             dense = nn.Dense(channels, use_bias=False, kernel_init=layers.torch_linear, name="sim")
-            return Outputs(scores, dense(y))
+            return Outputs(scores, dense(vectors(y)))
         maps = layers.Conv(channels, name="sim")(y)
         if channels <= 3 or maps.shape[1] * maps.shape[2] == 1:
             return Outputs(scores, flatten(maps))
@@ -184,28 +187,39 @@ class Synthesizer(nn.Module):
                 return layers.Conv(self.width, size=5, name=name)(x)
             return nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name=name)(x)
 
-        x = hidden(check_activations(y), "hidden1")
+        x = hidden(vectors(check_activations(y)), "hidden1")
         if self.conditional:
             label = nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name="label")
-            shift = label(one_hot(labels, self.classes))
+            shift = label(one_hot(labels.reshape(-1) if y.ndim == 3 else labels, self.classes))
             x = x + (shift if x.ndim == 2 else shift[:, None, None, :])
         x = layers.relu(batch_norm(x, train, "norm1"))
         x = layers.relu(batch_norm(hidden(x, "hidden2"), train, "norm2"))
         if x.ndim == 4:
             dy = nn.Conv(y.shape[-1], (5, 5), padding=2, kernel_init=zeros, name="gradient")(x)
         else:
-            dy = nn.Dense(y.shape[-1], kernel_init=zeros, name="gradient")(x)
+            dy = sequences(nn.Dense(y.shape[-1], kernel_init=zeros, name="gradient")(x), y.shape)
         return dy.astype(y.dtype)
 
 
 def check_activations(y: Any) -> jax.Array:
-    """y in float32. Raises BadInput if it is neither maps nor vectors."""
-    if getattr(y, "ndim", None) not in (2, 4):
+    """y in float32. Raises BadInput if it is neither maps nor vectors nor sequences."""
+    if getattr(y, "ndim", None) not in (2, 3, 4):
         raise BadInput(
-            "an auxiliary network takes feature maps [b, h, w, c] or vectors [b, features]; this stage gives "
+            "an auxiliary network takes feature maps [b, h, w, c], vectors [b, features] or sequences of them "
+            "[b, T, features]; this stage gives "
             f"{jax.tree.map(jnp.shape, y)}. Cut the network elsewhere or take a method without auxiliary networks."
         )
     return y.astype(jnp.float32)
+
+
+def vectors(y: jax.Array) -> jax.Array:
+    """Sequences [b, T, c] as vectors [b T, c]; anything else as it is."""
+    return y.reshape(-1, y.shape[-1]) if y.ndim == 3 else y
+
+
+def sequences(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """The inverse of `vectors` for what came of them, [b T, n]. shape: of the y that it was."""
+    return x.reshape(*shape[:2], -1) if len(shape) == 3 else x
 
 
 def one_hot(labels: Any, classes: int) -> jax.Array:

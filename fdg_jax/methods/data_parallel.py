@@ -12,7 +12,7 @@ whose size the number of devices does not divide is computed on every device, wh
 `--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
 and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. A batch whose
 size K does not divide is filled up with its own first examples, as DistributedSampler does for a whole epoch; these
-count twice, in the loss too. Deviation: images are augmented before the batch is split, so a repeated example is
+count twice, in the loss too. Deviation: examples are augmented before the batch is split, so a repeated example is
 augmented the same way.
 """
 

@@ -3,7 +3,9 @@
 The cotangent of stage k < K is a fixed random projection of e = d loss / d outputs [batch, classes]. The stage goes
 backward through itself as in BP, and nothing is passed down. Forward passes stay locked; all backward passes run at
 once.
-Deviation: Nokland projects to every layer. Here the error reaches every stage once, and within a stage it is BP.
+Deviation: Nokland projects to every layer. Here the error reaches every stage once, and within a stage it is BP. Of
+sequences [batch, T, classes] every token's error is projected by itself, with one matrix (our extension): a projection
+of all T at once would mix the errors of all tokens, and be T^2 times as large.
 """
 
 import jax
@@ -47,7 +49,7 @@ def dfa_messages(K: int) -> Messages:
 class DirectFeedbackStage(Stage):
     """A stage below K, whose cotangent is a projection of the error at the outputs; or stage K, which sends the error.
 
-    The projection, [classes, numbers in y per example], is in `own`.
+    The projection, [classes, numbers in y per example], or per token of sequences, is in `own`.
     """
 
     cotangent_down = False
@@ -59,7 +61,8 @@ class DirectFeedbackStage(Stage):
             return with_error(spec), state
         if not (isinstance(spec.y, jax.ShapeDtypeStruct) and isinstance(spec.outputs, jax.ShapeDtypeStruct)):
             raise BadInput(f"method dfa projects one array of errors to one of activations; stage k={spec.k} has more.")
-        errors, size = int(np.prod(spec.outputs.shape[1:])), int(np.prod(spec.y.shape[1:]))
+        first = kept_axes(spec)
+        errors, size = int(np.prod(spec.outputs.shape[first:])), int(np.prod(spec.y.shape[first:]))
         # With variance 1 / size, a cotangent is about as long as the error that it is made from.
         dtype = jnp.promote_types(spec.y.dtype, jnp.float32)
         projection = jax.random.normal(spec.key, (errors, size), dtype) / np.sqrt(size)
@@ -69,11 +72,18 @@ class DirectFeedbackStage(Stage):
         super().__init__(spec, place, **options)
         if spec.last:
             return
-        shape, dtype = spec.y.shape[1:], spec.y.dtype
-        self._project = jax.jit(lambda e, p: (e.reshape(len(e), -1) @ p).reshape(len(e), *shape).astype(dtype))
+        first, shape, dtype = kept_axes(spec), spec.y.shape[1:], spec.y.dtype
+        rows = lambda e: e.reshape(*e.shape[:first], -1)  # noqa: E731
+        self._project = jax.jit(lambda e, p: (rows(e) @ p).reshape(len(e), *shape).astype(dtype))
 
     def backward(self, batch: int, dy=None):
         return super().backward(batch, dy if self.spec.last else self._project(dy, self.state.own))
+
+
+def kept_axes(spec: Spec) -> int:
+    """The axes that errors and activations have in common: the batch, and of sequences [batch, T, ...] the tokens."""
+    sequences = spec.y.ndim == spec.outputs.ndim == 3 and spec.y.shape[1] == spec.outputs.shape[1]
+    return 2 if sequences else 1
 
 
 def with_error(spec: Spec):

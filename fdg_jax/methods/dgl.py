@@ -120,12 +120,12 @@ def head(spec: Spec) -> nn.Module:
     """Makes the auxiliary network of a stage. Raises BadInput if the network's outputs are not class scores."""
     outputs, kind = spec.outputs, spec.options["aux"]
     array = isinstance(outputs, jax.ShapeDtypeStruct)
-    if not (array and outputs.ndim == 2 and jnp.issubdtype(outputs.dtype, jnp.floating)):
+    if not (array and outputs.ndim in (2, 3) and jnp.issubdtype(outputs.dtype, jnp.floating)):
         raise BadInput(
-            f"method dgl gives every stage a loss on class scores [batch, classes], but stage k={spec.K} gives "
-            f"{jax.tree.map(jnp.shape, outputs)}. Use a method without auxiliary networks, e.g. fdg."
+            f"method dgl gives every stage a loss on class scores [batch, classes] or [batch, T, classes], but stage "
+            f"k={spec.K} gives {jax.tree.map(jnp.shape, outputs)}. Use a method without auxiliary networks, e.g. fdg."
         )
-    return HEADS[kind](outputs.shape[1])
+    return HEADS[kind](outputs.shape[-1])
 
 
 METHOD = Method(

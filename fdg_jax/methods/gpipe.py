@@ -1,6 +1,6 @@
 """GPipe (Huang et al. 2019): a batch is split into micro-batches that follow one another. BP's gradient, with a bubble.
 
-The sum of the micro-batches' gradients, each weighted by its share of the images, is the gradient of the whole batch,
+The sum of the micro-batches' gradients, each weighted by its share of the examples, is the gradient of the whole batch,
 except that a batch norm sees one micro-batch only. Deviations: activations are kept, not recomputed. The backward
 passes come in the order of the forward passes (the bubble is the same).
 """
