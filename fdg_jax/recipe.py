@@ -1,10 +1,74 @@
-"""The paper's recipe as optax chains: SGD with momentum and coupled weight decay, and its learning-rate schedule."""
+"""The recipes of the training commands as optax chains: the paper's SGD and learning rate, and others of optax.
 
+Each stage has an optimizer of its own, so nothing here knows the gradients of other stages.
+"""
+
+from typing import Any
+
+import jax
 import optax
+import optax.contrib
+
+SCALE_FREE = ("adamw", "lion", "muon")  # which divide a gradient by its own size: a constant factor cancels
+MUON_RMS = 0.2  # of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
+WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
+
+
+def optimizer(
+    name: str,
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    momentum: float,
+    weight_decay: float,
+    decay: str = "all",
+    b2: float = 0.999,
+    clip_norm: float = 0.0,
+) -> optax.GradientTransformation:
+    """The optimizer of `--optimizer`.
+
+    Arguments:
+        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon is for matrices (embedding and head
+            included, unlike its author's) and has adamw for all other parameters.
+        learning_rate: a number, or an optax schedule, which counts the stage's own updates.
+        momentum: of sgd and muon; beta1 of adamw and lion.
+        weight_decay: coupled with sgd, decoupled with the others.
+        decay: what it is for: "all" parameters, or "matrices", those with two axes or more.
+        b2: beta2 of adamw, lion and muon's adamw.
+        clip_norm: the largest norm of the stage's gradient; 0 for any.
+
+    Returns: an optax optimizer. Clipping has no state, so checkpoints do not depend on it.
+    """
+    mask = matrices if decay == "matrices" else None
+    if name == "sgd":
+        made = paper_sgd(learning_rate, momentum, weight_decay, mask)
+    elif name == "muon":
+        made = optax.contrib.muon(
+            learning_rate, beta=momentum, adam_b1=momentum, adam_b2=b2, weight_decay=weight_decay,
+            adam_weight_decay=weight_decay, weight_decay_mask=mask, consistent_rms=MUON_RMS,
+        )  # fmt: skip
+    else:
+        make = {"adamw": optax.adamw, "lion": optax.lion}[name]
+        made = make(learning_rate, b1=momentum, b2=b2, weight_decay=weight_decay, mask=mask)
+    return clipped(made, clip_norm) if clip_norm else made
+
+
+def matrices(params: Any) -> Any:
+    """Which parameters have two axes or more: kernels and embeddings, and not biases and scales of norms."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def clipped(optimizer: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
+    """An optimizer that gets gradients of at most that norm, over all parameters that it has. The state is its own."""
+    clip = optax.clip_by_global_norm(norm)
+
+    def update(updates, state, params=None):
+        return optimizer.update(clip.update(updates, optax.EmptyState())[0], state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def paper_sgd(
-    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, weight_decay: float = 5e-4
+    learning_rate: optax.ScalarOrSchedule, momentum: float = 0.9, weight_decay: float = 5e-4, mask: Any = None
 ) -> optax.GradientTransformation:
     """The paper's optimizer (Section V), which is PyTorch's SGD.
 
@@ -15,11 +79,12 @@ def paper_sgd(
             belongs to the batch whose gradient is applied (Eq. 11).
         momentum: 0 for none.
         weight_decay: 0 for none. It applies to every parameter, batch norm's included, as in the authors' code.
+        mask: params -> which of them it applies to, instead of all.
 
     Returns: an optax optimizer.
     """
     return optax.chain(
-        optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity(),
+        optax.add_decayed_weights(weight_decay, mask) if weight_decay else optax.identity(),
         optax.trace(decay=momentum) if momentum else optax.identity(),
         optax.scale_by_learning_rate(learning_rate),
     )
@@ -61,3 +126,27 @@ def paper_schedule(base: float, epochs: float, steps_per_epoch: int, warmup: boo
     changes = learning_rate_changes(base, epochs * steps_per_epoch, warmup)
     rates = [optax.constant_schedule(rate) for _, rate in changes]
     return optax.join_schedules(rates, [updates for updates, _ in changes[1:]])
+
+
+def schedule(name: str, base: float, total: int, warmup_steps: int = 0) -> optax.Schedule:
+    """The learning rate of the schedules that are not the paper's.
+
+    Arguments:
+        name: constant, cosine (down to 0) or wsd (constant, then linearly down to 0 in the last fifth of `total`).
+        base: the highest learning rate.
+        total: batches of all epochs.
+        warmup_steps: batches in which the rate rises linearly, from `base` / warmup_steps on.
+
+    Returns: a function: number of the batch, from 0 -> learning rate.
+    """
+    left = max(1, total - warmup_steps)
+    if name == "cosine":
+        rest = optax.cosine_decay_schedule(base, left)
+    elif name == "wsd":
+        falling = max(1, min(left, round(WSD_DECAY * total)))
+        rest = optax.linear_schedule(base, 0.0, falling, left - falling)
+    else:
+        rest = optax.constant_schedule(base)
+    if not warmup_steps:
+        return rest
+    return optax.join_schedules([optax.linear_schedule(base / warmup_steps, base, warmup_steps), rest], [warmup_steps])

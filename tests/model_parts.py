@@ -7,6 +7,7 @@ from jax import lax
 
 from fdg_jax import models
 from fdg_jax.split import Stage
+from fdg_jax.stage.functions import takes_train
 
 
 def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):
@@ -19,13 +20,21 @@ def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):
 MET = {}
 
 
-def met(name: str, classes: int = 10, example=(2, 32, 32, 3)):
+def example_of(name: str) -> jax.ShapeDtypeStruct:
+    """Two examples of what a model takes."""
+    if models.takes(name) == "tokens":
+        return jax.ShapeDtypeStruct((2, 32), jnp.int32)
+    return jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
+
+
+def met(name: str, classes: int = 10, example=None):
     """(block, shape of its input, shapes of its variables) of every block of a network, without computing. Blocks that
     are alike and meet the same shape are looked at once, so that 602 of them are quick."""
-    x = jax.ShapeDtypeStruct(example, jnp.float32)
+    x = jax.ShapeDtypeStruct(example, jnp.float32) if example else example_of(name)
     for block in models.blocks(name, classes):
         if (block, x.shape) not in MET:
-            init = lambda key, x, b=block: b.init_with_output(key, x, True)  # noqa: E731
+            train = {"train": True} if takes_train(block) else {}
+            init = lambda key, x, b=block, train=train: b.init_with_output(key, x, **train)  # noqa: E731
             MET[block, x.shape] = jax.eval_shape(init, jax.random.key(0), x)
         y, variables = MET[block, x.shape]
         yield block, x, variables

@@ -43,6 +43,11 @@ PUBLISHED = {
     ("mobilenet_v2", 1000): 3_504_872,  # 3.50M; Sandler et al. 2018 and the paper print 3.4M
     ("mobilenet_v2_imagenet", 1000): 3_504_872,
     ("mobilenet_v2", 200): 3_504_872 - 800 * 1281,  # Tiny-ImageNet
+    # Nobody's but ours. Per layer 12 w^2 (4 of attention, 8 of the mlp) and two norms, then a norm and two tables.
+    **{
+        (f"transformer{n}x{w}", 256): n * (12 * w * w + 2 * w) + w + 2 * 256 * w
+        for n, w in [(4, 64), (8, 64), (8, 256)]
+    },
 }
 
 
@@ -137,7 +142,7 @@ def test_blocks_are_stem_then_residual_blocks_then_head(name):
     blocks = models.blocks(name, 10)
     residual = {"resnet8": 3, "resnet110": 54, "wrn28_10": 12, "resnet18": 8, "resnet101": 33, "mobilenet_v2": 17}
     inner = {**residual, "wrn28_10_fdg": 12, "mobilenet_v1": 13, "resnet8_fdg_init": 3, "resnet8_fdg_pool": 3}
-    kind = {"mobilenet_v1": "Separable"}.get(name, "Residual")
+    kind = {"mobilenet_v1": "Separable"}.get(name, "Layer" if models.takes(name) == "tokens" else "Residual")
     assert len(blocks) == inner.get(name, len(blocks) - 2) + 2
     assert {type(block).__name__ for block in blocks[1:-1]} == {kind}
     assert kind not in type(blocks[0]).__name__

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from model_parts import met, normal, plain
+from model_parts import example_of, met, normal, plain
 from small import jit, pipeline
 
 from fdg_jax import layers, models, split
@@ -135,7 +135,7 @@ def test_composed_stages_are_the_uncut_network(name):
                 changed |= new.get("batch_stats", {})
             return x, changed
 
-        return str(jax.make_jaxpr(run)(whole, jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)))
+        return str(jax.make_jaxpr(run)(whole, example_of(name)))
 
     n = len(blocks)
     assert program((1, n // 2, n - 1)) == program(())
@@ -147,7 +147,7 @@ def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(dtype):
     """A memo would carry them 2(K-k) times over, and `current` would silently use old ones. What is summed, running
     statistics, stays float32, as gradients of the weights do."""
     compute, seen = ComputeOptions(precision(dtype, last=False)), set()
-    for block, x, variables in (each for name in models.names() for each in met(name)):
+    for block, x, variables in (each for name in models.names("images") for each in met(name)):
         if (block, x.shape[-1]) in seen:
             continue
         seen.add((block, x.shape[-1]))

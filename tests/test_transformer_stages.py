@@ -1,0 +1,253 @@
+"""A transformer in K stages: both engines and the oracle agree with all that language models are trained with."""
+
+import warnings
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from small import goes_on_exactly, jit, leaves
+
+import fdg_jax
+from fdg_jax import models, recipe, split
+from fdg_jax.errors import BadInput
+from fdg_jax.layers.sequence import rms_norm, rotated
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.training.setup import cross_entropy
+
+VOCABULARY, T, BATCHES = 16, 8, 16  # more batches than a gradient can be late
+CUTS = {1: (), 2: (4,), 4: (2, 4, 6), 8: (1, 2, 3, 4, 5, 6, 7)}
+# Adam divides by the root of squared gradients, so a gradient that is nearly 0 passes on the rounding of the two
+# programs: weights of order 0.1 move by up to the learning rate a step, 0.002. Observed: 1.1e-6 after 10 steps. With
+# delays wrong by one update, the largest difference is above 2e-4 (tested below).
+ADAM = {"rtol": 0, "atol": 2e-5}
+
+
+def optimizer():
+    rates = recipe.schedule("cosine", 2e-3, 2 * BATCHES, warmup_steps=3)
+    return recipe.optimizer("adamw", rates, momentum=0.9, weight_decay=0.1, decay="matrices", clip_norm=0.5)
+
+
+def network(layers, **options):
+    return models.blocks(f"transformer{layers}x32", VOCABULARY, **options)
+
+
+def tokens(n=BATCHES, size=4, seed=0):
+    text = np.random.default_rng(seed).integers(0, VOCABULARY, (n, size, T + 1)).astype(np.int32)
+    return [(each[:, :-1], each[:, 1:]) for each in text]
+
+
+DATA = tokens()
+
+
+def made(K, layers=6, engine="pipeline", cuts=None, method="fdg", model=(), **options):
+    blocks, cuts = network(layers, **dict(model)), CUTS[K] if cuts is None else cuts
+    stages, start = split.stages(blocks, cuts), split.split_variables(variables(layers, model), cuts)
+    ours = fdg_jax.Pipeline(stages, cross_entropy, optimizer(), method, engine=engine, guard=True, **options)
+    return ours.init(jax.random.key(0), DATA[0], variables=start)
+
+
+def variables(layers, model=()):
+    """Weights of NumPy's: a program that draws them takes longer to compile than all others."""
+    x, random = jax.ShapeDtypeStruct(DATA[0][0].shape, np.int32), np.random.default_rng(0)
+    found = jax.eval_shape(lambda: split.init_whole(network(layers, **dict(model)), jax.random.key(0), x))
+    return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(leaf.dtype), dict(found))
+
+
+def run(ours):
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    ours.drain()
+    return start, jax.device_get(ours.params), [m.loss for m in ours.losses(wait=True)]
+
+
+def drawing(module):
+    """A stage as the oracle wants it. Every forward pass splits the stage's key, as Pipeline says."""
+
+    def forward(params, extra, x):
+        rng, key = jax.random.split(extra["rng"])
+        return module.apply({"params": params}, x, train=True, rngs={"dropout": key}), {"rng": rng}
+
+    return forward
+
+
+def truth(K, layers, start, staleness, cuts=None, model=()):
+    stages = split.stages(network(layers, **dict(model)), CUTS[K] if cuts is None else cuts)
+    keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), 1) for k in range(1, K + 1)]
+    first = [{**own, "rng": jax.random.key_data(key)} for own, key in zip(start, keys, strict=True)]
+    return oracle.stashed([drawing(s) for s in stages], cross_entropy, optimizer(), first, DATA, staleness)
+
+
+def far(a, b):
+    return max(float(np.abs(x - y).max()) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+DROPPED = (("dropout", 0.1),)
+
+
+def test_a_pipeline_with_dropout_adamw_warm_up_and_clipping_is_the_oracle():
+    ours = made(2, 1, cuts=(1,), model=DROPPED)
+    start, params, losses = run(ours)
+    true, true_losses, stale = truth(2, 1, start, fdg(2).staleness, (1,), DROPPED)
+    assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
+    np.testing.assert_allclose(losses, true_losses, **ADAM)
+    assert ours.staleness == stale == [1, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K", [2, 4, 8])
+def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_and_clipping(K):
+    one, two = (made(K, engine=engine, model=DROPPED) for engine in ("pipeline", "delay-line"))
+    (start, params, losses), (_, _, their_losses) = run(one), run(two)
+    assert one.parameters_sha256() == two.parameters_sha256() and losses == their_losses
+    assert one.staleness == two.staleness == list(fdg(K).staleness)
+    true, true_losses, stale = truth(K, 6, start, fdg(K).staleness, None, DROPPED)
+    assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
+    np.testing.assert_allclose(losses, true_losses, **ADAM)
+    assert one.staleness == stale
+    early = [max(0, wait - 1) for wait in fdg(K).staleness]
+    wrong = truth(K, 6, start, early, None, DROPPED)[0]
+    assert far([each["params"] for each in params], [each["params"] for each in wrong]) > 10 * ADAM["atol"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K", [2, 4, 8])
+def test_the_engines_agree_bit_for_bit_in_bfloat16_and_with_activations_computed_again(K):
+    ends = []
+    for engine in ("pipeline", "delay-line"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # which tells of copies of weights among what is remembered
+            remat = "all" if engine == "pipeline" else "none"
+            ours = made(K, engine=engine, model=DROPPED, dtype="bfloat16", remat=remat)
+        ends.append((ours, run(ours)[2]))
+    (one, losses), (two, their_losses) = ends
+    assert one.staleness == two.staleness == list(fdg(K).staleness)
+    # With remat the forward pass is fused into the backward pass, so bfloat16 is rounded in other places (2^-8).
+    np.testing.assert_allclose(losses, their_losses, rtol=0.01)
+    same = made(K, engine="delay-line", model=DROPPED, dtype="bfloat16", remat="all")
+    same_losses = run(same)[2]
+    assert same.parameters_sha256() == one.parameters_sha256() and same_losses == losses
+    truly = truth(K, 6, jax.device_get(made(K, model=DROPPED).params), fdg(K).staleness, None, DROPPED)[1]
+    np.testing.assert_allclose(losses, truly, rtol=0.02)  # bfloat16 against float32: 2^-8 a rounding
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient(positions):
+    model = (("tied", True), ("positions", positions), ("dropout", 0.1))
+    one, two = made(4, model=model), made(4, engine="delay-line", model=model)
+    (start, params, losses), (_, _, their_losses) = run(one), run(two)
+    assert one.parameters_sha256() == two.parameters_sha256() and losses == their_losses
+    true, true_losses, _ = truth(4, 6, start, fdg(4).staleness, None, model)
+    assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
+    np.testing.assert_allclose(losses, true_losses, **ADAM)
+    assert "scores" not in params[-1]["params"]["block007"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer_name", ["adamw", "lion", "muon"])
+def test_a_transformer_that_is_stopped_goes_on_exactly(optimizer_name, monkeypatch):
+    chosen = recipe.optimizer(optimizer_name, recipe.schedule("wsd", 1e-3, 20, 3), momentum=0.9, weight_decay=0.1,
+                              decay="matrices", clip_norm=1.0)  # fmt: skip
+    monkeypatch.setitem(globals(), "optimizer", lambda: chosen)
+    goes_on_exactly(lambda: made(2, 1, cuts=(1,), model=DROPPED), DATA, 4)
+
+
+METHODS = ["bp", "ddg", "fr", "dgl", "dni", "gpipe", "data_parallel", "fa", "dfa", "scaled_bp"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_a_transformer(method):
+    ours = made(2, 1, cuts=(1,), method=method, model=DROPPED)
+    _, _, losses = run(ours)
+    assert np.isfinite(losses).all() and ours.updates == [BATCHES] * len(ours.updates)
+    assert ours.evaluate(DATA[:2]).error_percent is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aux", ["linear", "predsim"])
+def test_other_local_heads_see_every_token(aux):
+    _, _, losses = run(made(2, 1, cuts=(1,), method="dgl", aux=aux))
+    assert np.isfinite(losses).all()
+
+
+@pytest.mark.slow
+def test_current_weights_take_a_transformer_whose_norms_keep_no_weights():
+    ours = made(2, 1, cuts=(1,), weights="current", model=DROPPED)
+    assert np.isfinite(run(ours)[2]).all() and ours.staleness == list(fdg(2).staleness)
+
+
+def test_local_heads_refuse_a_table_beside_the_activations():
+    with pytest.raises(BadInput, match="auxiliary network takes feature maps"):
+        made(2, 1, cuts=(1,), method="dgl", model=(("tied", True),))
+
+
+def test_a_token_sees_none_of_those_after_it():
+    blocks = network(1)
+    module = split.Stage(tuple(blocks))
+    x = DATA[0][0]
+    given = variables(1)
+    run = jit(lambda x: module.apply(given, x, False))
+    other = x.copy()
+    other[:, 5:] = (other[:, 5:] + 1) % VOCABULARY
+    a, b = run(x), run(other)
+    np.testing.assert_array_equal(a[:, :5], b[:, :5])
+    assert (np.asarray(a[:, 5:]) != np.asarray(b[:, 5:])).any(axis=-1).all()
+
+
+def test_rotary_scores_depend_on_the_distance_of_two_tokens_only():
+    q, k = (np.random.default_rng(seed).normal(size=(1, 1, 1, 32)).astype(np.float32) for seed in (0, 1))
+    turned = [rotated(jnp.tile(each, (1, T, 1, 1)))[0, :, 0] for each in (q, k)]
+    scores = np.asarray(turned[0] @ turned[1].T)
+    for distance in range(T):
+        np.testing.assert_allclose(np.diag(scores, distance), scores[0, distance], rtol=0, atol=2e-5)  # 32 products
+    assert len({round(float(score), 3) for score in scores[0]}) == T
+
+
+def test_the_norm_has_the_gradient_that_jax_derives():
+    x, scale, dy = (np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+                    for seed, shape in enumerate([(2, 3, 8), (8,), (2, 3, 8)]))  # fmt: skip
+
+    def plain(x, scale):
+        return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
+
+    ours, theirs = (jit(lambda x, s, f=f: jax.vjp(f, x, s)[1](dy))(x, scale) for f in (rms_norm, plain))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums of 8 products of order 1
+
+
+def test_initial_weights_do_not_depend_on_split_or_dropout():
+    x = jax.ShapeDtypeStruct(DATA[0][0].shape, np.int32)
+    plain, dropping = (split.init_whole(network(1, dropout=d), jax.random.key(0), x) for d in (0.0, 0.5))
+    jax.tree.map(np.testing.assert_array_equal, plain, dropping)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"dropout": 1.0}, "it lies in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
+    ({"heads": 3}, "no option heads"),
+])  # fmt: skip
+def test_an_impossible_option_of_a_model_is_refused(options, said):
+    with pytest.raises(BadInput, match=said):
+        network(1, **options)
+
+
+def test_any_size_is_a_name_and_others_are_none():
+    assert len(models.blocks("transformer3x96", 256)) == 5
+    for name in ("transformer3x50", "transformer0x64", "transformer_8x64"):
+        with pytest.raises(BadInput, match="not known"):
+            models.blocks(name, 256)
+    assert models.takes("transformer8x64") == "tokens" and models.takes("resnet20") == "images"
+    assert models.paper_split("transformer8x64", 2) is None
+
+
+def test_costs_of_blocks_know_dropout_and_whole_numbers():
+    x = jax.ShapeDtypeStruct((1, T), np.int32)
+    for tied in (False, True):
+        found = split.costs(network(2, dropout=0.1, tied=tied), x)
+        assert found[1] == found[2] > 5000 and found[3] > 5000 and found[0] >= 0  # 32 x 16 x 8 products at the least
+    cuts = split.balanced(found, 3)
+    assert all(a < b for a, b in pairwise((0, *cuts, 4)))
