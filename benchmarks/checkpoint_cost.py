@@ -51,7 +51,7 @@ def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple
     assert isinstance(job.dataset, Dataset)  # made-up images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
-        pipeline.train(job.dataset.train_images, job.dataset.train_labels, row[None])
+        pipeline.train(job.dataset.train_inputs, job.dataset.train_labels, row[None])
         pipeline.losses()
         if saver.has_failed():
             saver.wait()  # raises
@@ -67,7 +67,7 @@ def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str,
     """The windows of each side. The sides take turns back and forth, and every window trains on the same batches."""
     sides = {"none": 0, "every epoch": batches, "every 50": EVERY, NOT_FLUSHED: EVERY}
     size = (batches, job.options.batch_size)
-    indices = np.random.default_rng(0).integers(0, len(job.dataset.train_images), size, dtype=np.int32)
+    indices = np.random.default_rng(0).integers(0, len(job.dataset.train_inputs), size, dtype=np.int32)
     window(job, indices[: 4 * job.options.K + 2], 2 * job.options.K + 2, root)  # compiles, and fills the pipeline
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in sides}
     for turn in range(windows):

@@ -73,7 +73,7 @@ def test_every_data_set_keeps_the_contract(name, tmp_path, monkeypatch):
     assert len(dataset.mean) == len(dataset.std) == dataset.train_images.shape[3]
     assert all(0 < value < 1 for value in (*dataset.mean, *dataset.std))
     assert 0 <= dataset.pad < dataset.train_images.shape[1]
-    black = dataset.without_pixels()
+    black = dataset.without_inputs()
     assert black.train_images.shape == dataset.train_images.shape and black.shape == dataset.shape
     assert black.train_images.strides == black.test_images.strides == (0, 0, 0, 0)  # they take no memory
     assert black.train_labels is dataset.train_labels

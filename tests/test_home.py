@@ -26,7 +26,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def record(run):
-    made = Record(images=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
+    made = Record(examples=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
     made.open(run, tensorboard=True)
     made.losses([Metrics(1, 0.5)])
     yield made

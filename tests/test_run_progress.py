@@ -42,7 +42,7 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     rates = np.asarray([0.1] * 6 + [0.01] * 6, np.float32)
 
     def record() -> Record:
-        return Record(images=100, batch_size=32, log_every=3, learning_rates=rates)  # 4 batches, the last of 4
+        return Record(examples=100, batch_size=32, log_every=3, learning_rates=rates)  # 4 batches, the last of 4
 
     first = record()
     first.open(tmp_path, tensorboard=False)
@@ -62,15 +62,15 @@ def test_a_line_is_the_mean_of_the_losses_since_the_last_and_a_checkpoint_keeps_
     assert [(event["step"], event["train_loss"]) for event in events] == [(3, 3.0), (6, 2.0), (7, 8.0)]
     assert [event["learning_rate"] for event in events] == [0.1, 0.1, 0.01]
     assert second.train_loss() == 3.5  # of the last 4 batches, an epoch's worth: 1, 2, 3, 8
-    assert (second.step, second.images, second.sessions) == (7, 196, 2)
+    assert (second.step, second.units, second.sessions) == (7, 196, 2)
 
 
 def test_where_everything_may_have_compiled_no_speed_is_told(tmp_path):
-    record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
+    record = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
     record.open(tmp_path, tensorboard=False)
     record.entered(1, 32)
     record.losses([Metrics(1, 1.0)])
-    assert record.images_per_second() is None
+    assert record.per_second() is None
     record.timed(32, 0.5)
     record.entered(1, 32)
     record.losses([Metrics(2, 1.0)])
@@ -114,7 +114,7 @@ def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
 
 
 def test_a_loss_that_is_no_number_ends_the_run_after_its_line(tmp_path):
-    record = Record(images=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
+    record = Record(examples=64, batch_size=32, log_every=1, learning_rates=np.ones(2, np.float32))
     record.open(tmp_path, tensorboard=False)
     with pytest.raises(Diverged, match="nan at batch 1"):
         record.losses([Metrics(1, float("nan"))])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from stored_runs import asked, stored_run
 
+from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.report import report_page
@@ -164,9 +165,14 @@ def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp
     assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
 
 
+def images() -> Dataset:
+    black, labels = np.zeros((128, 1, 1, 1), np.uint8), np.zeros(128, np.int32)
+    return Dataset("black", black, labels, black, labels, classes=1, mean=(0,), std=(1,), pad=0, flip=False)
+
+
 @pytest.mark.parametrize(("stood", "said"), [(None, "from the beginning"), (3, "going on after batch 3 of 8\n")])
 def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch, capsys):
-    dataset = SimpleNamespace(train_images=np.zeros(128), pad=0, mean=(0,), std=(1,), flip=False, fingerprint=None)
+    dataset = images()
     pipeline = SimpleNamespace(restore=lambda state: None)
     options = asked(batch_size=32, epochs=2, tensorboard=False, stall_seconds=0.0)
     job = SimpleNamespace(
@@ -194,7 +200,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
 
 
 def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
-    dataset, restored = SimpleNamespace(fingerprint=None), SimpleNamespace(restore=lambda state: None)
+    dataset, restored = images(), SimpleNamespace(restore=lambda state: None)
     job = SimpleNamespace(options=asked(momentum=0.8, steps=3), pipeline=restored, dataset=dataset)
     record = Record(128, 32, 10, np.ones(8))
     record.log = SimpleNamespace(lines=0)

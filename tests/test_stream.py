@@ -162,11 +162,11 @@ def test_a_batch_depends_on_seed_and_number_alone(small):
     assert not set(forwards) & set(sha256(TrainBatches(small, 4, seed=1)[g] for g in range(9)))
 
 
-def test_without_pixels_nothing_is_decoded_and_labels_are_the_same(small, monkeypatch):
+def test_without_inputs_nothing_is_decoded_and_labels_are_the_same(small, monkeypatch):
     batches = TrainBatches(small, 4, seed=0), TestBatches(small, 4)
     labels = [[batch[g][1] for g in range(2)] for batch in batches]
     monkeypatch.setattr(jpeg, "decode_image", None)
-    black = small.without_pixels()
+    black = small.without_inputs()
     for batch, those in zip((TrainBatches(black, 4, seed=0), TestBatches(black, 4)), labels, strict=True):
         for g in range(2):
             images, found = batch[g]

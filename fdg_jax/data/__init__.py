@@ -1,8 +1,9 @@
-"""Data sets of images: decoded in memory as uint8 arrays, or decoded while training.
+"""Data sets: images in memory as uint8 arrays, images that are decoded while training, and text.
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. The other files help these (reading and writing TFDS directories, the cache of decoded
+`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. What all three are for
+the rooms above is in `source`. The other files help these (reading and writing TFDS directories, the cache of decoded
 arrays, downloads) or work on what they return (`augment`). Nothing slow is imported before a data set needs it.
 """
 
@@ -11,15 +12,23 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+from collections.abc import Sequence
 
-from fdg_jax.data import sets, streams
+from fdg_jax.data import sets, streams, texts
 from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream
+from fdg_jax.data.text import BLOCK_SIZE, Text
 from fdg_jax.errors import BadInput
+
+__all__ = [
+    "BLOCK_SIZE", "Dataset", "Source", "Stream", "Text",
+    "load", "load_text", "names", "stream_names", "text_names", "unit",
+]  # fmt: skip
 
 
 def names() -> list[str]:
-    """The names of the data sets in memory: the files in `sets/`."""
+    """The names of the data sets of images in memory: the files in `sets/`."""
     return sorted(module.name for module in pkgutil.iter_modules(sets.__path__))
 
 
@@ -28,8 +37,38 @@ def stream_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(streams.__path__))
 
 
+def text_names() -> list[str]:
+    """The names of the data sets of text: the files in `texts/`."""
+    return sorted(module.name for module in pkgutil.iter_modules(texts.__path__))
+
+
+def unit(name: str) -> str:
+    """What a data set of that name is made of: "images" or "tokens"."""
+    return "tokens" if name in text_names() else "images"
+
+
+def load_text(name: str, files: Sequence[str] = (), block_size: int = BLOCK_SIZE) -> Text:
+    """Loads a data set of text.
+
+    Arguments:
+        name: the data set.
+        files: what to read; none: its own.
+        block_size: tokens of an example.
+
+    Raises:
+        BadInput: the name is not known, a file cannot be read, or there is too little text.
+
+    Example:
+        >>> load_text("text", block_size=64).shape
+        (64,)
+    """
+    if name in text_names():
+        return importlib.import_module(f"{texts.__name__}.{name}").load(files, block_size)
+    raise BadInput(f"there is no text {name!r}. Choose one of: {', '.join(text_names())}.")
+
+
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset | Stream:
-    """Loads a data set of either kind.
+    """Loads a data set of images, of either kind.
 
     Arguments:
         name: the data set.

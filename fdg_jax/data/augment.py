@@ -8,18 +8,30 @@ the same to the last bit if a run is repeated, resumed, or computed by another e
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.data import Stream
-from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 
 
+class Images(Protocol):
+    """What is to be known of images here: a `Dataset` or a `Stream` has it."""
+
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+    @property
+    def std(self) -> tuple[float, ...]: ...
+    @property
+    def pad(self) -> int: ...
+    @property
+    def flip(self) -> bool: ...
+
+
 def train_transform(
-    meta: Dataset | Stream, seed: int
+    meta: Images, seed: int
 ) -> Callable[[jax.typing.ArrayLike, jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of training images.
 
@@ -63,7 +75,7 @@ def train_transform(
     return transform
 
 
-def test_transform(meta: Dataset | Stream) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+def test_transform(meta: Images) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Makes the transform of test images: (image/255 - mean) / std for each channel.
 
     Arguments:
@@ -99,13 +111,13 @@ def draw(seed: int, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, j
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of the training images in an epoch, a function of (seed, epoch).
+    """The order of the training examples in an epoch, a function of (seed, epoch).
 
     It comes from NumPy's RandomState, whose stream will never change. So a run that is resumed with a newer NumPy sees
     the same batches.
 
     Arguments:
-        n: number of images.
+        n: number of examples.
         seed: 0 .. 2**32-1.
         epoch: 0, 1, ...
 

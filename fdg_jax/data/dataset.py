@@ -1,10 +1,13 @@
-"""A data set in memory: what the files in `sets/` return."""
+"""A data set of images in memory: what the files in `sets/` return. Its members are those of `Source`, and more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from fdg_jax.data.source import images_described
 
 
 class Dataset(NamedTuple):
@@ -24,15 +27,70 @@ class Dataset(NamedTuple):
     fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), once computed
 
     @property
+    def unit(self) -> str:
+        """What speed is counted in."""
+        return "images"
+
+    @property
+    def per_example(self) -> int:
+        """Every example is one image."""
+        return 1
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """(H, W, C) of an image."""
         return self.train_images.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of the images: uint8."""
+        return self.train_images.dtype
+
+    @property
+    def labels_shape(self) -> tuple[int, ...]:
+        """An image has one label."""
+        return ()
+
+    @property
+    def labels_dtype(self) -> np.dtype:
+        """Of the labels: int32."""
+        return self.train_labels.dtype
+
+    @property
+    def train_inputs(self) -> np.ndarray:
+        """The training images."""
+        return self.train_images
+
+    @property
+    def test_inputs(self) -> np.ndarray:
+        """The test images."""
+        return self.test_images
 
     def first(self, n: int | None) -> Dataset:
         """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
-    def without_pixels(self) -> Dataset:
+    def without_inputs(self) -> Dataset:
         """This data set for a process that needs labels only: black images, which take no memory."""
         black = [np.broadcast_to(np.uint8(0), images.shape) for images in (self.train_images, self.test_images)]
         return self._replace(train_images=black[0], test_images=black[1])
+
+    def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
+        """Crops, mirrors and normalises (fdg_jax.data.augment)."""
+        from fdg_jax.data import augment
+
+        return augment.train_transform(self, seed)
+
+    def test_transform(self) -> Callable[[Any], Any]:
+        """Normalises (fdg_jax.data.augment)."""
+        from fdg_jax.data import augment
+
+        return augment.test_transform(self)
+
+    def described(self) -> str:
+        """How many images there are, and of which size."""
+        return images_described(len(self.train_images), len(self.test_images), self.shape, self.classes)
+
+    def measures(self, test_loss: float | None) -> dict[str, float | None]:
+        """Images have none but loss and error."""
+        return {}

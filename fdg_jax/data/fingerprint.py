@@ -1,49 +1,54 @@
-"""A fingerprint of the data set that a run is trained on, so that the run cannot be resumed with other images.
+"""A fingerprint of the data set that a run is trained on, so that the run cannot be resumed with other data.
 
 A fingerprint is a small JSON value. It depends only on the content and the order of the images, not on the directory or
 the time of a file. A copy of a data set elsewhere has the same fingerprint.
 
-Arrays in memory are hashed completely. For images that stay in their files this would take hours. There the names,
-labels and sizes of all files are hashed, and the bytes of a sample of the images.
+Arrays in memory and text are hashed completely. For images that stay in their files this would take hours. There the
+names, labels and sizes of all files are hashed, and the bytes of a sample of the images.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from fdg_jax.data import Stream
-from fdg_jax.data.dataset import Dataset
-from fdg_jax.data.stream import Encoded, sample_indices
+from fdg_jax.data.source import Source
+from fdg_jax.data.stream import Encoded, Stream, sample_indices
+from fdg_jax.data.text import Text
 
 FORMAT = 1  # increase it if the same data get another fingerprint
 SPLITS = {"train": "training", "test": "test"}
+WORDS = {"images": ("images", "pixels"), "tokens": ("blocks", "bytes")}  # what examples are called, and their content
 
 Fingerprint = dict[str, Any]
 
 
-def of(dataset: Dataset | Stream) -> Fingerprint:
+def of(dataset: Source) -> Fingerprint:
     """The fingerprint of a data set.
 
-    Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: their
-    number. labels: a hash of the labels in order (for files, also of the names). content: a hash of the pixels (for
-    files, of the sizes and of a sample's bytes).
+    Returns: {"format", "classes", "shape", "train": {"images", "labels", "content"}, "test": the same}. images: the
+    number of examples. labels: a hash of the labels in order (for files, also of the names). content: a hash of the
+    pixels (for files, of the sizes and of a sample's bytes). Of text, which has {"unit": "tokens"} in addition, content
+    is the hash of all its bytes, and labels are None.
 
     Raises:
         Damaged: an image file cannot be read.
     """
     parts = {}
     for split in SPLITS:
-        images = getattr(dataset, f"{split}_images")
+        inputs = getattr(dataset, f"{split}_inputs")
         if isinstance(dataset, Stream):
-            parts[split] = of_files(images)
+            parts[split] = of_files(cast(Encoded, inputs))
+        elif isinstance(dataset, Text):
+            parts[split] = {"images": len(inputs), "labels": None, "content": dataset.sha256}
         else:
             labels = getattr(dataset, f"{split}_labels")
-            parts[split] = {"images": len(images), "labels": digest([labels]), "content": digest([images])}
-    return {"format": FORMAT, "classes": dataset.classes, "shape": list(dataset.shape), **parts}
+            parts[split] = {"images": len(inputs), "labels": digest([labels]), "content": digest([inputs])}
+    unit = {} if dataset.unit == "images" else {"unit": dataset.unit}
+    return {"format": FORMAT, "classes": dataset.classes, "shape": list(dataset.shape), **unit, **parts}
 
 
 def of_files(images: Encoded) -> Fingerprint:
@@ -78,17 +83,20 @@ def comparable(was: Any) -> TypeGuard[Fingerprint]:
 
 def difference(was: Fingerprint, now: Fingerprint) -> str:
     """Describes how two fingerprints differ, to follow "the data are not the same: "; "" if they do not."""
+    if was.get("unit") != now.get("unit"):
+        return f"{now.get('unit', 'images')}, were {was.get('unit', 'images')}"
+    examples, content = WORDS[now.get("unit", "images")]
     said = [
         f"{name} {now.get(key)}, was {was.get(key)}"
-        for key, name in (("classes", "classes"), ("shape", "image shape"))
+        for key, name in (("classes", "classes"), ("shape", f"{examples[:-1]} shape"))
         if was.get(key) != now.get(key)
     ]
     for split, name in SPLITS.items():
         before, after = was[split], now[split]
         if before.get("images") != after["images"]:
-            said.append(f"{after['images']} {name} images, were {before.get('images')}")
+            said.append(f"{after['images']} {name} {examples}, were {before.get('images')}")
         elif before.get("labels") != after["labels"]:
-            said.append(f"other labels or another order of the {name} images")
+            said.append(f"other labels or another order of the {name} {examples}")
         elif before.get("content") not in (None, after["content"]):
-            said.append(f"other pixels in the {name} images")
+            said.append(f"other {content} in the {name} {examples}")
     return "; ".join(said)

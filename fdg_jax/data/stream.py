@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from fdg_jax.data import jpeg
+from fdg_jax.data.source import images_described
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import say
 
@@ -64,13 +65,68 @@ class Stream(NamedTuple):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     pixels: bool = True  # whether images are decoded
 
+    @property
+    def unit(self) -> str:
+        """What speed is counted in."""
+        return "images"
+
+    @property
+    def per_example(self) -> int:
+        """Every example is one image."""
+        return 1
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of decoded images."""
+        return np.dtype(np.uint8)
+
+    @property
+    def labels_shape(self) -> tuple[int, ...]:
+        """An image has one label."""
+        return ()
+
+    @property
+    def labels_dtype(self) -> np.dtype:
+        """Of the labels."""
+        return np.dtype(np.int32)
+
+    @property
+    def train_inputs(self) -> Encoded:
+        """The training images."""
+        return self.train_images
+
+    @property
+    def test_inputs(self) -> Encoded:
+        """The test images."""
+        return self.test_images
+
     def first(self, n: int | None) -> Stream:
         """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n])
 
-    def without_pixels(self) -> Stream:
+    def without_inputs(self) -> Stream:
         """This data set for a process that needs labels only: black images, and nothing is decoded."""
         return self._replace(pixels=False)
+
+    def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
+        """Normalises: images are cropped and mirrored while they are decoded."""
+        from fdg_jax.data import augment
+
+        return augment.train_transform(self, seed)
+
+    def test_transform(self) -> Callable[[Any], Any]:
+        """Normalises (fdg_jax.data.augment)."""
+        from fdg_jax.data import augment
+
+        return augment.test_transform(self)
+
+    def described(self) -> str:
+        """How many images there are, and of which size."""
+        return images_described(len(self.train_images), len(self.test_images), self.shape, self.classes)
+
+    def measures(self, test_loss: float | None) -> dict[str, float | None]:
+        """Images have none but loss and error."""
+        return {}
 
     def check_sample(self) -> Stream:
         """Decodes a few images of each split, so that a fault of all images is found at once. Raises Damaged."""

@@ -1,1 +1,1 @@
-"""The paper's training runs as commands: `python -m fdg_jax.experiments.cifar`, `.tiny_imagenet` and `.imagenet`."""
+"""The training commands: the paper's `cifar`, `tiny_imagenet` and `imagenet`, and `language_model` for text."""

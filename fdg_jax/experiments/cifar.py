@@ -1,6 +1,6 @@
 """The main command: `python -m fdg_jax.experiments.cifar --K 2 --beta 0.5` trains a network on CIFAR-10.
 
-It takes every data set that is held in memory. What it does is in `command`, its flags are in `options`.
+It takes every data set of images that is held in memory. What it does is in `command`, its flags are in `options`.
 """
 
 import sys

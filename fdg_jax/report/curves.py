@@ -111,6 +111,8 @@ def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[f
 
 def learning_rates(config: dict[str, Any]) -> list[tuple[float, float]]:
     """[(epoch, learning rate)]: where each rate begins, as the batches were trained."""
+    if config.get("lr_schedule", "paper") != "paper":  # these change with every batch
+        return [(0.0, config["learning_rate"])]
     length, M = run_length(config["train_size"] or 0, config["batch_size"], config["epochs"]), config["accumulate"]
     changes = learning_rate_changes(config["learning_rate"], length.all_epochs, config["warmup"] == "on")
     begins = {math.ceil(b / M) * M: rate for b, rate in changes}  # the first of M batches decides for all

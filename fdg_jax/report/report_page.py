@@ -17,7 +17,7 @@ from fdg_jax.report.curves import draw, title
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, spelled
 from fdg_jax.runs.progress import clock
-from fdg_jax.runs.run_files import SUMMARY
+from fdg_jax.runs.run_files import SUMMARY, unit
 
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
@@ -101,13 +101,17 @@ def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str
 
 def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     """The numbers that one looks for first."""
-    speed = (summary or (train[-1] if train else {})).get("images_per_second")
+    newest = summary or (train[-1] if train else {})
+    counted = unit(newest)
+    speed = newest.get(f"{counted}_per_second")
     shown = [
         ("test error, last", f"{test[-1]['test_error_percent']:.2f}%" if test else "–"),
         ("test error, best", f"{min(e['test_error_percent'] for e in test):.2f}%" if test else "–"),
         ("training loss", f"{summary.get('train_loss') or train[-1]['train_loss']:.4f}" if train else "–"),
-        ("images a second", f"{speed:,.0f}" if speed else "–"),
+        (f"{counted} a second", f"{speed:,.0f}" if speed else "–"),
     ]
+    if test and test[-1].get("test_bits_per_byte") is not None:
+        shown.insert(2, ("bits per byte, last", f"{test[-1]['test_bits_per_byte']:.3f}"))
     if summary:
         shown.append(("time", clock(summary["seconds"])))
     return "".join(f'<div class="card"><b>{html.escape(value)}</b><span>{name}</span></div>' for name, value in shown)

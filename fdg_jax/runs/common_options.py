@@ -16,7 +16,8 @@ GROUPS = {
     "correction": "What is done about late gradients: a correction, and its options.",
     "model": "The network.",
     "data": "The data set.",
-    "recipe": "The paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and 91.67%.",
+    "recipe": "By default the paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and "
+    "91.67%. Every stage has an optimizer of its own, which sees the gradients of that stage only.",
     "run": "The run directory, stopping and resuming, and what is recorded.",
 }
 
@@ -31,15 +32,17 @@ def flag(
     free: bool = False,
     methods: tuple[str, ...] = (),
     corrections: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
 ) -> Any:
     """A field of `fdg_jax.runs.options.Options`.
 
-    shown: the default in words. free: may be changed when a run is resumed. methods, corrections: whose files declare
-    it, if any.
+    shown: the default in words. free: may be changed when a run is resumed. methods, corrections, models: whose files
+    declare it, if any.
     """
     assert group in GROUPS
     metadata = {"group": group, "help": help, "metavar": metavar, "shown": shown, "free": free}
-    return dataclasses.field(default=default, metadata={**metadata, "methods": methods, "corrections": corrections})
+    declared = {"methods": methods, "corrections": corrections, "models": models}
+    return dataclasses.field(default=default, metadata={**metadata, **declared})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +135,7 @@ class CommonOptions:
     dataset: str = flag(
         "auto",
         "data",
-        "The images: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise scikit-learn's "
+        "The data set: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise scikit-learn's "
         "digits, with a clear notice. A data set chosen by name is never replaced.",
         metavar="NAME",
     )
@@ -147,29 +150,35 @@ class CommonOptions:
     train_size: int | None = flag(
         None,
         "data",
-        "Use only the first N training images (with --dataset auto: at most N).",
+        "Use only the first N training examples (with --dataset auto: at most N).",
         metavar="N",
         shown="all",
     )
 
     epochs: int = flag(
-        300, "recipe", "Passes over the training images. The learning-rate schedule is scaled to this length."
+        300, "recipe", "Passes over the training examples. The schedule of the learning rate is scaled to it."
     )
-    batch_size: int = flag(128, "recipe", "Images per batch. The last, smaller batch of an epoch is used, too.")
-    learning_rate: float = flag(0.1, "recipe", "Initial learning rate gamma, for every stage.")
-    weight_decay: float = flag(5e-4, "recipe", "Coupled L2 weight decay on every parameter; never shrunk by beta.")
-    momentum: float = flag(0.9, "recipe", "Momentum of SGD, in [0, 1).")
+    batch_size: int = flag(128, "recipe", "Examples per batch. The last, smaller batch of an epoch is used, too.")
+    learning_rate: float = flag(
+        0.1, "recipe", "Learning rate gamma, for every stage; the highest one, where a schedule changes it."
+    )
+    weight_decay: float = flag(
+        5e-4,
+        "recipe",
+        "Weight decay, never shrunk by beta: coupled (L2) with sgd, decoupled with the other optimizers.",
+    )
+    momentum: float = flag(0.9, "recipe", "Momentum of sgd and muon, in [0, 1); beta1 of adamw and lion.")
     warmup: Literal["paper", "on", "off"] = flag(
         "paper",
         "recipe",
-        "Learning rate 0.01 for the first 3 of 300 epochs. paper: on for resnet110, resnet1202 and "
-        "every K >= 3 (except bp, fa, data_parallel and gpipe, which train the same for every K).",
+        "Of --lr-schedule paper: learning rate 0.01 for the first 3 of 300 epochs. paper: on for resnet110, resnet1202 "
+        "and every K >= 3 (except bp, fa, data_parallel and gpipe, which train the same for every K).",
     )
     seed: int = flag(
         0,
         "recipe",
-        "Decides initial weights, order of images and augmentation. The paper has 3 runs each. On a GPU, runs are "
-        "equal in every bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+        "Decides initial weights, order of examples, augmentation and dropout. The paper has 3 runs each. On a GPU, "
+        "runs are equal in every bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
     )
     steps: int | None = flag(
         None,
@@ -201,8 +210,8 @@ class CommonOptions:
         "run",
         "Go on with the run in --run-dir as a new run in this directory: with another --K, --method, --split, "
         "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
-        "--train-size, --batch-size and --seed must stay the same. Batches in flight are used first, blocks keep "
-        "parameters and momentum, and whatever is lost is printed. The old run stays unchanged.",
+        "--train-size, --batch-size, --block-size and --seed must stay the same. Batches in flight are used first, "
+        "blocks keep parameters and momentum, and whatever is lost is printed. The old run stays unchanged.",
         metavar="DIR",
         shown="off",
         free=True,
@@ -217,7 +226,7 @@ class CommonOptions:
     )
     keep: int = flag(2, "run", "How many checkpoints to keep, the newest ones.", metavar="N", free=True)
     keep_best: bool = flag(
-        False, "run", "Keep the checkpoint with the lowest test error, too (chosen on the test images!).", free=True
+        False, "run", "Keep the checkpoint with the lowest test error, too (chosen on the test data!).", free=True
     )
     on_failed_save: Literal["go-on", "stop"] = flag(
         "go-on",
@@ -252,7 +261,7 @@ class CommonOptions:
         free=True,
     )
     evaluate_every: int = flag(
-        1, "run", "Epochs between evaluations on the test images (0: only at the end).", free=True
+        1, "run", "Epochs between evaluations on the test data (0: only at the end).", free=True
     )
     log_every: int = flag(10, "run", "Batches per line of metrics.jsonl; their losses are averaged.")
     drain: bool = flag(

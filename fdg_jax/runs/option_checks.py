@@ -25,7 +25,7 @@ def check(options: Options, given: frozenset[str]) -> None:
     for name in ("epochs", "batch_size", "log_every", "keep"):
         if getattr(o, name) < 1:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more.")
-    for name in ("train_size", "steps", "window"):
+    for name in ("train_size", "steps", "window", "block_size"):
         if getattr(o, name) is not None and getattr(o, name) < 1:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or leave it out.")
     for name in ("checkpoint_every", "evaluate_every"):
@@ -37,6 +37,7 @@ def check(options: Options, given: frozenset[str]) -> None:
         raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
     if not 0 <= o.momentum < 1:
         raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
+    check_recipe(o, given)
     if o.replay_check < 0:
         raise BadInput(f"--replay-check {o.replay_check}: use a number of batches, or 0 for never.")
     if not (o.stall_seconds >= 0 and math.isfinite(o.stall_seconds)):
@@ -45,13 +46,32 @@ def check(options: Options, given: frozenset[str]) -> None:
         raise BadInput(f"--seed {o.seed}: use a whole number from 0 to {2**31 - 1}.")
     if o.train_size is not None and o.batch_size > o.train_size:
         raise BadInput(
-            f"--batch-size {o.batch_size} is more than the {o.train_size} training images of --train-size. "
-            "Use a smaller batch or more images."
+            f"--batch-size {o.batch_size} is more than the {o.train_size} training examples of --train-size. "
+            "Use a smaller batch or more examples."
         )
     if o.run_dir == "":
         raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
     correction = check_correction(options, given)
     check_method(options, given - set(correction.takes))
+
+
+def check_recipe(options: Options, given: frozenset[str]) -> None:
+    """The optimizer's own values are possible, and the flags of a schedule go with that schedule."""
+    o = options
+    if not 0 <= o.b2 < 1:
+        raise BadInput(f"--b2 {o.b2}: it lies in [0, 1); usual are 0.95 to 0.999.")
+    if not (o.clip_norm >= 0 and math.isfinite(o.clip_norm)):
+        raise BadInput(f"--clip-norm {o.clip_norm}: use a positive number, or 0 for never.")
+    if o.warmup_steps < 0:
+        raise BadInput(f"--warmup-steps {o.warmup_steps}: use a number of batches, or 0 for none.")
+    if o.warmup_steps and o.lr_schedule == "paper":
+        fact = f"--warmup-steps {o.warmup_steps}: the paper's schedule has a warm-up of its own"
+        raise BadInput(f"{fact}. Use --warmup on, or --lr-schedule cosine, constant or wsd.")
+    if o.warmup == "on" and o.lr_schedule != "paper":
+        fact = f"--warmup on: this is the paper's warm-up, and --lr-schedule is {o.lr_schedule}"
+        raise BadInput(f"{fact}. Use --warmup-steps N there.")
+    if "b2" in given and o.optimizer == "sgd":
+        raise BadInput(f"--b2 {o.b2}: sgd has no such option. Leave it out, or use --optimizer adamw, lion or muon.")
 
 
 def check_correction(options: Options, given: frozenset[str]) -> Kind:
@@ -92,7 +112,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
         raise BadInput(f"--correct {options.correct}: {fact}. Leave it out, or use a method such as fdg or ddg.")
     if options.batch_size < schedule.micro_batches:
         raise BadInput(
-            f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer images. "
+            f"--micro-batches {schedule.micro_batches}: a batch of {options.batch_size} has fewer examples. "
             "Use fewer micro-batches or larger batches."
         )
     remat.check(remat.parse(options.remat, options.K), method.other_weights(schedule, options.weights))
@@ -108,15 +128,15 @@ def check_method(options: Options, given: frozenset[str]) -> None:
 def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
     """The data set and the model exist, and the model can be cut as asked for. Imports Flax, computes nothing.
 
-    datasets: those that the command takes; (): all that are held in memory.
+    datasets: those that the command takes; (): all of images that are held in memory.
     """
     from fdg_jax import data
 
     known = list(datasets) or data.names()
-    if options.dataset in {*data.names(), *data.stream_names()} - set(known):
+    if options.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known):
         raise BadInput(
             f"--dataset {options.dataset}: this command trains on {', '.join(known)}. Others have commands of their "
-            f"own: fdg_jax.experiments.cifar, .tiny_imagenet and .imagenet."
+            f"own: fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model."
         )
     names.refuse_other_spelling("data set", options.dataset, known)
     if options.dataset not in known:
@@ -125,13 +145,41 @@ def check_names(options: Options, datasets: tuple[str, ...] = ()) -> None:
     from fdg_jax import models
 
     names.refuse_other_spelling("model", options.model, models.names())
-    n = len(models.blocks(options.model, classes=10))
+    check_model_and_data(options)
+    n = len(models.blocks(options.model, classes=10, **own_options(options)))
     if n < options.K:
         raise BadInput(
             f"--K {options.K}: {options.model} has {n} blocks, so there are at most {n} stages. "
             f"Use --K 1 to {n}, or a deeper model."
         )
+    for name in asked_of("models"):
+        if name not in models.answers_to(options.model) and getattr(options, name) != FIELDS[name].default:
+            has = ", ".join(map(spelled, models.answers_to(options.model))) or "none"
+            fact = f"{spelled(name)} {getattr(options, name)}: model {options.model} has no such option (it has: {has})"
+            raise BadInput(f"{fact}. Leave it out, or take another model.")
     if options.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
         from fdg_jax import split
 
         split.parse(options.split, options.model, options.K, n)
+
+
+def own_options(options: Options) -> dict[str, object]:
+    """The options that the model's file declares, by name. Raises BadInput if there is no such model."""
+    from fdg_jax import models
+
+    return {name: getattr(options, name) for name in models.answers_to(options.model)}
+
+
+def check_model_and_data(options: Options) -> None:
+    """The model takes what the data set gives, and the data set has the options given for it."""
+    from fdg_jax import data, models
+
+    has, wants = data.unit(options.dataset), models.takes(options.model)
+    if has != wants:
+        fact = f"--model {options.model} takes {wants}, and --dataset {options.dataset} has {has}"
+        raise BadInput(f"{fact}. Models for {has} are {', '.join(models.names(has)) or 'not there yet'}.")
+    for name in ("text", "block_size") if has == "images" else ("data_dir",):
+        if getattr(options, name) is not None:
+            fact = f"{spelled(name)} {getattr(options, name)}: --dataset {options.dataset} has no such option"
+            for_text = "it is for text, which fdg_jax.experiments.language_model trains on"
+            raise BadInput(f"{fact}; {for_text if has == 'images' else '--text names files'}. Leave it out.")

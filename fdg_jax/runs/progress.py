@@ -10,8 +10,10 @@ PLAIN_SECONDS = 10.0  # between two plain lines
 class Progress:
     """show() after every dispatch, say() for lines that stay. Use as a context."""
 
-    def __init__(self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS):
-        self.steps, self.epochs, self.plain_seconds = steps, epochs, plain_seconds
+    def __init__(
+        self, steps: int, done: int, epochs: int, plain_seconds: float = PLAIN_SECONDS, unit: str = "images"
+    ):
+        self.steps, self.epochs, self.plain_seconds, self.unit = steps, epochs, plain_seconds, unit
         self.error = ""
         self.said = 0.0
         self.pace = Pace(done)
@@ -27,10 +29,11 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def show(self, step: int, epoch: int, loss: float | None, images_per_second: float | None, compiling: bool) -> None:
-        """step: batches entered. epoch: counted from 1. compiling: whether the dispatch may have compiled."""
+    def show(self, step: int, epoch: int, loss: float | None, speed: float | None, compiling: bool) -> None:
+        """step: batches entered. epoch: counted from 1. speed: in `unit` a second. compiling: whether the dispatch may
+        have compiled."""
         left = self.pace.seconds_left(step, self.steps, compiling)
-        rate = f"{images_per_second:,.0f} images/s" if images_per_second else ""
+        rate = per_second(speed, self.unit) if speed else ""
         shown = f"loss {loss:.4f}" if loss is not None else ""
         if self.bar is not None:
             self.bar.update(
@@ -76,9 +79,9 @@ def rich_bar(steps: int, done: int):
     return bar, task
 
 
-def per_second(images: float | None) -> str:
+def per_second(speed: float | None, unit: str = "images") -> str:
     """1,234 images/s, or a dash where nothing could be measured."""
-    return f"{'-' if images is None else f'{images:,.0f}'} images/s"
+    return f"{'-' if speed is None else f'{speed:,.0f}'} {unit}/s"
 
 
 def count(n: float, one: str, ending: str = "s") -> str:

@@ -52,6 +52,11 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def unit(of: Mapping[str, Any]) -> str:
+    """What the speed in summary.json, or in a line of metrics.jsonl, is counted in: "images" or "tokens"."""
+    return "tokens" if "tokens_per_second" in of else "images"
+
+
 class MetricsLog:
     """`metrics.jsonl`, one line per event. `lines`: their number, which a checkpoint contains."""
 
@@ -119,8 +124,10 @@ EVENT_RANGES = {
     "test_error_percent": (0.0, 100.0),
     "learning_rate": (0.0, 1e39),
     "images_per_second": (0.0, 1e15),
+    "tokens_per_second": (0.0, 1e15),
+    "test_bits_per_byte": (-1e39, 1e39),
 }
-MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second")
+MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second", "tokens_per_second", "test_bits_per_byte")
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -12,13 +12,13 @@ class RunLength(NamedTuple):
     end: int  # after which the run ends: --steps may end it earlier
 
 
-def run_length(images: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
+def run_length(examples: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
     """The length of a run.
 
     Arguments:
-        images: of the training set.
+        examples: of the training set.
         steps: batches after which the run ends at the latest; None: no limit.
     """
-    per_epoch = math.ceil(images / batch_size)
+    per_epoch = math.ceil(examples / batch_size)
     all_epochs = epochs * per_epoch
     return RunLength(per_epoch, all_epochs, min(all_epochs, steps or all_epochs))

@@ -32,33 +32,35 @@ ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 
 def summarise(job: "Job", record: "Record", parameters_sha256: str, state_sha256: str) -> dict[str, Any]:
     """The content of summary.json.
 
-    staleness and updates are what the stages counted. images_per_second is None if every batch may have compiled.
+    staleness and updates are what the stages counted. images_per_second (tokens_per_second of text) is None if every
+    batch may have compiled.
     """
     o, pipeline, epochs = job.options, job.pipeline, record.step / job.steps_per_epoch
     names = ("method", "model", "dataset", "K", "beta", "engine", "weights", "order")
-    rate = record.images_per_second()
+    rate, dataset = record.per_second(), job.dataset
     return {
-        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.asked_for))},
+        **{name: getattr(o, name) for name in dict.fromkeys((*names, *job.asked_for, *job.of_recipe))},
         "split": list(job.partition.cuts),
         "parameters": pipeline.parameter_count,
         "auxiliary_parameters": pipeline.auxiliary_parameter_count,
         "steps": record.step,
         "epochs": int(epochs) if epochs == int(epochs) else round(epochs, 4),
         "seconds": round(record.elapsed(), 2),
-        "images_per_second": rate if rate is None else round(rate, 2),
+        f"{dataset.unit}_per_second": rate if rate is None else round(rate, 2),
         "train_loss": record.train_loss(),
         "test_error_percent": record.error,
         "staleness": pipeline.staleness,
         "final_parameters_sha256": parameters_sha256,
         "final_state_sha256": state_sha256,
         "test_loss": record.test_loss,
+        **dataset.measures(record.test_loss),
         "updates": pipeline.updates,
         "stage_parameters": pipeline.parameter_counts,
         "drained": o.drain,
         "seed": o.seed,
         "batch_size": o.batch_size,
         "sessions": record.sessions,
-        "note": job.dataset.note,
+        "note": dataset.note,
     }
 
 
@@ -75,10 +77,12 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     untrained = math.isnan(loss) and not any(summary["updates"])
     if not untrained and not (math.isfinite(loss) and loss <= ABSURD):
         return tell_diverged(path, f"the training loss of the last epoch is {loss:.4g}")
+    unit = run_files.unit(summary)
+    speed = per_second(summary[f"{unit}_per_second"], unit)
     epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
     print(
         f"\ndone: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
-        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {per_second(summary['images_per_second'])}\n"
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}\n"
         f"measured staleness of {stages}, in updates: {summary['staleness']}; "
         f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}\n"
         f"{path / 'report.html'} shows the curves, {path / run_files.SUMMARY} has the numbers"

@@ -1,6 +1,7 @@
 """From the words of a command line to `Options`, without JAX."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser
-from fdg_jax.runs import joining_options
+from fdg_jax.runs import joining_options, optimizers
 from fdg_jax.runs import options as declared
 from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import FIELDS, GROUPS, SWITCHES, Options, spelled
@@ -67,7 +68,7 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
     given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
     joining = {name: given.pop(name) for name in joining_options.FIELDS if name in given}
-    options = Options(**{**program.defaults, **given})
+    options = Options(**optimizers.chosen(program.defaults, given))
     return Words(options, frozenset(given), Joining(**joining), frozenset(joining))
 
 
@@ -96,7 +97,8 @@ def parser(program: Program) -> Parser:
 def add(box: Any, name: str, program: Program) -> None:
     """Adds the flag of an option to its group."""
     field = FIELDS[name]
-    default = program.defaults.get(name, field.default)
+    optimizer = program.defaults.get("optimizer", FIELDS["optimizer"].default)
+    default = {**optimizers.own_defaults(optimizer), **program.defaults}.get(name, field.default)
     text = listed(program.help.get(name, field.metadata["help"]), program)
     shown = {"dest": name, "help": f"{text} (default: {field.metadata['shown'] or default})".replace("%", "%%")}
     if name == "resume":
@@ -109,6 +111,9 @@ def add(box: Any, name: str, program: Program) -> None:
             help="Begin a new run, as by default.",
         )
         return
+    if name == "text":
+        box.add_argument("--text", nargs="+", action=Joined, metavar="FILE", **shown)
+        return
     if name in SWITCHES:
         box.add_argument(spelled(name), action=argparse.BooleanOptionalAction, **shown)
         return
@@ -116,6 +121,13 @@ def add(box: Any, name: str, program: Program) -> None:
         spelled(name), type=lambda word: values.from_word(word, field.type), metavar=metavar(name), **shown
     )
     made.example = field.metadata["metavar"] if default is None else default
+
+
+class Joined(argparse.Action):
+    """Several files as one value, as PATH has several folders: an option is one text in config.json."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        setattr(namespace, self.dest, os.pathsep.join(values or ()))
 
 
 def auto(word: str) -> str:
@@ -141,6 +153,7 @@ def listed(text: str, program: Program) -> str:
         "{corrections}": corrections.names,
         "{models}": names.model_names,
         "{datasets}": lambda: program.datasets or data.names(),
+        "{optimizers}": lambda: [optimizers.described()],
     }.items():
         if place in text:
             text = text.replace(place, ", ".join(found()))

@@ -8,39 +8,41 @@ Either way the batches are a function of (seed, step) alone, so that a run which
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from fdg_jax.data.augment import epoch_order
 from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
+from fdg_jax.data.text import Text
 from fdg_jax.runs.options import Options
 from fdg_jax.training.loading import Loading
 
-TEST_BATCH = 500  # at most; the largest that divides the test images, so that one shape is compiled
+TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
 
 
 class Work(NamedTuple):
     """The batches of one dispatch."""
 
-    shape: tuple[int, int]  # batches, images in each
+    shape: tuple[int, int]  # batches, examples in each
     enter: Callable[[Any], object]  # takes the pipeline
 
 
 class InMemory:
-    """Windows of batches of a data set that the pipeline may keep on its device."""
+    """Windows of batches of a data set in memory, or mapped into it, that the pipeline may keep on its device."""
 
-    def __init__(self, dataset: Dataset, options: Options, steps: int):
+    def __init__(self, dataset: Dataset | Text, options: Options, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
-        self.N = len(dataset.train_images)
+        self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
 
     def next(self, step: int) -> Work:
         """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
         indices = self.indices(step)
-        images, labels = self.dataset.train_images, self.dataset.train_labels
-        return Work(indices.shape, lambda pipeline: pipeline.train(images, labels, indices))
+        inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
+        return Work(indices.shape, lambda pipeline: pipeline.train(inputs, labels, indices))
 
     def indices(self, step: int) -> np.ndarray:
         """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
@@ -52,7 +54,7 @@ class InMemory:
         return order[batch * B : (batch + W) * B].reshape(W, B)
 
     def place(self, step: int) -> tuple[np.ndarray, int]:
-        """(the order of the images in the epoch of the batch after `step`, the number of that batch in it)."""
+        """(the order of the examples in the epoch of the batch after `step`, the number of that batch in it)."""
         epoch, batch = divmod(step, -(-self.N // self.options.batch_size))
         if self.order[0] != epoch:
             self.order = epoch, epoch_order(self.N, self.options.seed, epoch)
@@ -62,13 +64,14 @@ class InMemory:
         """The batch after `step`, which may have been entered before."""
         B, (order, batch) = self.options.batch_size, self.place(step)
         rows = order[batch * B : (batch + 1) * B]
-        return self.dataset.train_images[rows], self.dataset.train_labels[rows]
+        return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        size = test_batch(len(images), TEST_BATCH)
-        for start in range(0, len(images), size):
-            yield images[start : start + size], labels[start : start + size]
+        """Of images up to 500; of tokens, whose outputs are large, at most a training batch's number of examples."""
+        inputs, labels = self.dataset.test_inputs, self.dataset.test_labels
+        size = test_batch(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
+        for start in range(0, len(inputs), size):
+            yield inputs[start : start + size], labels[start : start + size]
 
     def close(self) -> None: ...
 
@@ -101,7 +104,7 @@ class Streamed:
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """In batches of at most the training batch's size, which is known to fit into the device's memory."""
-        size = test_batch(len(self.stream.test_images), self.options.batch_size)
+        size = test_batch(len(self.stream.test_inputs), self.options.batch_size)
         with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
             yield from loader
 
@@ -112,16 +115,19 @@ class Streamed:
 
 
 def feed(
-    source: Dataset | Stream, options: Options, steps: int, check: Callable[[], None] = lambda: None
+    source: Source, options: Options, steps: int, check: Callable[[], None] = lambda: None
 ) -> InMemory | Streamed:
-    """check: called now and then while a batch is waited for; what it raises ends the waiting."""
-    return Streamed(source, options, check) if isinstance(source, Stream) else InMemory(source, options, steps)
+    """source: a data set of any kind. check: called now and then while a batch is waited for; what it raises ends the
+    waiting."""
+    if isinstance(source, Stream):
+        return Streamed(source, options, check)
+    return InMemory(cast(Dataset | Text, source), options, steps)
 
 
-def test_batch(images: int, most: int) -> int:
-    """Images in a test batch: the largest divisor up to `most`, unless there is only a small one."""
-    even = max(size for size in range(1, min(most, images) + 1) if images % size == 0)
-    return even if even > most // 5 or even == images else min(most, images)
+def test_batch(examples: int, most: int) -> int:
+    """Examples in a test batch: the largest divisor up to `most`, unless there is only a small one."""
+    even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
+    return even if even > most // 5 or even == examples else min(most, examples)
 
 
 test_batch.__test__ = False  # type: ignore[attr-defined]  # its name is not meant for pytest

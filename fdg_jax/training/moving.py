@@ -21,6 +21,8 @@ Flat = Mapping[str, Any]
 LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own)(.*)", re.S)
 OF_BLOCK = re.compile(r"(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)  # DGL's [0]: the network, beside its auxiliary one
 ADDED = "what the method adds (auxiliary networks, feedback)"
+DRAWN = "the random key of a stage (dropout)"
+OF_KEY = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.extra\['rng'\]", re.S)
 OF_CORRECTION = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.correction.*", re.S)
 REMEMBERED = "what the correction of late gradients remembers"
 WORDS = {"params": "parameters", "extra": "statistics", "opt_state": "optimizer state", "own": "method's own arrays"}
@@ -73,6 +75,7 @@ def repartitioned(
     network is another one.
     """
     there = {key: value for name, value in old.items() if (key := block_key(name))}
+    anew = {key[1] for name in template if (key := block_key(name)) and key[0] == "opt_state" and key not in there}
     owner = {k: 1 + sum(a <= first for a in old_cuts) for k, first in enumerate((0, *cuts), 1)}
     entered = int(old["entered"] if "entered" in old else old["run/.entered"])
     result, given_up = dict(template), []
@@ -86,10 +89,15 @@ def repartitioned(
             given_up += [f"new: {WORDS[key[0]]}"] if value is None else []
         elif place and np.ndim(like) == 0 and place[3] == "opt_state":
             k = int(place[1] or int(place[2] or 0) + 1)
-            result[name] = counter(old, owner[k], place[4], like, entered, accumulate)
+            # What counts the updates that moments were averaged over starts again with them.
+            of_new = any(where.startswith(f"{place[4].rpartition('.')[0]}.") for where in anew)
+            result[name] = like if of_new else counter(old, owner[k], place[4], like, entered, accumulate)
+    if lost := [name for part, _, name in there if part == "params"]:
+        raise BadInput(f"--resume-into: the network has no {lost[0]}, as the checkpoint has: it is of another model.")
     given_up += [f"new: {ADDED}" for name, value in template.items() if added(name, value)]
     given_up += [f"dropped: {ADDED}" for name, value in old.items() if added(name, value)]
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
+    given_up += [f"new: {DRAWN}" for name in template if OF_KEY.fullmatch(name)]
     given_up += [f"new: {REMEMBERED}" for name in template if OF_CORRECTION.fullmatch(name)]
     given_up += [f"dropped: {REMEMBERED}" for name in old if OF_CORRECTION.fullmatch(name)]
     for k, of in owner.items():
@@ -109,7 +117,8 @@ def block_key(name: str) -> tuple[str, str, str] | None:
 
 def added(name: str, value: Any) -> bool:
     """Whether it is an array of a stage that belongs to no block; numbers are counters."""
-    return LEAF.fullmatch(name) is not None and block_key(name) is None and np.ndim(value) > 0
+    own = LEAF.fullmatch(name) is not None and block_key(name) is None and np.ndim(value) > 0
+    return own and not OF_KEY.fullmatch(name)
 
 
 def fitted(value: Any, like: Any, part: str) -> Any:

@@ -4,10 +4,9 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from fdg_jax import data, models, split
-from fdg_jax.data import dataset
 from fdg_jax.runs.options import Options
 from fdg_jax.training import block_times
 
@@ -29,13 +28,14 @@ class Partition(NamedTuple):
 
 
 def partition(
-    options: Options, dataset: dataset.Dataset | data.Stream, device: Any, seconds: list[float] | None = None
+    options: Options, dataset: data.Source, device: Any, seconds: list[float] | None = None
 ) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
     device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
     """
-    blocks = models.blocks(options.model, dataset.classes)
+    own = {each: getattr(options, each) for each in models.answers_to(options.model)}
+    blocks = models.blocks(options.model, dataset.classes, **own)
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
     costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
@@ -44,11 +44,15 @@ def partition(
 
 
 def block_costs(
-    name: str, options: Options, blocks: list[nn.Module], dataset: dataset.Dataset | data.Stream, device: Any
+    name: str, options: Options, blocks: list[nn.Module], dataset: data.Source, device: Any
 ) -> tuple[list[float], str]:
     """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
-    image = dataset.shape
     if name == "measured" and options.K > 1:
-        x = jax.ShapeDtypeStruct((options.batch_size, *image), np.float32)
-        return block_times.seconds(blocks, x, device), "time"
-    return split.block_costs(options.model, dataset.classes, (1, *image)), "FLOPs"
+        return block_times.seconds(blocks, network_input(dataset, options.batch_size), device), "time"
+    return split.costs(blocks, network_input(dataset, 1)), "FLOPs"
+
+
+def network_input(dataset: data.Source, batch_size: int) -> Any:
+    """The shape and dtype of a batch as block 0 takes it, after augmentation or whatever the data set does."""
+    stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
+    return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))

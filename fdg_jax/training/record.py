@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
@@ -24,21 +25,32 @@ class Record:
     """The numbers of a run so far.
 
     Arguments:
-        images: of the training set.
+        examples: of the training set.
         log_every: batches between two lines of metrics.jsonl.
         learning_rates: [batches of all epochs]; entry b-1 is batch b's.
         writes: whether it writes files; only one of several processes does.
+        source: the data set, which says what speed is counted in; None: in images.
 
     `step` is the number of batches entered, `seconds` the wall clock over all sessions, compilation and evaluation
     included.
     """
 
-    def __init__(self, images: int, batch_size: int, log_every: int, learning_rates: np.ndarray, writes: bool = True):
-        self.steps_per_epoch = run_length(images, batch_size, epochs=1).per_epoch
-        self.batch_size, self.last_batch_size = batch_size, images - (self.steps_per_epoch - 1) * batch_size
+    def __init__(
+        self,
+        examples: int,
+        batch_size: int,
+        log_every: int,
+        learning_rates: np.ndarray,
+        writes: bool = True,
+        source: Source | None = None,
+    ):
+        self.steps_per_epoch = run_length(examples, batch_size, epochs=1).per_epoch
+        self.batch_size, self.last_batch_size = batch_size, examples - (self.steps_per_epoch - 1) * batch_size
+        self.unit, self.per_example = (source.unit, source.per_example) if source else ("images", 1)
+        self.measures = source.measures if source else lambda loss: {}
         self.log_every, self.learning_rates, self.writes = log_every, learning_rates, writes
         self.step, self.seconds, self.evaluated, self.lines, self.sessions = 0, 0.0, 0, 0, 1
-        self.timed_images, self.timed_seconds, self.images = 0, 0.0, 0
+        self.timed_units, self.timed_seconds, self.units = 0, 0.0, 0  # units are images or tokens
         self.pending: list[float] = []  # losses since the last line
         self.recent: deque[float] = deque(maxlen=self.steps_per_epoch)  # losses of an epoch's worth of batches
         self.error: float | None = None
@@ -82,9 +94,9 @@ class Record:
             "evaluated": self.evaluated,
             "lines": self.log.lines,
             "sessions": self.sessions,
-            "timed_images": self.timed_images,
+            "timed_images": self.timed_units,  # the name in checkpoints since there was nothing but images
             "timed_seconds": self.timed_seconds,
-            "images": self.images,
+            "images": self.units,
             "pending": np.asarray(self.pending, np.float64),
             "recent": np.asarray(self.recent, np.float64),
             "error": math.nan if self.error is None else self.error,
@@ -94,8 +106,9 @@ class Record:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        for name in ("step", "evaluated", "lines", "sessions", "timed_images", "images"):
+        for name in ("step", "evaluated", "lines", "sessions"):
             setattr(self, name, int(state[name]))
+        self.timed_units, self.units = int(state["timed_images"]), int(state["images"])
         self.seconds, self.timed_seconds = float(state["seconds"]), float(state["timed_seconds"])
         self.pending, self.sessions = [float(loss) for loss in state["pending"]], self.sessions + 1
         self.recent.clear()
@@ -110,21 +123,22 @@ class Record:
         """Seconds of the run so far, over all sessions."""
         return self.seconds + time.monotonic() - self._began
 
-    def entered(self, batches: int, images: int) -> None:
-        """Counts a dispatch of so many batches and images."""
+    def entered(self, batches: int, examples: int) -> None:
+        """Counts a dispatch of so many batches and examples."""
         self.step += batches
-        self.images += images
+        self.units += examples * self.per_example
 
-    def timed(self, images: int, seconds: float) -> None:
-        """Counts images that took so many seconds, without compilation and evaluation."""
-        self.timed_images += images
+    def timed(self, units: int, seconds: float) -> None:
+        """Counts images or tokens that took so many seconds, without compilation and evaluation."""
+        self.timed_units += units
         self.timed_seconds += seconds
 
     def losses(self, metrics: Sequence[Metrics]) -> None:
         """Takes finished losses, in the order of their batches. Only finite ones enter a mean."""
         ragged = sum(each.step % self.steps_per_epoch == 0 for each in metrics)
         if metrics:
-            self.speed.finished(self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged)
+            examples = self.batch_size * (len(metrics) - ragged) + self.last_batch_size * ragged
+            self.speed.finished(examples * self.per_example)
             self.rate = self.speed.now() or self.rate
         for each in metrics:
             finite = math.isfinite(each.loss)
@@ -150,13 +164,13 @@ class Record:
     def line(self, step: int) -> None:
         """Writes a line of metrics.jsonl: the mean loss of the batches since the last line, up to batch `step`."""
         loss = math.fsum(self.pending) / len(self.pending) if self.pending else None
-        rate = self.rate or self.images_per_second()
+        rate = self.rate or self.per_second()
         event = {
             "step": step,
             "epoch": round(step / self.steps_per_epoch, 4),
             "train_loss": loss,
             "learning_rate": self.learning_rate(step),
-            "images_per_second": rate if rate is None else round(rate, 2),
+            f"{self.unit}_per_second": rate if rate is None else round(rate, 2),
         }
         self.log.append(event, {f"train/{name}": event[name] for name in event if name not in ("step", "epoch")})
         self.pending.clear()
@@ -177,14 +191,17 @@ class Record:
         if best:
             self.best_error, self.best_step = error_percent, self.step
         event = {"step": self.step, "epoch": round(self.step / self.steps_per_epoch, 4)}
-        event |= {"test_loss": loss, "test_error_percent": error_percent}
-        self.log.append(event, {"test/loss": loss, "test/error_percent": error_percent})
+        more = self.measures(loss)
+        event |= {"test_loss": loss, "test_error_percent": error_percent, **more}
+        curves = {f"test/{name.removeprefix('test_')}": value for name, value in more.items()}
+        self.log.append(event, {"test/loss": loss, "test/error_percent": error_percent, **curves})
         return best
 
     def train_loss(self) -> float:
         """The mean over the last epoch's number of batches (fewer if the run is shorter)."""
         return math.fsum(self.recent) / len(self.recent) if self.recent else math.nan
 
-    def images_per_second(self) -> float | None:
-        """The speed of training, without compilation and evaluation; None if nothing has been timed yet."""
-        return self.timed_images / self.timed_seconds if self.timed_seconds > 0 else None
+    def per_second(self) -> float | None:
+        """The speed of training in images or tokens, without compilation and evaluation; None if nothing has been timed
+        yet."""
+        return self.timed_units / self.timed_seconds if self.timed_seconds > 0 else None

@@ -76,7 +76,7 @@ class ReplayCheck:
 
     Arguments:
         every: batches of which one is checked; 0: none.
-        paused: calls a function while the clock of images/s stands.
+        paused: calls a function while the clock of images/s or tokens/s stands.
     """
 
     def __init__(

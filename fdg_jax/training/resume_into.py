@@ -15,6 +15,7 @@ from fdg_jax import corrections, methods
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, joining_options, locking, option_checks, reading, run_files
 from fdg_jax.runs.checkpoints import Saver
+from fdg_jax.runs.optimizers import OF_OPTIMIZER
 from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.shared_saver import SharedSaver
@@ -129,6 +130,8 @@ def changed(config: Mapping[str, Any], asked: Options, given: frozenset[str]) ->
             )
     if any(name in given and getattr(asked, name) != config[name] for name in ("K", "method", "split", "engine")):
         values |= {name: config["asked"].get(name, FIELDS[name].default) for name in BY_STAGES}
+    if "optimizer" in given and asked.optimizer != config["optimizer"]:  # with defaults of its own
+        values |= {name: getattr(asked, name) for own in OF_OPTIMIZER.values() for name in own}
     values |= {name: getattr(asked, name) for name in given}
     has = {*methods.find(values["method"]).answers_to, *corrections.find(values["correct"]).answers_to}
     for name, field in FIELDS.items():

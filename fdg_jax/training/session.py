@@ -10,7 +10,7 @@ import jax
 
 import fdg_jax
 from fdg_jax import data
-from fdg_jax.data import dataset, fingerprint
+from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import checkpoints, reading
 from fdg_jax.runs.options import FIELDS
@@ -34,7 +34,8 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     o, root = job.options, path / CHECKPOINTS
     job.peers.told(lambda: checkpoints.sweep(root))
     writes = job.peers.first
-    record = Record(len(job.dataset.train_images), o.batch_size, o.log_every, job.learning_rates, writes)
+    examples = len(job.dataset.train_inputs)
+    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes, job.dataset)
     found = newest(job, root) if resume else None
 
     def restore() -> None:
@@ -104,13 +105,15 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     record.bad = nonfinite.first_refused_updates(state)
 
 
-def check_data(dataset: dataset.Dataset | data.Stream, about: Mapping[str, Any], flag: str) -> None:
-    """BadInput where a checkpoint was made with other images than these. A warning where it does not say with which."""
+def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:
+    """BadInput where a checkpoint was made with other data than these. A warning where it does not say with which."""
     was, now = about.get("data"), dataset.fingerprint
     if now is None or not fingerprint.comparable(was):
-        fact = "the newest checkpoint does not say which images it was made with: another version wrote it"
+        fact = f"the newest checkpoint does not say which {dataset.unit} it was made with: another version wrote it"
         print(f"warning: {fact}. So it is not known whether the data are the same.", file=sys.stderr, flush=True)
         return
     if differs := fingerprint.difference(was, now):
         fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
-        raise BadInput(f"{fact}. Give the directory that holds those images as --data-dir, or start a new run.")
+        where = "Give the directory that holds those images as --data-dir"
+        where = where if dataset.unit == "images" else "Give the same files as --text"
+        raise BadInput(f"{fact}. {where}, or start a new run.")

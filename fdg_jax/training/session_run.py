@@ -41,7 +41,7 @@ def run(
     record = session.record
     record.open(path, job.options.tensorboard)
     try:
-        with Progress(job.steps, record.step, job.options.epochs) as progress:
+        with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
             loop = Loop(job, directory, signals, progress, record, session.fresh)

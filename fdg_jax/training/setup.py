@@ -15,17 +15,16 @@ import numpy as np
 import optax
 
 import fdg_jax
-from fdg_jax import corrections, data, methods, split
+from fdg_jax import corrections, data, methods, models, recipe, split
 from fdg_jax.corrections.interface import Kind
-from fdg_jax.data import dataset, fingerprint
-from fdg_jax.data.augment import train_transform
+from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
+from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
-from fdg_jax.recipe import paper_schedule, paper_sgd
-from fdg_jax.runs.options import Options
+from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_length import run_length
-from fdg_jax.training.partition import Partition, partition
+from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
 
@@ -38,7 +37,7 @@ class Job(NamedTuple):
     """What a training loop needs, with every name in the options resolved."""
 
     options: Options  # as used, nothing left to defaults
-    dataset: dataset.Dataset | data.Stream
+    dataset: data.Source
     pipeline: fdg_jax.Pipeline
     method: Method
     correction: Kind
@@ -55,6 +54,16 @@ class Job(NamedTuple):
         """The options that say what the method and the correction of late gradients were asked for."""
         own = ("correct", *self.correction.answers_to) if self.correction.name != "none" else ()
         return tuple(dict.fromkeys((*self.method.answers_to, *own)))
+
+    @property
+    def of_recipe(self) -> tuple[str, ...]:
+        """The options of model, data and recipe that another run of this kind may differ in: those of the model's own,
+        and, where the optimizer or the schedule are not the paper's, what these were asked for."""
+        o = self.options
+        found = [*models.answers_to(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
+        found += [name for name in ("optimizer", "lr_schedule") if getattr(o, name) != FIELDS[name].default]
+        found += [name for name in ("warmup_steps", "clip_norm") if getattr(o, name)]
+        return tuple(found)
 
 
 def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None = None) -> None:
@@ -84,47 +93,53 @@ def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
         default this one alone, even if others have joined it.
     """
     dataset = peers.each(lambda: load_data(options, note))
-    peers.compare({"data set": dataset.name, "images": dataset.fingerprint})
+    peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
     return peers.each(lambda: built(options, dataset, peers))
 
 
-def built(options: Options, dataset: dataset.Dataset | data.Stream, peers: Peers) -> Job:
+def built(options: Options, dataset: data.Source, peers: Peers) -> Job:
     """The job on data that are loaded. Raises BadInput."""
     method, correction = methods.find(options.method), corrections.find(options.correct)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, parts = len(dataset.train_images), agreed_partition(options, dataset, stage_devices[0], peers)
+    N, parts = len(dataset.train_inputs), agreed_partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
         train_size=N,
         split=",".join(map(str, parts.cuts)) if options.K > 1 else parts.name,
+        block_size=dataset.per_example if dataset.unit == "tokens" else None,
         warmup="on" if wants_warmup(options, method) else "off",
         window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
     check_last_batch(options, method, N)
-    if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the images
-        dataset = dataset.without_pixels()
+    if peers.first:
+        warn_cancelled(options, method, correction)
+    if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the inputs
+        dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
     if length.all_epochs > MOST_BATCHES:  # the learning rate of each is kept
         fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
-    by_batch = paper_schedule(options.learning_rate, options.epochs, length.per_epoch, options.warmup == "on")
+    by_batch = rate_by_batch(options, length.per_epoch)
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = fdg_jax.Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
-        optimizer=paper_sgd(schedule, options.momentum, options.weight_decay),
+        optimizer=recipe.optimizer(
+            options.optimizer, schedule, momentum=options.momentum, weight_decay=options.weight_decay,
+            decay=options.decay, b2=options.b2, clip_norm=options.clip_norm,
+        ),
         method=options.method,
         devices=stage_devices,
         engine=options.engine,
         dtype=options.dtype,
         remat=options.remat,
         guard=True,
-        preprocess=train_transform(dataset, options.seed),
+        preprocess=dataset.train_transform(options.seed),
         correct=options.correct,
         learning_rate=schedule,
-        momentum=options.momentum,
+        momentum=options.momentum if options.optimizer == "sgd" else None,
         **{name: getattr(options, name) for name in {*method.answers_to, *correction.answers_to}},
     )
     initialise(pipeline, parts, dataset, options)
@@ -135,7 +150,7 @@ def built(options: Options, dataset: dataset.Dataset | data.Stream, peers: Peers
     )  # fmt: skip
 
 
-def agreed_partition(options: Options, dataset: dataset.Dataset | data.Stream, device: Any, peers: Peers) -> Partition:
+def agreed_partition(options: Options, dataset: data.Source, device: Any, peers: Peers) -> Partition:
     """The network's stages. Where block times decide, process 0 measures them for all."""
     if options.split != "measured" or peers.processes == 1:
         return partition(options, dataset, device)
@@ -143,16 +158,20 @@ def agreed_partition(options: Options, dataset: dataset.Dataset | data.Stream, d
     return partition(options, dataset, device, costs)
 
 
-def load_data(options: Options, note: str) -> dataset.Dataset | data.Stream:
-    """The images that are trained on, with the fingerprint of the whole data set that they are of. Raises BadInput."""
-    dataset = data.load(options.dataset, options.data_dir)
-    N, n = len(dataset.train_images), options.train_size
+def load_data(options: Options, note: str) -> data.Source:
+    """The examples that are trained on, with the fingerprint of the whole data set that they are of. BadInput."""
+    if data.unit(options.dataset) == "tokens":
+        files = options.text.split(os.pathsep) if options.text else ()
+        dataset = data.load_text(options.dataset, files, options.block_size or data.BLOCK_SIZE)
+    else:
+        dataset = data.load(options.dataset, options.data_dir)
+    N, n, examples = len(dataset.train_inputs), options.train_size, fingerprint.WORDS[dataset.unit][0]
     if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
-        fact = f"--train-size {n}: {dataset.name} has {N} training images"
-        raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the images it began with.")
+        fact = f"--train-size {n}: {dataset.name} has {N} training {examples}"
+        raise BadInput(f"{fact}. Use at most {N}, or leave it out; a run that goes on needs the data it began with.")
     if options.batch_size > N:
         raise BadInput(
-            f"--batch-size {options.batch_size} is more than the {N} training images of {dataset.name}. "
+            f"--batch-size {options.batch_size} is more than the {N} training {examples} of {dataset.name}. "
             f"Use a smaller batch."
         )
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
@@ -165,9 +184,19 @@ def check_last_batch(options: Options, method: Method, N: int) -> None:
     last, M = N % options.batch_size, options.micro_batches
     if "micro_batches" in method.answers_to and 0 < last < M:
         raise BadInput(
-            f"--micro-batches {M}: an epoch of {N} images ends in a batch of {last}, which has fewer images. Use fewer "
+            f"--micro-batches {M}: an epoch of {N} examples ends in a batch of {last}, which has fewer. Use fewer "
             f"micro-batches, or another --batch-size or --train-size."
         )
+
+
+def warn_cancelled(options: Options, method: Method, correction: Kind) -> None:
+    """Says that a constant factor on gradients does nothing with an optimizer that divides them by their own size."""
+    shrinks = "beta" in method.answers_to or correction.name == "shrink"
+    has = {"beta": shrinks, "scale": "scale" in method.answers_to}
+    for name, value in [(name, getattr(options, name)) for name, there in has.items() if there]:
+        if value != 1 and options.K > 1 and options.optimizer in recipe.SCALE_FREE:
+            fact = f"{options.optimizer} divides a gradient by its own size, so a constant factor cancels (nearly)"
+            say(f"warning: --{name} {value:g}: {fact}. Use --optimizer sgd where it is to matter.")
 
 
 def choose_engine(options: Options, method: Method, peers: Peers = ALONE) -> tuple[Options, list[Any], str]:
@@ -204,21 +233,32 @@ def reason_for_delay_line(options: Options, method: Method, found: list[Any], sh
     return ""
 
 
-def default_window(options: Options, platform: str, images: int) -> int:
+def default_window(options: Options, platform: str, examples: int) -> int:
     """Batches per dispatch: for the delay line on an accelerator the largest number up to 50 that divides an
     epoch evenly (another one works too, and compiles the remainder's length as well); else 1."""
     if options.engine == "pipeline" or platform == "cpu":
         return 1
-    bound, full = 50, images // options.batch_size
+    bound, full = 50, examples // options.batch_size
     even = max((w for w in range(1, bound + 1) if full % w == 0), default=1)
     return even if even > bound // 2 else min(bound, full)
 
 
 def wants_warmup(options: Options, method: Method) -> bool:
-    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to."""
+    """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to. Other
+    schedules than the paper's have --warmup-steps."""
+    if options.lr_schedule != "paper":
+        return False
     if options.warmup == "paper":
         return options.model in WARMED_UP or (options.K >= 3 and not method.same_for_every_K)
     return options.warmup == "on"
+
+
+def rate_by_batch(options: Options, per_epoch: int) -> optax.Schedule:
+    """The learning rate: number of the batch, from 0 -> rate. Warm-up is settled."""
+    if options.lr_schedule == "paper":
+        return recipe.paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
+    total = options.epochs * per_epoch
+    return recipe.schedule(options.lr_schedule, options.learning_rate, total, options.warmup_steps)
 
 
 def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) -> np.ndarray:
@@ -229,20 +269,22 @@ def learning_rates(schedule: optax.Schedule, batches: int, accumulate: int = 1) 
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """Mean over the batch. logits [batch, classes], labels [batch] int32."""
+    """Mean over the batch. logits [batch, classes], labels [batch]; or [batch, T, classes] and [batch, T] of tokens."""
+    labels = labels.astype(jnp.int32)  # those of text are bytes
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels))
 
 
 def initialise(
     pipeline: fdg_jax.Pipeline,
     parts: Partition,
-    dataset: dataset.Dataset | data.Stream,
+    dataset: data.Source,
     options: Options,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
-    key, shape = jax.random.key(options.seed), (options.batch_size, *dataset.shape)
-    whole = split.init_whole(parts.blocks, key, jax.ShapeDtypeStruct(shape, np.float32))
-    example = jax.ShapeDtypeStruct(shape, np.uint8), jax.ShapeDtypeStruct(shape[:1], np.int32)
+    key, B = jax.random.key(options.seed), options.batch_size
+    whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
+    labels = jax.ShapeDtypeStruct((B, *dataset.labels_shape), dataset.labels_dtype)
+    example = jax.ShapeDtypeStruct((B, *dataset.shape), dataset.dtype), labels
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))
 
 

@@ -1,4 +1,5 @@
-"""The current speed in images per second: over the last ten seconds of training, without pauses and compilation.
+"""The current speed in images or tokens per second: over the last ten seconds of training, without pauses and
+compilation.
 
 A pipeline only dispatches, so finished batches, not dispatched ones, are counted; on a CPU they come in bursts,
 which is why a shorter stretch of time would tell little.
@@ -14,16 +15,16 @@ class Speed:
     """Call finished() whenever losses were read, and paused() after everything that was not training."""
 
     def __init__(self) -> None:
-        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, images finished by then)
-        self.not_training, self.images = 0.0, 0
+        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, what was finished by then)
+        self.not_training, self.units = 0.0, 0
 
     def seconds(self) -> float:
         return time.monotonic() - self.not_training
 
-    def finished(self, images: int) -> None:
-        """So many images have been finished since the last call."""
-        self.images += images
-        self.marks.append((self.seconds(), self.images))
+    def finished(self, units: int) -> None:
+        """So many images or tokens have been finished since the last call."""
+        self.units += units
+        self.marks.append((self.seconds(), self.units))
         while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
             self.marks.popleft()
 
@@ -31,14 +32,14 @@ class Speed:
         """The last `seconds` were evaluation or a checkpoint; a mark made meanwhile belongs to their beginning."""
         self.not_training += seconds
         now = self.seconds()
-        self.marks = deque((min(then, now), images) for then, images in self.marks)
+        self.marks = deque((min(then, now), units) for then, units in self.marks)
 
     def compiled(self) -> None:
         """Forgets what was measured so far, as the last dispatch may have compiled."""
         self.marks.clear()
 
     def now(self) -> float | None:
-        """Images per second; None while too little has been measured."""
+        """Images or tokens per second; None while too little has been measured."""
         if not self.marks:
             return None
         (start, before), (end, after) = self.marks[0], self.marks[-1]

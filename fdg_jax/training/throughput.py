@@ -1,5 +1,5 @@
-"""The clock behind images/s: it runs while batches are trained on, and stands while programs may compile, during
-evaluations and while anything else is done."""
+"""The clock behind images/s or tokens/s: it runs while batches are trained on, and stands while programs may compile,
+during evaluations and while anything else is done."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from fdg_jax.training.record import Record
 
 
 class ThroughputClock:
-    """Tells the record how long how many images took.
+    """Tells the record how long how many images, or tokens, took.
 
     It waits for the device whenever it is started or stopped, so that only whole work is counted.
     """
@@ -19,10 +19,10 @@ class ThroughputClock:
         self.pipeline, self.record, self.options = pipeline, record, options
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
         self.dispatches_to_compile = 0  # how many of the next dispatches may still compile
-        self.started: tuple[float, int] | None = None  # (when the clock was started, images entered by then)
+        self.started: tuple[float, int] | None = None  # (when the clock was started, images or tokens entered by then)
 
     def before_dispatch(self, shape: tuple[int, ...]) -> bool:
-        """Starts or stops the clock for a dispatch [batches, images in each]; returns whether it may compile.
+        """Starts or stops the clock for a dispatch [batches, examples in each]; returns whether it may compile.
 
         The first dispatch of a shape may. In the pipeline a batch of a new size takes 2K ticks through all stages
         and back, and M-1 more until its gradient is part of an update, so as many dispatches may compile.
@@ -38,7 +38,7 @@ class ThroughputClock:
             return True
         if self.started is None:
             self.pipeline.wait()
-            self.started = time.monotonic(), self.record.images
+            self.started = time.monotonic(), self.record.units
         return False
 
     def after_dispatch(self, may_compile: bool) -> None:
@@ -48,11 +48,11 @@ class ThroughputClock:
             self.record.speed.compiled()
 
     def stop(self) -> None:
-        """Stops the clock, if it runs, and adds its time and images to the record."""
+        """Stops the clock, if it runs, and adds its time, and what entered in it, to the record."""
         if self.started is not None:
             self.pipeline.wait()
-            start, images = self.started
-            self.record.timed(self.record.images - images, time.monotonic() - start)
+            start, units = self.started
+            self.record.timed(self.record.units - units, time.monotonic() - start)
             self.started = None
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """The training loop that every data set shares: dispatch, write down, evaluate, save, until all batches have entered.
 
 It knows the pipeline by its public methods only. It waits for a device where a person asked for a number (an
-evaluation) and around a dispatch that compiles, so that images/s mean training; nowhere else. A checkpoint is
+evaluation) and around a dispatch that compiles, so that the speed is that of training; nowhere else. A checkpoint is
 written by a thread, from arrays that may still be unfinished, while the loop goes on.
 """
 

@@ -22,13 +22,17 @@ from fdg_jax.runs import checkpoints
 from fdg_jax.runs.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ("-m", "fdg_jax.experiments.cifar")
 # Two epochs of three batches, the last of 4 images; a checkpoint after every batch, an evaluation after 3 and 6.
 SMALL = """--dataset digits --train-size 20 --batch-size 8 --epochs 2 --learning-rate 0.01 --log-every 1
     --checkpoint-every 1 --no-tensorboard"""
 EPOCH, STEPS = 3, 6
 PHASES = ("start", "compile", "step", "evaluate", "save")
 COLD = ("compile", "prepare")  # of which one does not want to find the programs compiled
+SPEEDS = ("images_per_second", "tokens_per_second")
+
+# The same length on text, with all that draws random numbers or counts updates by itself.
+SMALL_TEXT = """--train-size 20 --batch-size 8 --epochs 2 --log-every 1 --checkpoint-every 1 --no-tensorboard
+    --block-size 512 --dropout 0.1 --warmup-steps 2 --dtype bfloat16 --remat 1"""
 
 
 class Config(NamedTuple):
@@ -37,11 +41,21 @@ class Config(NamedTuple):
     engine: str
     model: str = "resnet8"
 
+    @property
+    def command(self) -> str:
+        return "language_model" if self.model.startswith("transformer") else "cifar"
+
+    @property
+    def program(self) -> tuple[str, str]:
+        """The words for Python that begin it."""
+        return "-m", f"fdg_jax.experiments.{self.command}"
+
     def words(self) -> list[str]:
-        return f"{SMALL} --method {self.method} --K {self.K} --engine {self.engine} --model {self.model}".split()
+        small = SMALL if self.command == "cifar" else SMALL_TEXT
+        return f"{small} --method {self.method} --K {self.K} --engine {self.engine} --model {self.model}".split()
 
     def __str__(self) -> str:
-        return f"{self.method} K={self.K} {self.engine}"
+        return f"{self.method} K={self.K} {self.engine}{' on text' if self.command != 'cifar' else ''}"
 
 
 def configs() -> list[Config]:
@@ -56,14 +70,15 @@ def configs() -> list[Config]:
 class Process:
     """One process of the command in a run directory, begun or resumed. Its files lie beside that directory."""
 
-    start: Sequence[str] = PROGRAM  # the words for Python before those of the run
+    launcher: Sequence[str] = ()  # the words for Python before those of the program
     environment: Mapping[str, str] = types.MappingProxyType({})
     unfinished = "tmp"  # with which the name of a checkpoint that is being written ends
 
     def __init__(self, path: Path, config: Config, cache: Path, *more: str):
         self.path, self.before = path, newest(path)
         self.resumed = (path / "config.json").exists()
-        words = [*self.start, "--run-dir", str(path), *(["--resume"] if self.resumed else config.words()), *more]
+        words = [*self.launcher, *config.program, "--run-dir", str(path)]
+        words += [*(["--resume"] if self.resumed else config.words()), *more]
         self.temporary = path.parent / "temporary"
         self.temporary.mkdir(exist_ok=True)
         self.cache = cache
@@ -174,13 +189,13 @@ def newest(path: Path) -> int:
 
 def lines(path: Path) -> list[dict]:
     events = read_metrics(path / "metrics.jsonl")
-    return [{name: value for name, value in event.items() if name != "images_per_second"} for event in events]
+    return [{name: event[name] for name in event if name not in SPEEDS} for event in events]
 
 
 def assert_same(path: Path, whole: Path) -> None:
     """That a run ended as another, to the last bit, and left nothing behind that the other has not."""
     ours, theirs = (json.loads((each / "summary.json").read_text()) for each in (path, whole))
-    for name in theirs.keys() - {"seconds", "images_per_second", "sessions"}:
+    for name in theirs.keys() - {"seconds", "sessions", *SPEEDS}:
         assert ours[name] == theirs[name], name
     assert lines(path) == lines(whole)
     for folder in (".", "checkpoints"):

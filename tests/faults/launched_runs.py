@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from cifar_processes import QUICK
-from fault_runs import PROGRAM, Config, Process, newest
+from fault_runs import Config, Process, newest
 from training_processes import pids
 
 EPOCHS, EPOCH = 4, 3
@@ -31,7 +31,7 @@ class Launched(Process):
     def __init__(self, path: Path, config: Config, cache: Path, count: int, *more: str, restarts: int = 0):
         cores = map(str, sorted(os.sched_getaffinity(0))[: min(count, 2)])
         launch = ["-m", "fdg_jax.launch", "--processes", str(count), "--restart", str(restarts), "--cores", *cores]
-        self.start, self.unfinished = [*launch, "--", *PROGRAM], "parts" if count > 1 else "tmp"
+        self.launcher, self.unfinished = [*launch, "--"], "parts" if count > 1 else "tmp"
         self.count, self.compiled = count, 0
         epochs = () if (path / "config.json").exists() else ("--epochs", str(EPOCHS))
         super().__init__(path, config, cache, *epochs, *more)

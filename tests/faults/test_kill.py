@@ -8,13 +8,25 @@ import pytest
 from fault_runs import COLD, PHASES, STEPS, Config, Process, assert_same, configs, moment, newest
 
 SAMPLE = [Config("fdg", 2, "pipeline"), Config("fr", 4, "pipeline"), Config("ddg", 2, "delay-line", "wrn10_1")]
+TEXT = Config("fdg", 2, "pipeline", "transformer1x32")
 
 
 @pytest.mark.slow
 @pytest.mark.cases(sample=6, hundred=100)
 def test_a_run_that_is_killed_at_any_moment_ends_as_one_that_is_not(seed, all_of_them, whole, cache, tmp_path, tell):
-    chosen, random = configs() if all_of_them else SAMPLE, Random(f"kill {seed}")
-    config, path, struck = chosen[seed % len(chosen)], tmp_path / "run", []
+    chosen = configs() if all_of_them else SAMPLE
+    killed_again_and_again(chosen[seed % len(chosen)], seed, whole, cache, tmp_path, tell)
+
+
+@pytest.mark.slow
+@pytest.mark.cases(sample=3, hundred=20)
+def test_a_language_model_that_is_killed_at_any_moment_ends_as_one_that_is_not(seed, whole, cache, tmp_path, tell):
+    """With dropout, AdamW, warm-up, clipped gradients, bfloat16, and a stage that computes its activations again."""
+    killed_again_and_again(TEXT, seed, whole, cache, tmp_path, tell)
+
+
+def killed_again_and_again(config, seed, whole, cache, tmp_path, tell):
+    random, path, struck = Random(f"kill {seed}"), tmp_path / "run", []
     run = whole(config)
     kills, haste = random.randint(1, 3), 1.0
     while True:

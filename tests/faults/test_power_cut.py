@@ -97,7 +97,7 @@ def test_what_is_not_flushed_is_lost_and_what_is_flushed_is_not(disk, after_a_cu
 
 
 def record(run: Path) -> Record:
-    made = Record(images=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
+    made = Record(examples=32, batch_size=8, log_every=1, learning_rates=np.full(9, 0.1, np.float32))
     made.open(run, tensorboard=True)
     return made
 

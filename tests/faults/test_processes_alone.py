@@ -9,7 +9,7 @@ import time
 
 import pytest
 from cifar_processes import QUICK
-from fault_runs import PROGRAM, ROOT, Config, assert_same, newest
+from fault_runs import ROOT, Config, assert_same, newest
 from launched_runs import EPOCHS, STEPS, Launched
 from training_processes import each_needs_a_core
 
@@ -30,7 +30,7 @@ def begun_by_hand(number, words, port, *before):
     core = sorted(os.sched_getaffinity(0))[number]
     joining = ["--coordinator", f"127.0.0.1:{port}", "--processes", "2", "--process-id", str(number)]
     return subprocess.Popen(
-        ["taskset", "-c", str(core), *before, sys.executable, *PROGRAM, *words, *joining],
+        ["taskset", "-c", str(core), *before, sys.executable, *FDG.program, *words, *joining],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

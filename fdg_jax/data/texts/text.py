@@ -1,0 +1,33 @@
+"""Any files that a user names; by default the text of Python's own help, which comes with every Python.
+
+That text is 0.75 MB of English about Python, in one file. It differs between versions of Python, so a run on it cannot
+be resumed with another version: its fingerprint says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from fdg_jax.data.text import Text, read
+from fdg_jax.errors import BadInput
+
+HELP = "pydoc_data.topics"
+
+
+def load(files: Sequence[str], block_size: int) -> Text:
+    """Maps the files into memory, or Python's help where there are none.
+
+    Raises:
+        BadInput: a file cannot be read, or there is too little text.
+    """
+    return read("text", [Path(file).expanduser() for file in files] or [of_help()], block_size)
+
+
+def of_help() -> Path:
+    """The file of Python's help. Raises BadInput if this Python comes without it."""
+    found = find_spec(HELP) if find_spec(HELP.partition(".")[0]) else None
+    if found is None or not found.origin:
+        raise BadInput("this Python comes without the text of its help (pydoc_data). Name files with --text FILE.")
+    return Path(found.origin)

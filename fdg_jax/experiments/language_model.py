@@ -1,0 +1,40 @@
+"""`python -m fdg_jax.experiments.language_model --K 8` trains a transformer to predict the next byte of a text.
+
+The paper has no such experiment: here the same methods, engines, checkpoints and reports meet tokens instead of images.
+Defaults are usual ones for small transformers (AdamW, cosine, warm-up, clipped gradients) and not the paper's.
+"""
+
+import sys
+from collections.abc import Sequence
+
+if __name__ == "__main__":
+    from fdg_jax.machine.huge_pages import restart_once
+    from fdg_jax.machine.output import open_closed_files
+
+    open_closed_files()
+    restart_once()  # before the slow imports, which would be done twice
+
+from fdg_jax.training import command
+
+PROGRAM = command.Program(
+    "python -m fdg_jax.experiments.language_model",
+    trains="a transformer on text, byte by byte",
+    datasets=("text",),
+    defaults={
+        "dataset": "text", "model": "transformer8x64", "epochs": 3, "batch_size": 32, "optimizer": "adamw",
+        "lr_schedule": "cosine", "warmup_steps": 50, "clip_norm": 1.0,
+    },
+    help={
+        "dataset": "text: the files of --text, or the text of Python's own help.",
+        "model": "The network: {models}. Transformers are for text.",
+    },
+)  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    return command.main(arguments, PROGRAM)
+
+
+if __name__ == "__main__":
+    command.leave(main(sys.argv[1:]))

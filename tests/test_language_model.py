@@ -1,0 +1,212 @@
+"""The command that trains a transformer on text: its defaults, its files, what it refuses, and that nothing is lost."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from cifar_processes import read
+from small import jit, mostly_slow
+
+from fdg_jax import recipe
+from fdg_jax.experiments import cifar, language_model
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import ADDED, FIELDS, Options, defaults_of_others
+from fdg_jax.training import command_line, launch
+
+SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
+    --no-tensorboard --dropout 0.1 --warmup-steps 2"""
+
+
+def run(path, *more):
+    assert language_model.main([*SHORT.split(), "--run-dir", str(path), *more]) == 0
+    return read(path / "summary.json")
+
+
+def events(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_optimizer_brings_its_own_defaults_and_given_ones_are_kept():
+    options, given = command_line.parse([], language_model.PROGRAM)
+    assert (options.optimizer, options.learning_rate, options.weight_decay, options.decay) == (
+        "adamw", 1e-3, 0.1, "matrices",
+    )  # fmt: skip
+    assert not given
+    options, given = command_line.parse(["--optimizer", "lion", "--learning-rate", "0.5"], language_model.PROGRAM)
+    assert (options.learning_rate, options.weight_decay, options.b2) == (0.5, 1.0, 0.99)
+    assert given == {"optimizer", "learning_rate"}
+    options, _ = command_line.parse(["--lr-schedule", "paper"], language_model.PROGRAM)
+    assert options.warmup_steps == 0  # that schedule has a warm-up of its own
+    options, _ = command_line.parse([], cifar.PROGRAM)
+    assert all(getattr(options, name) == FIELDS[name].default for name in FIELDS)
+
+
+def test_several_files_are_one_value():
+    options, _ = command_line.parse(["--text", "a", "b", "--K", "3"], language_model.PROGRAM)
+    assert options.text == "a:b" and options.K == 3
+
+
+def test_a_run_from_before_these_options_goes_on_with_what_they_then_meant():
+    assert {*ADDED, "dropout", "tied", "positions"} <= defaults_of_others({"method": "fdg"}).keys()
+    found = defaults_of_others({"method": "fdg"})
+    assert (found["optimizer"], found["lr_schedule"], found["clip_norm"]) == ("sgd", "paper", 0.0)
+
+
+BAD = {
+    "--model resnet20": "takes images, and --dataset text has tokens. Models for tokens are transformer",
+    "--dataset digits": "this command trains on text. Others have commands of their own",
+    "--dataset Text": "Did you mean text?",
+    "--text missing.txt": "missing.txt cannot be read: No such file",
+    "--block-size 0": "use 1 or more",
+    "--block-size 1000000": "make 0 blocks of --block-size 1000000",
+    "--data-dir .": "--text names files",
+    "--dropout 1": "it lies in [0, 1)",
+    "--positions none": "'none' is none of 'rotary', 'learned'",
+    "--lr-schedule paper --warmup-steps 5": "the paper's schedule has a warm-up of its own",
+    "--warmup on": "Use --warmup-steps N there",
+    "--b2 1": "it lies in [0, 1)",
+    "--clip-norm -1": "or 0 for never",
+    "--optimizer adam": "'adam' is none of 'sgd', 'adamw', 'lion', 'muon'",
+    "--optimizer sgd --b2 0.9": "sgd has no such option",
+    "--batch-size 9999": "more than the 5323 training blocks of text",
+    "--K 11": "transformer8x64 has 10 blocks",
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_one_sentence(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert language_model.main([*words.split(), "--run-dir", "run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and BAD[words] in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("--dataset text", "Others have commands of their own"), ("--text a", "it is for text"),
+    ("--model transformer8x64 --dataset digits", "takes tokens, and --dataset digits has images"),
+    ("--dropout 0.1", "model resnet20 has no such option"), ("--tied", "model resnet20 has no such option"),
+])  # fmt: skip
+def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, capsys):
+    assert cifar.main([*words.split(), "--run-dir", str(tmp_path / "run")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_can_be_judged_alone_is_judged_before_the_text_is_read(monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
+    assert language_model.main(["--b2", "1", "--run-dir", str(tmp_path / "x")]) == 2
+    option_checks.check(Options(optimizer="adamw", lr_schedule="cosine", warmup_steps=5), frozenset())
+
+
+@pytest.mark.slow
+def test_a_run_has_the_files_of_every_run_and_counts_tokens(tmp_path, capsys):
+    summary = run(tmp_path / "run", "--K", "2")
+    out = capsys.readouterr().out
+    assert "training and 147 test blocks of 512 bytes of topics.py" in out and "tokens/s" in out
+    assert "images" not in out and "test bits per byte" in out
+    assert summary["tokens_per_second"] is None or summary["tokens_per_second"] > 0
+    assert "images_per_second" not in summary
+    assert math.isclose(summary["test_bits_per_byte"], summary["test_loss"] / math.log(2))
+    assert summary["staleness"] == [1, 0] and summary["updates"] == [6, 6]
+    assert (summary["dropout"], summary["block_size"], summary["optimizer"]) == (0.1, 512, "adamw")
+    lines = events(tmp_path / "run")
+    trained = [line for line in lines if "train_loss" in line]
+    np.testing.assert_allclose([line["learning_rate"] for line in trained][:3], [5e-4, 7.5e-4, 1e-3], rtol=1e-6)
+    assert all("tokens_per_second" in line for line in trained)
+    assert all("test_bits_per_byte" in line for line in lines if "test_loss" in line)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "tokens a second" in page and "bits per byte, last" in page and "images a second" not in page
+    assert read(tmp_path / "run" / "config.json")["text"] is None
+
+
+@pytest.mark.slow
+def test_the_engines_are_the_same_training_also_when_it_is_stopped_and_goes_on(tmp_path):
+    whole = run(tmp_path / "whole", "--K", "3")
+    other = run(tmp_path / "other", "--K", "3", "--engine", "delay-line")
+    assert other["final_parameters_sha256"] == whole["final_parameters_sha256"]
+    run(tmp_path / "cut", "--K", "3", "--steps", "2")
+    assert language_model.main(["--run-dir", str(tmp_path / "cut"), "--resume", "--steps", "6"]) == 0
+    cut = read(tmp_path / "cut" / "summary.json")
+    assert cut["final_state_sha256"] == whole["final_state_sha256"]
+    assert cut["final_parameters_sha256"] == whole["final_parameters_sha256"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_stages_and_keeps_the_moments_of_its_blocks(tmp_path, capsys):
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    run(tmp_path / "old", "--K", "2", "--steps", "3")
+    assert language_model.main(["--run-dir", old, "--resume-into", new, "--K", "4", "--steps", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "optimizer state of every block are unchanged" in out and "optimizer state (" not in out
+    assert "new: the random key of a stage (dropout)" in out
+    assert read(tmp_path / "new" / "summary.json")["updates"] == [6] * 4
+
+
+@pytest.mark.slow
+def test_another_optimizer_begins_with_moments_and_a_rate_of_its_own(tmp_path, capsys):
+    old, new = str(tmp_path / "old"), str(tmp_path / "new")
+    run(tmp_path / "old", "--K", "2", "--steps", "3", "--optimizer", "sgd", "--learning-rate", "0.1")
+    words = ["--run-dir", old, "--resume-into", new, "--optimizer", "adamw", "--steps", "6"]
+    assert language_model.main(words) == 0
+    out = capsys.readouterr().out
+    assert "dropped: optimizer state" in out and "new: optimizer state" in out
+    config = read(tmp_path / "new" / "config.json")
+    assert (config["optimizer"], config["learning_rate"], config["decay"]) == ("adamw", 1e-3, "matrices")
+    assert math.isfinite(read(tmp_path / "new" / "summary.json")["train_loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--optimizer adamw --beta 0.5", "--optimizer muon --method scaled_bp --scale 0.5"])
+def test_a_factor_that_cancels_is_said_in_one_sentence(words, tmp_path, capsys):
+    run(tmp_path / "run", "--K", "2", "--steps", "1", *words.split())
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning:")]
+    assert len([line for line in warnings if "a constant factor cancels" in line]) == 1
+
+
+@pytest.mark.slow
+def test_text_of_a_users_files_may_lie_elsewhere_when_the_run_goes_on_but_not_be_another(tmp_path, capsys):
+    one, two = tmp_path / "one.txt", tmp_path / "two.txt"
+    one.write_bytes(b"The quick brown fox jumps over the lazy dog. " * 400)
+    words = ["--run-dir", str(tmp_path / "run"), "--K", "2"]
+    short = [*SHORT.split(), "--steps", "2", "--text", str(one)]
+    assert language_model.main([*short, *words]) == 0
+    one.rename(two)
+    assert language_model.main([*words[:2], "--resume", "--steps", "4", "--text", str(two)]) == 0
+    two.write_bytes(two.read_bytes().replace(b"lazy", b"busy"))
+    assert language_model.main([*words[:2], "--resume", "--steps", "6", "--text", str(two)]) == 2
+    assert "other bytes in the test blocks. Give the same files as --text" in capsys.readouterr().err
+
+
+RATES = {  # after the warm-up
+    "constant": [1] * 8,
+    "cosine": [(1 + math.cos(math.pi * n / 8)) / 2 for n in range(8)],
+    "wsd": [1, 1, 1, 1, 1, 1, 1, 0.5],
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_schedules_rise_and_fall_as_their_names_say(name):
+    rates = recipe.schedule(name, 1.0, 10, warmup_steps=2)
+    np.testing.assert_allclose([float(rates(n)) for n in range(10)], [0.5, 0.75, *RATES[name]], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", mostly_slow(["sgd", "adamw", "lion", "muon"], "adamw"))
+def test_only_matrices_are_decayed_and_clipping_has_no_state(name):
+    params = {"kernel": np.full((4, 4), 2.0, np.float32), "bias": np.full(4, 2.0, np.float32)}
+    still = {key: np.zeros_like(value) for key, value in params.items()}
+    settings = {"momentum": 0.9, "weight_decay": 0.5, "decay": "matrices"}
+    plain = recipe.optimizer(name, 0.1, **settings)
+    updates, _ = jit(plain.update)(still, plain.init(params), params)
+    np.testing.assert_allclose(updates["bias"], 0, atol=1e-7)
+    np.testing.assert_allclose(updates["kernel"], -0.1 * 0.5 * 2, rtol=1e-5)
+    clipping = recipe.optimizer(name, 0.1, **settings, clip_norm=1.0)
+    assert str(clipping.init(params)) == str(plain.init(params))
+
+
+def test_clipping_scales_the_whole_gradient_of_a_stage():
+    params = {"a": np.zeros(3, np.float32), "b": np.zeros(1, np.float32)}
+    grads = {"a": np.full(3, 4.0, np.float32), "b": np.full(1, 4.0, np.float32)}  # of norm 8
+    clipping = recipe.optimizer("sgd", 1.0, momentum=0.0, weight_decay=0.0, clip_norm=2.0)
+    updates, _ = clipping.update(grads, clipping.init(params), params)
+    np.testing.assert_allclose(updates["a"], -1.0, rtol=1e-6)

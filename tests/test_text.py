@@ -1,0 +1,123 @@
+"""Text as a data set: blocks of bytes that are views of a file, and nothing else."""
+
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fdg_jax import data
+from fdg_jax.data import cache, fingerprint
+from fdg_jax.errors import BadInput
+from fdg_jax.runs.options import Options
+from fdg_jax.training.feeding import InMemory
+
+CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "bytes.bin"
+    path.write_bytes(CONTENT)
+    return path
+
+
+def test_a_label_is_the_byte_after_its_token_and_the_last_tenth_is_for_testing(file):
+    text = data.load_text("text", [str(file)], block_size=32)
+    whole = np.frombuffer(CONTENT, np.uint8)
+    assert (text.train_inputs.shape, text.test_inputs.shape) == ((28, 32), (3, 32))  # 31 blocks, 8 bytes are left
+    inputs, labels = (np.concatenate([a, b]) for a, b in
+                      [(text.train_inputs, text.test_inputs), (text.train_labels, text.test_labels)])  # fmt: skip
+    np.testing.assert_array_equal(inputs.ravel(), whole[: 31 * 32])
+    np.testing.assert_array_equal(labels.ravel(), whole[1 : 31 * 32 + 1])
+    assert (text.unit, text.per_example, text.shape, text.labels_shape) == ("tokens", 32, (32,), (32,))
+    assert text.classes == 256
+
+
+def test_blocks_take_no_memory_of_their_own(file):
+    text = data.load_text("text", [str(file)], block_size=32)
+    for array in (text.train_inputs, text.train_labels, text.test_inputs, text.first(5).train_inputs):
+        base = array
+        while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+            base = base.base
+        assert isinstance(base, np.memmap) and not array.flags.owndata and not array.flags.writeable
+    nothing = text.without_inputs()
+    assert nothing.train_inputs.strides == (0, 0) and nothing.train_labels is text.train_labels
+
+
+def test_several_files_are_one_text_that_is_joined_once(file, tmp_path):
+    parts = [tmp_path / "a", tmp_path / "b"]
+    parts[0].write_bytes(CONTENT[:333])
+    parts[1].write_bytes(CONTENT[333:])
+    one, two = (data.load_text("text", list(map(str, paths)), 32) for paths in ([file], parts))
+    np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
+    assert fingerprint.of(one) == fingerprint.of(two)
+    (joined,) = cache.cache_dir().glob("text-*")
+    before = joined.stat().st_mtime_ns
+    data.load_text("text", list(map(str, parts)), 32)
+    assert joined.stat().st_mtime_ns == before
+    joined.write_bytes(b"damaged" * 200)
+    np.testing.assert_array_equal(data.load_text("text", list(map(str, parts)), 32).train_inputs, one.train_inputs)
+
+
+@pytest.mark.parametrize(("block", "content", "said"), [
+    (32, b"", "0 bytes make 0 blocks of --block-size 32"), (32, b"x" * 64, "64 bytes make 1 blocks"),
+    (1000, CONTENT, "Use more text or smaller blocks"),
+])  # fmt: skip
+def test_too_little_text_is_refused(block, content, said, file):
+    file.write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        data.load_text("text", [str(file)], block)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("missing", "No such file"), (".", "is no file"), ("pipe", "is no file")):
+        with pytest.raises(BadInput, match=said):
+            data.load_text("text", [str(tmp_path / name)])
+
+
+def test_the_text_of_pythons_help_is_there_without_any_file():
+    text = data.load_text("text")
+    assert len(text.train_inputs) > 4000 and text.files == ("topics.py",)
+    assert b"assert" in bytes(text.train_inputs[:100])
+
+
+def test_another_text_has_another_fingerprint_and_the_message_speaks_of_bytes(file):
+    was = fingerprint.of(data.load_text("text", [str(file)], 32))
+    file.write_bytes(CONTENT[:-1] + b"x")
+    assert fingerprint.difference(was, fingerprint.of(data.load_text("text", [str(file)], 32))) == (
+        "other bytes in the training blocks; other bytes in the test blocks"
+    )
+    file.write_bytes(CONTENT * 2)
+    changed = fingerprint.difference(was, fingerprint.of(data.load_text("text", [str(file)], 32)))
+    assert changed == "56 training blocks, were 28; 6 test blocks, were 3"
+    assert fingerprint.difference(fingerprint.of(data.load("digits")), was) == "tokens, were images"
+
+
+def test_batches_are_a_function_of_seed_and_step(file):
+    text = data.load_text("text", [str(file)], 32)
+    feeds = [InMemory(text, Options(batch_size=5, seed=3, window=1), 12) for _ in range(2)]
+    seen = [feeds[0].batch(step) for step in range(12)]  # two epochs
+    for step in (7, 2, 11):
+        for ours, theirs in zip(feeds[1].batch(step), seen[step], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    rows = sorted(bytes(row) for inputs, _ in seen[:6] for row in inputs)
+    assert rows == sorted(bytes(row) for row in text.train_inputs)
+    assert [len(inputs) for inputs, _ in seen[:6]] == [5] * 5 + [3]
+    assert all(len(inputs) <= 5 for inputs, _ in feeds[0].test())
+
+
+def test_a_loss_is_reported_in_bits_too(file):
+    text = data.load_text("text", [str(file)], 32)
+    assert text.measures(math.log(256)) == {"test_bits_per_byte": pytest.approx(8)}
+    assert data.load("digits").measures(1.0) == {}
+
+
+def test_reading_text_imports_no_jax(file):
+    code = "import sys; from fdg_jax import data; data.load_text('text', sys.argv[1:], 32); print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
