@@ -62,7 +62,7 @@ def test_room_is_looked_for_for_all_parts_before_any_is_written(tmp_path, monkey
 
     found = saved_by(3, tmp_path / "checkpoints", change)
     assert [type(error) for error in found] == [checkpoints.SaveFailed] * 3
-    assert all("it needs 4.351 MB, 3.146 MB are free" in str(error) for error in found)
+    assert all("it needs 4.352 MB, 3.146 MB are free" in str(error) for error in found)
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
