@@ -4,7 +4,7 @@
 
 K decoupled stages take as long for a batch as the slowest of them. So the slowest stage's share of the whole bounds the
 speed-up of K stages over one: at most 100 / share. The forward pass, the backward pass and the update of every block
-are measured (fdg_jax.training.block_times). All splits of a model are judged by the same times. Another benchmark
+are measured (fdg_jax.block_times). All splits of a model are judged by the same times. Another benchmark
 measures the images/s that they reach:
 
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
@@ -25,10 +25,9 @@ import jax
 import numpy as np
 
 from benchmarks.harness import report
-from fdg_jax import models, split
+from fdg_jax import block_times, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache, facts
-from fdg_jax.training import block_times
 
 CLASSES, IMAGE = 10, (32, 32, 3)
 

@@ -3,7 +3,6 @@
 Everything that can be wrong is checked by `jax.eval_shape` before anything compiles; then an engine does the work.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from fdg_jax.engine.turn import Turn
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
+from fdg_jax.outcome import Outcome
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import check_finite, check_state
 
@@ -33,11 +33,14 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {
 }
 
 
-class Pipeline:
+class Pipeline(Outcome):
     """A network cut into stages k = 1..K, trained by one of the paper's methods.
 
     stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and a
-        "dropout" key are handled where a module has them.
+        "dropout" key are handled where a module has them. With `split`, the blocks of a network, any number of them.
+    split: cuts the blocks into K stages when shapes are known, in init: "balanced" by FLOPs, "measured" by block times
+        on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: by default as many as there
+        are `devices`, or as the block numbers say. First weights then depend on init's key alone, not on K.
     loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
     optimizer: an optax chain; each stage gets its own state of it, after the shrink by beta**(K-k) (Eq. 17).
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
@@ -66,6 +69,8 @@ class Pipeline:
         optimizer: optax.GradientTransformation,
         method: str = "fdg",
         *,
+        split: str | Sequence[int] | None = None,
+        K: int | None = None,
         beta: float = 1.0,
         correct: str = "none",
         learning_rate: optax.ScalarOrSchedule | None = None,
@@ -84,7 +89,7 @@ class Pipeline:
         self._configuration = given = Configuration(
             stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
             learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
-            preprocess=preprocess, guard=guard, options={"order": order, **options},
+            preprocess=preprocess, guard=guard, options={"order": order, **options}, cut=split, K=K,
         )  # fmt: skip
         check_read_behind(read_behind)
         self.K, self.method, self.schedule = given.K, given.method, given.schedule
@@ -93,12 +98,18 @@ class Pipeline:
         self.engine_name, self._read_behind = engine, read_behind
         self._engine: Engine | None = None
 
-    def init(self, key: jax.Array, example_batch: tuple[Tree, Tree], variables: Sequence[Mapping] | None = None):
+    def init(
+        self,
+        key: jax.Array,
+        example_batch: tuple[Tree, Tree],
+        variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
+    ):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
         jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches).
-        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage; they are copied.
+        variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage, or one for the whole network where
+        the stages are its blocks (`export`); they are copied.
         """
         given = self._configuration
         specs, example = given.specs(key, example_batch, variables)
@@ -154,6 +165,20 @@ class Pipeline:
         with self._turn:
             engine.train(images, labels, indices)
         return self._metrics.newest()
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The Flax modules of the stages k = 1..K, to which `params` and `export` belong."""
+        return self._configuration.stages
+
+    def about(self) -> dict[str, Any]:
+        """What a file says of the pipeline that it was written by."""
+        modules = [type(module).__name__ for module in self.modules]
+        return {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
+
+    def check_whole(self) -> None:
+        """Raises BadInput where a call was cut off within a tick (`interrupted`)."""
+        self._turn.check_whole()
 
     @property
     def interrupted(self) -> bool:
@@ -212,11 +237,6 @@ class Pipeline:
         return engine.evaluate(checked_batches(batches, self._example), transform)
 
     @property
-    def params(self) -> list[dict[str, Tree]]:
-        """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}."""
-        return self.engine.stage_variables()
-
-    @property
     def staleness(self) -> list[int]:
         """Per stage, the most updates between a batch's forward pass and its update: measured, not computed."""
         return self.engine.staleness()
@@ -241,17 +261,6 @@ class Pipeline:
     def auxiliary_parameter_count(self) -> int:
         """Parameters of auxiliary networks and synthesizers, which are trained but do not belong to the network."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.engine.auxiliary()))
-
-    def parameters_sha256(self) -> str:
-        """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
-        experiments' have, the order is that of the whole network and does not depend on K."""
-        leaves = []
-        for k, stage in enumerate(self.params, 1):
-            leaves += [(path, k, leaf) for path, leaf in checkpoint.flatten(stage["params"]).items()]
-        digest = hashlib.sha256()
-        for _, _, leaf in sorted(leaves, key=lambda item: item[:2]):
-            digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
-        return digest.hexdigest()
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may

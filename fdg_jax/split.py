@@ -62,6 +62,22 @@ def stages(blocks: Sequence[nn.Module], cuts: Split) -> list[nn.Module]:
     return [Stage(tuple(blocks[a:b]), a) for a, b in pairwise((0, *cuts, len(blocks)))]
 
 
+def whole(blocks: Sequence[nn.Module]) -> "Stage":
+    """The uncut network as one linen module `__call__(x, train)`."""
+    return Stage(tuple(blocks))
+
+
+def cuts_of(stages: Sequence[nn.Module]) -> Split | None:
+    """The split that stages were made by; None if they are other modules, or not all stages of one network."""
+    cuts, end = [], 0
+    for stage in stages:
+        if not isinstance(stage, Stage) or stage.first != end:
+            return None
+        cuts.append(end)
+        end += len(stage.blocks)
+    return tuple(cuts[1:])
+
+
 def init_whole(
     blocks: Sequence[nn.Module], key: jax.Array, example_x: jax.Array | jax.ShapeDtypeStruct
 ) -> dict[str, Any]:
@@ -79,7 +95,7 @@ def init_whole(
     Returns: {"params": {"block000": ...}, "batch_stats": ...}.
     """
     shape = jax.ShapeDtypeStruct(example_x.shape, example_x.dtype)
-    return dict(Stage(tuple(blocks)).lazy_init({"params": key, "dropout": key}, shape, True))
+    return dict(whole(blocks).lazy_init({"params": key, "dropout": key}, shape, True))
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
@@ -98,6 +114,15 @@ def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> 
             index = int(np.searchsorted(cuts, int(name.removeprefix("block")), side="right"))
             parts[index].setdefault(collection, {})[name] = values
     return parts
+
+
+def merge_variables(parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """The inverse of `split_variables`: the variables of the whole network, which `whole(blocks)` takes."""
+    merged: dict[str, Any] = {}
+    for part in parts:
+        for collection, by_block in part.items():
+            merged.setdefault(collection, {}).update(by_block)
+    return merged
 
 
 def check(cuts: Sequence[int], K: int, n_blocks: int) -> Split:
@@ -144,7 +169,7 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
     if text == "paper":
         return _paper(name, K, n_blocks)
     if text == "even":
-        return tuple(n_blocks * k // K for k in range(1, K))
+        return even(n_blocks, K)
     if text == "balanced":
         return balanced(block_costs(name) if costs is None else costs, K)
     if text == "measured":
@@ -160,6 +185,11 @@ def parse(text: str, name: str, K: int, n_blocks: int, costs: Sequence[float] | 
             f"of the {n_blocks} blocks of {name} give {K - 1} of them, increasing, in 1..{n_blocks - 1}."
         ) from None
     return check(cuts, K, n_blocks)
+
+
+def even(n_blocks: int, K: int) -> Split:
+    """The split into K stages with equally many blocks, as far as n_blocks can be divided so."""
+    return tuple(n_blocks * k // K for k in range(1, K))
 
 
 def _paper(name: str, K: int, n_blocks: int) -> Split:

@@ -54,6 +54,7 @@ def main() -> None:
     for batch in data[MIDDLE:]:
         pipeline.step(batch)
     evaluation = pipeline.evaluate([data[4], data[0]])
+    predicted = pipeline.predict(data[0][0])
     lost = np.full_like(data[0][0], np.nan), data[0][1]
     unsound = [pipeline.unsound(batch) for batch in (data[0], lost)] if K == 4 else []  # it compiles
     pipeline.drain()
@@ -61,6 +62,7 @@ def main() -> None:
         "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
         "losses": [(metrics.step, metrics.loss, metrics.bad) for metrics in pipeline.losses(wait=True)],
         "evaluation": evaluation,
+        "predicted": predicted.tolist(),
         "unsound": unsound,
         "staleness": pipeline.staleness,
         "updates": pipeline.updates,

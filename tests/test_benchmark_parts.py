@@ -183,7 +183,7 @@ def test_block_cost_finds_out_before_it_compiles_that_its_result_cannot_be_writt
 
 @pytest.mark.usefixtures("dense")
 def test_split_judges_every_way_to_cut_by_the_same_measured_times(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("fdg_jax.training.block_times.measure", lambda blocks, *_: [3.0, 1.0])
+    monkeypatch.setattr("fdg_jax.block_times.measure", lambda blocks, *_: [3.0, 1.0])
     monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
     monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
     file = tmp_path / "rows.jsonl"

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import pytest
 
-from fdg_jax import data, models, split
+from fdg_jax import block_times, data, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.options import Options
-from fdg_jax.training import block_times, partition, setup, stages
+from fdg_jax.training import partition, setup, stages
 
 
 class Block(nn.Module):

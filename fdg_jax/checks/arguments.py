@@ -42,11 +42,12 @@ def kind(value: Any) -> str:
     return f"a {where}{type(value).__name__}"
 
 
-def check_problem(stages: Any, loss: Any, optimizer: Any) -> list[nn.Module]:
+def check_problem(stages: Any, loss: Any, optimizer: Any, of: str = "stage") -> list[nn.Module]:
     """Checks what a pipeline is made of.
 
     Arguments:
-        stages: a list of Flax linen modules, one for each stage.
+        stages: a list of Flax linen modules, one for each stage or block.
+        of: "stage", or "block" where the list is to be cut into stages.
         loss: loss(outputs, labels) -> scalar.
         optimizer: an optax optimizer.
 
@@ -61,8 +62,9 @@ def check_problem(stages: Any, loss: Any, optimizer: Any) -> list[nn.Module]:
         raise BadInput("0 stages: a pipeline has at least one. Give stages=[module, ...].")
     for k, stage in enumerate(stages, 1):
         if not isinstance(stage, nn.Module):
+            who = f"stage k={k}" if of == "stage" else f"block {k - 1}"
             raise BadInput(
-                f"stage k={k} is {kind(stage)}, not a Flax linen module. Give an instance of a class on "
+                f"{who} is {kind(stage)}, not a Flax linen module. Give an instance of a class on "
                 "flax.linen.Module (functions go into flax.linen.Sequential([...]); flax.nnx modules cannot be used)."
             )
     if not callable(loss):

@@ -155,6 +155,22 @@ def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
         yield copy_arrays(tuple(batch))
 
 
+def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
+    """Checks the inputs of `Pipeline.predict`.
+
+    Arguments:
+        like: the inputs of the example batch.
+        inputs: what is given.
+        transformed: whether a transform makes of them what stage 1 takes, so that they may have other shapes.
+
+    Raises:
+        BadInput: they are no arrays [n, ...] of the same n from 1, or unlike the example's.
+    """
+    found, _ = batch_shapes((inputs, inputs), "a batch", "predict(inputs)")
+    if not transformed:
+        check_alike((like, like), (found, found))
+
+
 def check_labels(like: Tree, found: Tree) -> None:
     """Raises BadInput if labels differ from those at init in structure or sort of number."""
     same = jax.tree.structure(found) == jax.tree.structure(like)

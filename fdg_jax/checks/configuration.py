@@ -11,8 +11,8 @@ import numpy as np
 import optax
 from flax.core import unfreeze
 
-from fdg_jax import corrections
-from fdg_jax.checks import names, schedules
+from fdg_jax import corrections, split
+from fdg_jax.checks import cutting, names, schedules
 from fdg_jax.checks.arguments import (
     check_beta,
     check_correctable,
@@ -29,7 +29,7 @@ from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes, describe
+from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
@@ -65,10 +65,18 @@ class Configuration:
         preprocess: Callable[[Tree, jax.Array], Tree] | None,
         guard: bool,
         options: Mapping[str, Any],
+        cut: Any = None,
+        K: int | None = None,
     ):
-        self.stages = check_problem(stages, loss, optimizer)
+        self.stages = check_problem(stages, loss, optimizer, of="stage" if cut is None else "block")
+        self.asked_cut, self.blocks = cut, self.stages
+        if cut is None:
+            cutting.check_K(K, stages)
+        else:
+            K = cutting.number_of_stages(cut, K, devices)
+            self.stages = split.stages(self.blocks, cutting.first_cut(cut, K, self.blocks))
         check_beta(beta)
-        self.K = K = len(stages)
+        self.K = K = len(self.stages)
         self.method = names.find_method(method)
         self.beta, self.weights, self.correct = beta, weights or "stashed", correct
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
@@ -104,7 +112,7 @@ class Configuration:
         return found
 
     def specs(
-        self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | None
+        self, key: jax.Array, example_batch: Batch, variables: Sequence[Mapping] | Mapping | None
     ) -> tuple[list[Spec], Batch]:
         """(what each stage is made of, the example batch as shapes). Arguments as those of `Pipeline.init`.
 
@@ -112,6 +120,10 @@ class Configuration:
         """
         check_key(key)
         example = check_example(example_batch)
+        if self.asked_cut is not None:
+            variables = self.cut(key, example, variables)
+        if isinstance(variables, Mapping):
+            variables = cutting.cut_variables(variables, self.stages)
         stages = list(zip(self.stages, self.compute, self.other_weights, strict=True))
         shapes = check_shapes(stages, self.loss, self.optimizer, self.preprocess, example, variables)
         corrected, specs = self.stage_corrections(), []
@@ -142,6 +154,14 @@ class Configuration:
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
+
+    def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
+        """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of
+        the whole network, which do not depend on the cut."""
+        x = stage_1_inputs(self.preprocess, shape_of(example[0]))
+        cuts = cutting.cut(self.asked_cut, self.K, self.blocks, x, self.places)
+        self.stages = split.stages(self.blocks, cuts)
+        return split.init_whole(self.blocks, key, x) if variables is None else variables
 
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
         """What the processes of a pipeline must have in common, in words by name.

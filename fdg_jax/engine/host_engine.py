@@ -12,10 +12,11 @@ from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, los
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses
-from fdg_jax.engine.message_shapes import message_shapes, with_examples
+from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
+from fdg_jax.engine.transports import transport
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
 from fdg_jax.engine.unsound import WHAT, Unsound, look
 from fdg_jax.errors import BadInput
@@ -26,10 +27,7 @@ from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import cotangent
 from fdg_jax.storage.restoring import Reading, number
-from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
-from fdg_jax.transport.in_process import InProcess
-from fdg_jax.transport.interface import Transport
 
 Tree = Any
 COUNT = jax.ShapeDtypeStruct((), np.int32)
@@ -175,21 +173,29 @@ class HostEngine:
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
 
-        K = self.problem.schedule.K
-
         def run(inputs, labels):
-            self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
-            x = self.first.put_batch(inputs) if self.first else None
-            if transform and self.first:
-                x = self._transform(transform)(x)
-            for k in range(1, K + 1):
-                x = x if k == 1 else self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
-                x = self.stages[k].outputs(x) if k in self.stages else None
-            result = self._tally(x, self.last.put_batch(labels)) if self.last else None
-            return self.transport.tell(K, result, self._tally_shapes)
+            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
+            result = self._tally(outputs, self.last.put_batch(labels)) if self.last else None
+            return self.transport.tell(self.problem.schedule.K, result, self._tally_shapes)
 
         specs = self.problem.specs
         return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
+
+    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of stage K with the newest weights, in every process. transform: as in `evaluate`."""
+        n, last = len(jax.tree.leaves(inputs)[0]), self.problem.specs[-1]
+        return self.transport.tell(last.k, self.outputs(inputs, n, transform), with_examples(last.outputs, n))
+
+    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
+        self.transport.enter(0, n)
+        x = self.first.put_batch(inputs) if self.first else None
+        if transform and self.first:
+            x = self._transform(transform)(x)
+        for k in range(1, self.problem.schedule.K + 1):
+            x = x if k == 1 else self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
+            x = self.stages[k].outputs(x) if k in self.stages else None
+        return x
 
     @cached_property
     def _tally_shapes(self) -> Tree:
@@ -275,18 +281,6 @@ class HostEngine:
         flat.read |= {name for name in flat if of_stage(name) in elsewhere}  # other processes read them
         flat.check_all_read()
         return stages, mail, t, entered
-
-
-def transport(problem: Problem) -> Transport:
-    """The transport for where the stages are."""
-    schedule, specs = problem.schedule, problem.specs
-    if all_here(problem.places):
-        return InProcess(problem.places)
-
-    def shapes(box: Box, giver: Op, n: int) -> Tree:
-        return with_examples(message_shapes(box, giver, specs), n)
-
-    return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)
 
 
 def delay_line_engine(problem: Problem) -> Engine:

@@ -110,6 +110,10 @@ class Engine(Protocol):
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
         ...
 
+    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of stage K with the newest weights, in evaluation mode. Dispatches and does not wait."""
+        ...
+
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
         ...

@@ -56,6 +56,7 @@ class ScanEngine:
         self.unfinished: UnfinishedOperations | None = None
         self._resident: tuple[Any, Any, Tree] | None = None
         self._evaluated = CompiledTransform(self.evaluated)
+        self._predicted = CompiledTransform(lambda transform: partial(self.outputs, transform=transform))
 
         def one(run, inputs, labels):
             x = problem.preprocess(inputs, run.entered) if problem.preprocess else inputs
@@ -157,12 +158,20 @@ class ScanEngine:
         """Makes run(stages, inputs, labels) -> (loss, errors) for a transform."""
 
         def run(stages, inputs, labels):
-            x = transform(inputs) if transform else inputs
-            for f, s in zip(self.functions, stages, strict=True):
-                x = f.outputs(s.params, s.extra, x)
-            return loss_and_errors(self.problem.specs[-1].loss, x, labels)
+            return loss_and_errors(self.problem.specs[-1].loss, self.outputs(stages, inputs, transform), labels)
 
         return run
+
+    def outputs(self, stages: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of the whole network in evaluation mode. It can be traced."""
+        x = transform(inputs) if transform else inputs
+        for f, s in zip(self.functions, stages, strict=True):
+            x = f.outputs(s.params, s.extra, x)
+        return x
+
+    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of the last stage with the newest weights. transform: as in `evaluate`."""
+        return self._predicted(transform)(self.run.stages, jax.device_put(inputs, self.device))
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""

@@ -84,11 +84,7 @@ def check_shapes(
     """
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
-    x, labels = shape_of(example_batch[0]), shape_of(example_batch[1])
-    if preprocess is not None:
-        step = jax.ShapeDtypeStruct((), jnp.int32)
-        fact = f"preprocess cannot take {describe(x)}."
-        x = trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), x, step)
+    x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     inputs, draws, inits, before = [], [], [], f"the input is {describe(x)}"
     for k, (module, compute, other) in enumerate(stages, 1):
         inputs.append(x)
@@ -118,6 +114,15 @@ def check_shapes(
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
     return Shapes(inputs, x, labels, value, draws, inits)
+
+
+def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
+    """The shapes of what stage 1 takes, of the shapes of a batch's inputs. Raises BadInput if preprocess fails."""
+    if preprocess is None:
+        return inputs
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    fact = f"preprocess cannot take {describe(inputs)}."
+    return trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), inputs, step)
 
 
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:

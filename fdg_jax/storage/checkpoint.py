@@ -79,6 +79,22 @@ def sha256(flat: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def parameters_sha256(stages: Sequence[Any]) -> str:
+    """The sha256 over the bytes of all parameters, sorted by (key path, k).
+
+    Where stages have distinct names, as those of one cut network have, the order is that of the whole network and does
+    not depend on K.
+
+    Arguments:
+        stages: for each stage k = 1..K its Flax collection "params"; of an uncut network there is one.
+    """
+    leaves = [(path, k, leaf) for k, params in enumerate(stages, 1) for path, leaf in flatten(params).items()]
+    digest = hashlib.sha256()
+    for _, _, leaf in sorted(leaves, key=lambda item: item[:2]):
+        digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
+    return digest.hexdigest()
+
+
 def save(path: Path, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> None:
     """Saves a state in a folder, completely or not at all: a temporary folder beside it is renamed at the end.
 

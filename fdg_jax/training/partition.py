@@ -6,9 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax import data, models, split
+from fdg_jax import block_times, data, models, split
 from fdg_jax.runs.options import Options
-from fdg_jax.training import block_times
 
 
 class Partition(NamedTuple):

@@ -1,4 +1,4 @@
-"""How long each block of a network takes on this device: what `--split measured` balances.
+"""How long each block of a network takes on this device: what `--split measured` and `Pipeline(split=)` balance.
 
 A block's forward pass, backward pass and update are three programs, as in a stage. Blocks that are alike are measured
 once, and all kinds take turns, so that what disturbs the machine meets them alike; a block's time is the median of its
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from fdg_jax import layers, recipe
 from fdg_jax.layers import convolution
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.stderr import Progress
-from fdg_jax.runs import run_files
 from fdg_jax.stage import functions, shapes
 
 ROUNDS, WHAT = 5, "block times"
@@ -112,14 +112,15 @@ def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
     modules = [convolution, layers, functions, recipe, programs]
     modules += [sys.modules[type(block).__module__] for block in blocks]
-    files = {Path(__file__), *(Path(module.__file__) for module in modules if module.__file__)}
+    named = [getattr(module, "__file__", None) for module in modules]  # what is typed at a prompt is in no file
+    files = {Path(__file__), *(Path(name) for name in named if name)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
         "blocks": [repr(block) for block in blocks],
         "input": shapes.describe(x),
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),
-        "versions": {name: run_files.version(name) for name in ("jax", "jaxlib", "flax")},
+        "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},
         "code": code.hexdigest(),
         "rounds": ROUNDS,
     }

@@ -1,0 +1,65 @@
+"""A pipeline in one file: its exact state, batches in flight included, and its weights beside it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flax.traverse_util import unflatten_dict
+
+from fdg_jax.storage import tensor_file
+from fdg_jax.storage.weights import flattened
+
+Tree = Any
+STATE, STAGE = "state/", "stage/"
+
+
+class Saved(NamedTuple):
+    """What a file of `Pipeline.save` holds. All arrays are NumPy's.
+
+    state: the exact state, for `Pipeline.restore`.
+    variables: for each stage k = 1..K its Flax dictionary, for `Pipeline.init(..., variables=...)` or `module.apply`.
+    about: the texts of the header: method, K and so on.
+    """
+
+    state: dict[str, Any]
+    variables: list[dict[str, Tree]]
+    about: dict[str, str]
+
+
+def save(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any],
+    variables: Sequence[Mapping[str, Tree]],
+    about: Mapping[str, Any],
+) -> None:
+    """Writes what `load` reads. Raises BadInput and OSError as `tensor_file.write` does."""
+    arrays = {STATE + name: value for name, value in state.items()}
+    for k, stage in enumerate(variables, 1):
+        arrays |= {f"{STAGE}{k}/{name}": value for name, value in flattened(stage).items()}
+    tensor_file.write(path, tensor_file.PIPELINE, arrays, about)
+
+
+def load(path: str | os.PathLike[str]) -> Saved:
+    """Reads what `Pipeline.save` has written.
+
+    A file holds arrays and no code. So it cannot make the pipeline, which consists of modules, a loss and an optimizer.
+    Make that as it was made before, call its `init`, and then:
+
+        pipeline.restore(fdg_jax.load(path).state)
+
+    Arguments:
+        path: the file.
+
+    Returns: the exact state, the weights of each stage, and the header.
+
+    Raises:
+        BadInput: there is no file, it is damaged, or it is of another kind.
+    """
+    arrays, about = tensor_file.read(path, tensor_file.PIPELINE)
+    state = {name.removeprefix(STATE): value for name, value in arrays.items() if name.startswith(STATE)}
+    variables = []
+    for k in range(1, int(about["K"]) + 1):
+        prefix = f"{STAGE}{k}/"
+        own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+        variables.append(unflatten_dict(own, sep="/"))
+    return Saved(state, variables, about)

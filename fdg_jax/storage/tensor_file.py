@@ -1,0 +1,117 @@
+"""Named arrays in one safetensors file, sealed by a hash: it holds no code, and other programs read it, too.
+
+The format's header has texts beside the arrays. `format` says what kind of file it is, `sha256` is over all arrays and
+all other texts: a file that was cut off or changed, or that another program wrote, is refused in one sentence.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+from fdg_jax.errors import BadInput, Unreadable, first_line, reason
+from fdg_jax.storage import checkpoint, durable, strict_json
+
+WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
+READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
+# The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
+DTYPES = {
+    "BOOL": "bool",
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "C64": "complex64",
+}
+
+
+def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Writes a file completely or not at all: a file that was there is replaced at the very end.
+
+    Arguments:
+        path: the file.
+        kind: WEIGHTS or PIPELINE.
+        arrays: {name: array}.
+        about: further entries of the header. A text stays as it is, anything else becomes JSON.
+
+    Raises:
+        BadInput: an array has a dtype that the format does not know, or there is no such folder.
+        OSError: the disk is full, or the like.
+    """
+    path = Path(path)
+    plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+    for name, value in plain.items():
+        if value.dtype.name not in DTYPES.values():
+            raise BadInput(f"{name} is {value.dtype}{list(value.shape)}: a safetensors file cannot hold that dtype.")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        fact = "is a folder" if path.is_dir() else "lies in a folder that is not there"
+        raise BadInput(f"{path} {fact}. Give the name of a file in a folder that exists.")
+    texts = {"format": kind, **{name: text(value) for name, value in about.items()}}
+    durable.write(path, save(plain, {**texts, "sha256": seal(plain, texts)}))
+
+
+def text(value: Any) -> str:
+    """A value as the header has it."""
+    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+
+
+def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
+    """The hash of everything that is in a file, but for this hash."""
+    content = f"{checkpoint.sha256(arrays)}\n{json.dumps(texts, sort_keys=True)}"
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """(arrays, texts of the header) of a file that `write` wrote.
+
+    Arguments:
+        path: the file.
+        kind: WEIGHTS or PIPELINE.
+
+    Raises:
+        BadInput: there is no file, it is damaged, or it is another kind of file.
+        Unreadable: it cannot be read at the moment.
+    """
+    path = Path(path)
+    content = read_bytes(path)
+    try:
+        found = deserialize(content)
+        length = int.from_bytes(content[:8], "little")
+        texts = strict_json.parse(content[8 : 8 + length]).get("__metadata__") or {}
+        arrays = {
+            name: np.frombuffer(each["data"], DTYPES[each["dtype"]]).reshape(each["shape"]) for name, each in found
+        }
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        fact = f"{path} is damaged or is no safetensors file ({first_line(error)})"
+        raise BadInput(f"{fact}. Write it again, or give another file.") from None
+    of = texts.get("format")
+    if of != kind:
+        if of in READERS:
+            raise BadInput(f"{path} is another file of this library. Read it with {READERS[of]}.")
+        written = f"its format is {of!r}" if of else "its header names no format"
+        raise BadInput(f"{path} was not written by this version of fdg_jax ({written}). Give a file that was.")
+    sealed = texts.pop("sha256", None)
+    if sealed != seal(arrays, texts):
+        raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
+    return arrays, texts
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. Raises BadInput if there is none, and Unreadable."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise BadInput(f"{path} is not a file. Give the name of a file.")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}. Give the name of one that exists.") from None
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {reason(error)}.") from None

@@ -1,0 +1,78 @@
+"""A Flax dictionary in a safetensors file: weights that leave this library, and come back."""
+
+import os
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fdg_jax.errors import BadInput
+from fdg_jax.storage import checkpoint, tensor_file
+
+Tree = Any
+HASH = "parameters_sha256"
+
+
+class Weights(NamedTuple):
+    """What a file of weights holds.
+
+    variables: the Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
+    about: the texts of the header. What was not a text is JSON.
+    """
+
+    variables: dict[str, Tree]
+    about: dict[str, str]
+
+
+def save_weights(
+    path: str | os.PathLike[str], variables: Mapping[str, Tree], about: Mapping[str, Any] = types.MappingProxyType({})
+) -> None:
+    """Writes a Flax dictionary into a safetensors file, completely or not at all.
+
+    An array's name is its path, such as `params/block000/conv/kernel`. The header has the sha256 of the parameters
+    (`parameters_sha256`, as in summary.json) and of the whole file.
+
+    Arguments:
+        path: the file. If it exists, it is replaced.
+        variables: {"params": ..., "batch_stats": ...}, such as `Pipeline.export()` gives.
+        about: what else the header shall say. A text stays as it is, anything else becomes JSON.
+
+    Raises:
+        BadInput: a name has a slash in it, or an array has a dtype that the format does not know.
+        OSError: the disk is full, or the like.
+
+    Example:
+        >>> import numpy, tempfile
+        >>> file = tempfile.mkdtemp() + "/weights.safetensors"
+        >>> save_weights(file, {"params": {"bias": numpy.zeros(2)}}, {"classes": 10})
+        >>> found = load_weights(file)
+        >>> found.variables["params"]["bias"], found.about["classes"]
+        (array([0., 0.]), '10')
+    """
+    sha256 = checkpoint.parameters_sha256([variables.get("params", {})])
+    tensor_file.write(path, tensor_file.WEIGHTS, flattened(variables), {**about, HASH: sha256})
+
+
+def load_weights(path: str | os.PathLike[str]) -> Weights:
+    """Reads what `save_weights` or `python -m fdg_jax.export` has written.
+
+    Arguments:
+        path: the file.
+
+    Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header.
+
+    Raises:
+        BadInput: there is no file, it is damaged, or another program wrote it.
+    """
+    arrays, about = tensor_file.read(path, tensor_file.WEIGHTS)
+    return Weights(unflatten_dict(arrays, sep="/"), about)
+
+
+def flattened(variables: Mapping[str, Tree]) -> dict[str, Any]:
+    """{path with slashes: array}. Raises BadInput for a name with a slash in it, which would be two names later."""
+    flat = flatten_dict(dict(variables))
+    for path in flat:
+        if wrong := next((name for name in path if "/" in str(name)), None):
+            raise BadInput(f"the name {wrong!r} has a slash in it, which separates names in a file. Rename the module.")
+    return {"/".join(map(str, path)): value for path, value in flat.items()}

@@ -1,0 +1,208 @@
+"""What leaves a pipeline and comes back: outputs, weights for plain Flax, and a file of the exact state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import CLASSES, Part, batches, cross_entropy, leaves, pipeline, recipe
+
+import fdg_jax
+from fdg_jax import split
+from fdg_jax.errors import BadInput
+from fdg_jax.storage import tensor_file
+
+DATA = batches(6)
+X, Y = DATA[0]
+BLOCKS = [Part(12), Part(12), Part(12), Part(CLASSES)]
+KEY = jax.random.PRNGKey(0)
+
+
+def cut(K, variables=None, asked="even", **options):
+    made = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), split=asked, K=K, **options)
+    return made.init(KEY, DATA[0], variables)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A network of four blocks in two stages, after five batches; one is in flight."""
+    ours = cut(2)
+    for batch in DATA[:5]:
+        ours.step(batch)
+    return ours
+
+
+def plain(module, variables, x):
+    """The network in plain Flax, as one program."""
+    return np.asarray(jax.jit(lambda variables, x: module.apply(variables, x, False))(variables, x))
+
+
+def test_exported_weights_give_the_same_logits_in_the_uncut_network_bit_for_bit(trained):
+    whole = trained.export(whole=True)
+    assert {type(leaf) for leaf in jax.tree.leaves(whole)} == {np.ndarray}
+    assert set(whole["params"]) == {"block000", "block001", "block002", "block003"}
+    np.testing.assert_array_equal(plain(split.whole(BLOCKS), whole, X), trained.predict(X))
+    x = X
+    for module, variables in zip(trained.modules, trained.export(), strict=True):
+        x = plain(module, variables, x)
+    np.testing.assert_array_equal(x, trained.predict(X))
+
+
+def test_outputs_are_host_arrays_of_the_newest_weights_in_evaluation_mode(trained):
+    before = trained.state_sha256()
+    found = trained.predict(X)
+    assert type(found) is np.ndarray and found.shape == (16, CLASSES)
+    assert cross_entropy(found, Y) == pytest.approx(trained.evaluate([(X, Y)]).loss, rel=1e-6)
+    one = trained.predict(X[:1])  # a batch norm in training mode would make all its outputs 0
+    np.testing.assert_allclose(one, found[:1], rtol=1e-6, atol=1e-6)  # another program, for another size
+    pixels = np.round(100 * X).astype(np.int16)
+    transformed = trained.predict(pixels, lambda x: x.astype(jnp.float32) / 100)
+    np.testing.assert_allclose(transformed, found, atol=0.1)  # rounded to a 200th
+    assert trained.state_sha256() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{"engine": "scan"}, {"method": "data_parallel"}, {"method": "dgl"}], ids=str)
+def test_every_engine_and_method_predicts_and_exports(options):
+    ours = cut(2, **options)
+    for batch in DATA[:3]:
+        ours.step(batch)
+    for x in (X, X[:1]):
+        found = plain(split.whole(BLOCKS), ours.export(whole=True), x)
+        np.testing.assert_allclose(found, ours.predict(x), rtol=1e-6, atol=1e-6)  # other programs than the host loop's
+
+
+@pytest.mark.parametrize(("inputs", "match"), [
+    (X[:, :7], r"the inputs are float32\[16, 7\], at init float32\[16, 8\]"),
+    (X.astype(np.int32), r"the inputs are int32\[16, 8\], at init"),
+    (X[:0], "0 examples"),
+    (X.tolist(), "numpy.asarray"),
+])  # fmt: skip
+def test_inputs_that_do_not_fit_are_refused(inputs, match, trained):
+    with pytest.raises(BadInput, match=match):
+        trained.predict(inputs)
+
+
+def test_stages_of_their_own_have_no_uncut_network():
+    ours = pipeline(2, DATA[0])
+    assert ours.cuts is None and len(ours.export()) == 2
+    with pytest.raises(BadInput, match=r"export\(whole=True\): the stages are modules of their own.*split="):
+        ours.export(whole=True)
+    with pytest.raises(BadInput, match="variables is one dictionary, but the stages are modules of their own"):
+        pipeline(2, DATA[0], variables={"params": {}})
+
+
+def test_first_weights_of_blocks_depend_on_the_key_and_not_on_the_cut(trained):
+    whole = split.init_whole(BLOCKS, KEY, X)
+    two, three = cut(2), cut(3)
+    assert (two.cuts, three.cuts) == ((2,), (1, 2))
+    for ours in (two, three):
+        jax.tree.map(np.testing.assert_array_equal, ours.export(whole=True), jax.device_get(whole))
+    assert two.parameters_sha256() == three.parameters_sha256()
+
+
+def test_weights_go_to_a_file_and_into_another_cut(trained, tmp_path):
+    file = tmp_path / "weights.safetensors"
+    fdg_jax.save_weights(file, trained.export(whole=True), {"classes": CLASSES, "note": "small"})
+    variables, about = fdg_jax.load_weights(file)
+    assert about["parameters_sha256"] == trained.parameters_sha256()
+    assert (about["classes"], about["note"]) == ("5", "small")
+    again = cut(4, variables)
+    assert again.parameters_sha256() == trained.parameters_sha256()
+    np.testing.assert_array_equal(again.predict(X), trained.predict(X))
+
+
+def test_a_saved_pipeline_goes_on_exactly(trained, tmp_path):
+    file = tmp_path / "pipeline"
+    trained.save(file)
+    state, variables, about = fdg_jax.load(file)
+    assert (about["method"], about["K"], about["cuts"]) == ("fdg", "2", "[2]")
+    for ours, theirs in zip(leaves(variables), leaves(trained.export()), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    again = cut(2)
+    again.restore(state)
+    assert again.state_sha256() == trained.state_sha256()
+    again.step(DATA[5])
+    again.drain()
+    theirs = cut(2)
+    theirs.restore(trained.state())
+    theirs.step(DATA[5])
+    theirs.drain()
+    assert again.parameters_sha256() == theirs.parameters_sha256()
+
+
+def test_a_save_that_fails_leaves_the_file_that_was_there(trained, tmp_path):
+    file = tmp_path / "pipeline"
+    trained.save(file)
+    before = file.read_bytes()
+    (tmp_path / "pipeline.part").mkdir()  # where it is written first: opening that fails
+    with pytest.raises(OSError, match=r"pipeline\.part"):
+        trained.save(file)
+    assert file.read_bytes() == before
+    with pytest.raises(BadInput, match="lies in a folder that is not there"):
+        trained.save(tmp_path / "none" / "pipeline")
+    with pytest.raises(BadInput, match="is a folder"):
+        trained.save(tmp_path)
+
+
+def test_arrays_of_every_dtype_come_back_from_a_file(tmp_path):
+    names = [*tensor_file.DTYPES.values()]
+    variables = {"params": {name: jnp.ones((2, 3), jnp.float32).astype(name) for name in names if "64" not in name}}
+    variables["params"] |= {"float64": np.full((), 0.1), "int64": np.zeros((0, 2), np.int64)}
+    variables["params"]["turned"] = np.arange(6.0).reshape(2, 3).T
+    file = tmp_path / "w"
+    fdg_jax.save_weights(file, variables)
+    found = fdg_jax.load_weights(file).variables["params"]
+    assert found.keys() == variables["params"].keys()
+    for name, value in variables["params"].items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], np.asarray(value))
+    found["turned"][:] = 0  # it may be written to
+    with pytest.raises(BadInput, match="the name 'a/b' has a slash"):
+        fdg_jax.save_weights(file, {"params": {"a/b": X}})
+    with pytest.raises(BadInput, match="wide is complex128"):
+        fdg_jax.save_weights(file, {"params": {"wide": np.ones(2, complex)}})
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    file = tmp_path_factory.mktemp("weights") / "w.safetensors"
+    fdg_jax.save_weights(file, {"params": {"kernel": X}}, {"step": 7})
+    return file
+
+
+@pytest.mark.parametrize(("spoil", "match"), [
+    (lambda content: content[:-1], "is damaged or is no safetensors file"),
+    (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "damaged: its content does not match its sha256"),
+    (lambda content: content.replace(b'"7"', b'"8"'), "damaged: its content does not match its sha256"),
+    (lambda content: content.replace(b"weights 1", b"weights 9"), r"not written by this version .*'fdg_jax weights 9'"),
+    (lambda content: b"", "is damaged or is no safetensors file"),
+    (lambda content: b"PK\x03\x04 something else altogether", "is damaged or is no safetensors file"),
+], ids=["cut off", "a bit", "header", "version", "empty", "foreign"])  # fmt: skip
+def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weights, tmp_path):
+    file = tmp_path / "spoilt"
+    file.write_bytes(spoil(weights.read_bytes()))
+    with pytest.raises(BadInput, match=match) as found:
+        fdg_jax.load_weights(file)
+    assert "\n" not in str(found.value) and str(file) in str(found.value)
+
+
+def test_a_file_of_another_kind_names_its_reader(weights, tmp_path):
+    from safetensors.numpy import save_file
+
+    with pytest.raises(BadInput, match=r"Read it with fdg_jax\.load_weights"):
+        fdg_jax.load(weights)
+    with pytest.raises(BadInput, match="there is no file"):
+        fdg_jax.load_weights(tmp_path / "none")
+    with pytest.raises(BadInput, match="is not a file"):
+        fdg_jax.load_weights(tmp_path)
+    save_file({"kernel": X}, tmp_path / "theirs")
+    with pytest.raises(BadInput, match="its header names no format"):
+        fdg_jax.load_weights(tmp_path / "theirs")
+
+
+def test_other_programs_read_the_file_of_weights(weights):
+    from safetensors import safe_open
+
+    with safe_open(weights, "np") as file:
+        assert set(file.metadata()) == {"format", "step", "parameters_sha256", "sha256"}
+        np.testing.assert_array_equal(file.get_tensor("params/kernel"), X)

@@ -1,0 +1,129 @@
+"""`Pipeline(blocks, split=...)`: one network is cut as the training commands cut theirs."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import cross_entropy, recipe
+
+import fdg_jax
+from fdg_jax import block_times, models, split
+from fdg_jax.checks import cutting
+from fdg_jax.errors import BadInput
+
+KEY = jax.random.PRNGKey(0)
+X, Y = np.zeros((16, 4), np.float32), np.zeros(16, np.int32)
+
+
+class Layer(nn.Module):
+    """Has no argument `train`, and no batch statistics."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+
+
+class Dropping(nn.Module):
+    """Dropout, by which training and evaluation differ."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(4)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+BLOCKS = [Layer(4), Dropping(), Layer(400), Layer(400), Layer(4), Layer(5)]
+
+
+def made(blocks=None, example=(X, Y), **options):
+    return fdg_jax.Pipeline(blocks or BLOCKS, cross_entropy, optax.sgd(0.1), **options).init(KEY, example)
+
+
+@pytest.mark.slow
+def test_a_balanced_cut_is_that_of_the_training_commands():
+    blocks = models.blocks("resnet8", 10)
+    images = jax.ShapeDtypeStruct((8, 32, 32, 3), np.uint8), jax.ShapeDtypeStruct((8,), np.int32)
+    ours = made(blocks, images, split="balanced", K=3, preprocess=lambda x, step: x.astype(jnp.float32))
+    assert ours.cuts == split.parse("balanced", "resnet8", K=3, n_blocks=len(blocks))
+
+
+def test_blocks_with_and_without_train_and_dropout_are_cut_by_their_cost():
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert cutting.cut("balanced", 2, BLOCKS, x, []) == (3,)  # 4 x 400 before, 400 x 400 behind
+
+
+@pytest.mark.slow
+def test_blocks_with_and_without_train_and_dropout_train_together():
+    ours = made(split="balanced", K=2)
+    assert ours.cuts == (3,)
+    for _ in range(3):
+        ours.step((X, Y))
+    ours.drain()
+    assert ours.updates == [3, 3]
+    whole = ours.export(whole=True)
+    expected = jax.jit(lambda v, x: split.whole(BLOCKS).apply(v, x, False))(whole, X)
+    np.testing.assert_array_equal(ours.predict(X), expected)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_measured_cut_balances_the_times_of_this_device(monkeypatch):
+    seen = []
+    monkeypatch.setattr(block_times, "measure", lambda blocks, x, device: seen.append(x.shape) or [9, 1, 1, 1, 1, 1])
+    ours = made(split="measured", K=2)
+    assert ours.cuts == (1,)
+    assert seen == [(16, 4)]  # with the batches of the training
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("own_cache")
+def test_blocks_of_ones_own_are_really_measured():
+    blocks = [Layer(4), Dropping(), Layer(2000), Layer(2000), Layer(5)]
+    assert made(blocks, split="measured", K=2).cuts == (3,)
+
+
+@pytest.mark.parametrize(("options", "K", "cuts"), [
+    ({"split": [1, 3]}, 3, (1, 3)),
+    ({"split": "even", "K": 3}, 3, (2, 4)),
+    ({"split": "even", "devices": 2}, 2, (3,)),
+    ({"split": "balanced", "K": 1}, 1, ()),
+])  # fmt: skip
+def test_the_number_of_stages_is_given_or_follows_from_devices_or_block_numbers(options, K, cuts):
+    if "devices" in options:
+        options = {**options, "devices": jax.devices()[: options["devices"]]}
+    ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
+    assert ours.K == K
+    assert ours.init(KEY, (X, Y)).cuts == cuts
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"split": "balanced"}, "split='balanced' does not say into how many stages. Give K=2"),
+    ({"split": "best", "K": 2}, "split='best' is not known. Use split='balanced'"),
+    ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
+    ({"split": "even", "K": 0}, "K=0: a number of stages is 1 or more"),
+    ({"split": [3], "K": 3}, "1 block numbers where 2 are needed"),
+    ({"split": [3, 3]}, "stage k=2 is empty"),
+    ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),
+    ({"split": ["3"]}, "which is no split"),
+    ({"K": 2}, "K=2, but 6 stages were given. Leave K out, or add split="),
+])  # fmt: skip
+def test_a_cut_that_makes_no_sense_is_refused_at_once(options, match):
+    with pytest.raises(BadInput, match=match):
+        fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
+
+
+def test_a_block_that_is_no_module_and_blocks_that_do_not_fit_are_named():
+    with pytest.raises(BadInput, match="block 1 is the function"):
+        fdg_jax.Pipeline([Layer(4), jnp.tanh], cross_entropy, recipe(), split="even", K=2)
+    with pytest.raises(BadInput, match=r"block 1 \(Conv\).* cannot take float32\[1, 4\]; block 0 takes"):
+        made([Layer(4), nn.Conv(3, (3, 3, 3)), Layer(5)], split="balanced", K=2)
+
+
+def test_variables_of_another_network_are_refused():
+    ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), split=[3])
+    with pytest.raises(BadInput, match="have params/block006, but the 6 blocks are block000 to block005"):
+        ours.init(KEY, (X, Y), {"params": {"block006": {}}})
+    with pytest.raises(BadInput, match="the variables have None as 'params'"):
+        ours.init(KEY, (X, Y), {"params": None})
