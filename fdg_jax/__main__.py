@@ -21,6 +21,10 @@ COMMANDS = {
         "fdg_jax.launch": "start a program of your own in several processes",
         "fdg_jax.experiments.report": "write the report of a run again",
     },
+    "Use what was trained": {
+        "fdg_jax.evaluate": "test loss and error of a run, at any checkpoint",
+        "fdg_jax.export": "write its weights into a safetensors file",
+    },
     "Understand the methods": {
         "fdg_jax.schedule": "draw which stage does what, tick by tick",
         "fdg_jax.methods": "compare them: locks, memory, ideal time",

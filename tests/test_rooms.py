@@ -29,17 +29,21 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "corrections": ("errors", "options"),
     "stage": (*BELOW_STAGES, "corrections"),
     "split": ("errors", "models", "stage"),
+    "block_times": ("recipe", "machine", "layers", "stage"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
-    "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "methods"),
-    "api": ("recipe", *BELOW_API),
+    "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "split", "block_times", "methods"),
+    "outcome": ("split", *BELOW_API),
+    "api": ("recipe", "outcome", *BELOW_API),
     "runs": (
         *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),
         "checks",
     ),
     "report": ("errors", "recipe", "machine", "methods", "runs"),
-    "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "runs", "report"),
+    "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "block_times", "runs", "report"),
     "experiments": ("machine", "report", "training"),
+    "evaluate": ("errors", "options", "machine", "training"),
+    "export": ("errors", "machine", "training", "evaluate"),
     "launch": ("errors", "options", "machine", "training"),
 }
 # A registry finds the files of its own room by their names.
@@ -55,7 +59,14 @@ REGISTRIES = {
     "benchmarks.accuracy": "fdg_jax.models.",
     "benchmarks.block_cost": "fdg_jax.models.",
 }
-LAZY = {"Pipeline": "fdg_jax.api", "Metrics": "fdg_jax.engine.losses"}  # names that `fdg_jax` resolves on first use
+LAZY = {
+    "Pipeline": "fdg_jax.api",
+    "Metrics": "fdg_jax.engine.losses",
+    "load": "fdg_jax.storage.saved_pipeline",
+    "load_run": "fdg_jax.training.load_run",
+    "load_weights": "fdg_jax.storage.weights",
+    "save_weights": "fdg_jax.storage.weights",
+}  # names that `fdg_jax` resolves on first use
 
 
 def modules() -> dict[str, Path]:

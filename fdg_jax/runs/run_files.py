@@ -11,6 +11,7 @@ import math
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from importlib import metadata
@@ -188,10 +189,13 @@ def version(library: str) -> str | None:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         if library == "fdg_jax":
-            import fdg_jax
-
-            return fdg_jax.__version__
+            return own_version()
         return None
+
+
+def own_version() -> str:
+    """The version of this package, whether it is installed or run from where it is edited. (It imports this room.)"""
+    return sys.modules[__name__.partition(".")[0]].__version__
 
 
 def git_commit() -> str | None:

@@ -46,7 +46,7 @@ def prepare_and_run(
     peers.each(check)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
-    from fdg_jax.training import session, setup, stages
+    from fdg_jax.training import session, setup, stages, trained
 
     def check_settings() -> None:
         jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
@@ -59,6 +59,7 @@ def prepare_and_run(
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_files.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
+    config["inputs"] = trained.inputs_of(job.dataset)._asdict()
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     if before is not None and peers.first:
         tell_changes(before, config)

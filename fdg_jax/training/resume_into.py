@@ -199,7 +199,7 @@ def write(plan: Plan, old: Old, job: "Job", known: list[dict[str, Any]]) -> None
 
     job: the new run. known: the facts about its stages.
     """
-    from fdg_jax.training import setup
+    from fdg_jax.training import setup, trained
     from fdg_jax.training.session import about_job
 
     alone = job.peers.processes == 1
@@ -216,6 +216,7 @@ def write(plan: Plan, old: Old, job: "Job", known: list[dict[str, Any]]) -> None
     except (checkpoints.SaveFailed, checkpoints.NotFinite) as failed:
         raise BadInput(f"--resume-into: {failed}") from None
     config = run_files.config(job.options, plan.options, job.devices, job.dataset.note)
+    config |= {"inputs": trained.inputs_of(job.dataset)._asdict()}
     config |= {"stages": known, "resumed_from": {"run_dir": str(plan.old), "batch": step, "said": said}}
     run_files.write_json(plan.new / run_files.CONFIG, config)  # last: without it nobody resumes
     print("\n".join([f"goes on from {plan.old} after batch {step:,}", *(f"  {line}" for line in said)]), flush=True)

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-import fdg_jax
 from fdg_jax import data
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints, reading
+from fdg_jax.runs import checkpoints, reading, run_files
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.stage import nonfinite
@@ -67,7 +66,7 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
 
 def versions() -> dict[str, str]:
     """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
-    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": fdg_jax.__version__}
+    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": run_files.own_version()}
     return {**names, "backend": jax.default_backend()}
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import fdg_jax
 from fdg_jax import corrections, data, methods, models, recipe, split
+from fdg_jax.api import Pipeline
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
@@ -38,7 +38,7 @@ class Job(NamedTuple):
 
     options: Options  # as used, nothing left to defaults
     dataset: data.Source
-    pipeline: fdg_jax.Pipeline
+    pipeline: Pipeline
     method: Method
     correction: Kind
     partition: Partition  # of the network into stages
@@ -97,12 +97,12 @@ def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
     return peers.each(lambda: built(options, dataset, peers))
 
 
-def built(options: Options, dataset: data.Source, peers: Peers) -> Job:
-    """The job on data that are loaded. Raises BadInput."""
+def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition | None = None) -> Job:
+    """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
     method, correction = methods.find(options.method), corrections.find(options.correct)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
-    N, parts = len(dataset.train_inputs), agreed_partition(options, dataset, stage_devices[0], peers)
+    N, parts = len(dataset.train_inputs), parts or agreed_partition(options, dataset, stage_devices[0], peers)
     options = dataclasses.replace(
         options,
         dataset=dataset.name,
@@ -123,7 +123,7 @@ def built(options: Options, dataset: data.Source, peers: Peers) -> Job:
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = rate_by_batch(options, length.per_epoch)
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
-    pipeline = fdg_jax.Pipeline(
+    pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
         loss=cross_entropy,
         optimizer=recipe.optimizer(
@@ -275,7 +275,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def initialise(
-    pipeline: fdg_jax.Pipeline,
+    pipeline: Pipeline,
     parts: Partition,
     dataset: data.Source,
     options: Options,

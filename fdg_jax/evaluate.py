@@ -1,0 +1,59 @@
+"""The command `python -m fdg_jax.evaluate RUN`: test loss and error of a run's weights, on the run's own data set."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
+from fdg_jax.options.parser import Parser
+from fdg_jax.training import command
+
+EPILOG = """Without --checkpoint a finished run is evaluated as at its end, and the numbers are those of summary.json:
+the batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
+the weights are as they were at that batch, with batches in flight not used, as in the run's own evaluations."""
+
+
+def parser(name: str, does: str) -> Parser:
+    """What this command and `export` have in common. name: of the command."""
+    made = Parser(prog=f"python -m fdg_jax.{name}", description=does, epilog=EPILOG)
+    made.add_argument("run", metavar="RUN", help="The run directory, or a file that fdg_jax.export wrote.")
+    made.add_argument(
+        "--checkpoint",
+        metavar="N|best",
+        help="The checkpoint after batch N, or the one with the lowest test error, which --keep-best keeps.",
+    )
+    made.add_argument("--data-dir", metavar="DIR", help="Where the data set is. Default: as the run was told.")
+    return made
+
+
+def which(text: str | None) -> int | str | None:
+    """The value of --checkpoint."""
+    return int(text) if text is not None and text.isdecimal() else text
+
+
+@output.forgiving()
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    try:
+        given = parser("evaluate", "Prints the test loss and error of a trained network.").parse_args(arguments)
+        from fdg_jax.machine import compile_cache
+        from fdg_jax.training import load_run
+
+        compile_cache.enable()
+        trained, remark = load_run.read(Path(given.run), which(given.checkpoint), given.data_dir)
+        found = trained.evaluate(data_dir=given.data_dir)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if remark:
+        print(f"warning: {remark}", file=sys.stderr)
+    o = trained.options
+    print(f"{o.model} on {o.dataset}, {o.method} with K={o.K}; {trained.which}")
+    unit = "images" if trained.inputs.mean else "blocks of text"
+    print(f"test loss {found.loss:.6f}, test error {found.error_percent:.2f}% of {found.images:,} {unit}")
+    return 0
+
+
+if __name__ == "__main__":
+    command.leave(main(sys.argv[1:]))

@@ -1,0 +1,227 @@
+"""The network that a run has trained, uncut, with its weights on the host: it predicts, evaluates and goes to a file.
+
+It has no stages and no state of training. So it works on any number of devices, and without the run's data.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fdg_jax import models, split
+from fdg_jax.data import augment
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.engine.evaluate import Evaluation, evaluate, loss_and_errors
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
+from fdg_jax.runs.options import FIELDS, Options
+from fdg_jax.stage.functions import ComputeOptions, make_apply, make_outputs, split_variables
+from fdg_jax.stage.precision import precision
+from fdg_jax.storage import strict_json
+from fdg_jax.storage.weights import HASH, Weights, save_weights
+from fdg_jax.training import feeding, session, setup
+
+Tree = Any
+
+
+class Inputs(NamedTuple):
+    """What the network of a run takes.
+
+    shape: [H, W, C] of an image, [T] of a block of text. data_dtype: as the data set has it.
+    classes: of the network's outputs.
+    mean, std: [C] of the pixels scaled to 0..1, by which images are normalised; empty for text.
+    """
+
+    shape: tuple[int, ...]
+    data_dtype: str
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def example(self, n: int) -> jax.ShapeDtypeStruct:
+        """The shape and dtype of n examples as the network takes them: normalised images, or tokens."""
+        return jax.ShapeDtypeStruct((n, *self.shape), np.float32 if self.mean else np.int32)
+
+    def black(self, name: str, images: int) -> Dataset:
+        """A data set of so many black training images, which take no memory."""
+        pixels, labels = np.broadcast_to(np.uint8(0), (images, *self.shape)), np.zeros(images, np.int32)
+        shape = pixels, labels, pixels, labels
+        return Dataset(name, *shape, self.classes, self.mean, self.std, pad=0, flip=False)
+
+
+def inputs_of(source: Any) -> Inputs:
+    """What the network takes that is trained on a data set (fdg_jax.data.source)."""
+    mean, std = (tuple(float(each) for each in getattr(source, name, ())) for name in ("mean", "std"))
+    return Inputs(tuple(source.shape), np.dtype(source.dtype).name, int(source.classes), mean, std)
+
+
+def read_inputs(found: Any, where: str) -> Inputs:
+    """The inputs in a file. where: for the message. Raises BadInput where a value cannot be."""
+    try:
+        shape, dtype, classes, mean, std = (found[name] for name in Inputs._fields)
+        whole, real = [*shape, classes], [*mean, *std]
+        fits = len(mean) == len(std) and len(mean) in (0, shape[-1]) and all(type(each) is float for each in real)
+        fits = fits and all(type(each) is int and each > 0 for each in whole) and min(std, default=1.0) > 0
+        fits = fits and np.dtype(dtype).kind in "iu"
+    except (TypeError, KeyError, IndexError):
+        fits = False
+    if not fits:
+        raise BadInput(f"{where} is damaged: it does not say what the network takes ({str(found)[:80]}).")
+    return Inputs(tuple(shape), dtype, classes, tuple(mean), tuple(std))
+
+
+def blocks_of(options: Options, inputs: Inputs) -> list[nn.Module]:
+    """The blocks of a run's network."""
+    own = {name: getattr(options, name) for name in models.answers_to(options.model)}
+    return models.blocks(options.model, inputs.classes, **own)
+
+
+def cuts_of(options: Options) -> tuple[int, ...]:
+    """The first blocks of the stages 2..K of a run, whose options are settled."""
+    return tuple(int(cut) for cut in (options.split or "").split(",")) if options.K > 1 else ()
+
+
+def with_data(options: Options, data_dir: str | os.PathLike[str] | None) -> Options:
+    """The options with another place of the data set, if one is given."""
+    return options if data_dir is None else dataclasses.replace(options, data_dir=str(data_dir))
+
+
+class Trained:
+    """A trained network.
+
+    network: the uncut network, a linen module: `network.apply(variables, preprocess(images), train=False)`.
+    variables: its Flax dictionary {"params": ..., "batch_stats": ...}, NumPy arrays.
+    blocks: of which it consists.
+    options: of the run; from an exported file, those that the file has.
+    inputs: what the network takes.
+    about: which weights these are: step (batches after which they were taken), drained (whether the batches in flight
+        were used before), parameters_sha256, data (the fingerprint of the data set).
+    """
+
+    def __init__(self, options: Options, inputs: Inputs, variables: Mapping[str, Tree], about: Mapping[str, Any]):
+        self.options, self.inputs, self.variables, self.about = options, inputs, dict(variables), dict(about)
+        self.blocks = blocks_of(options, inputs)
+        self.network: nn.Module = split.whole(self.blocks)
+
+    def __repr__(self) -> str:
+        return f"Trained(model={self.options.model!r}, dataset={self.options.dataset!r}, {self.which})"
+
+    @property
+    def which(self) -> str:
+        """Which weights these are, in words."""
+        drained = "every batch used" if self.about["drained"] else "batches in flight not used"
+        return f"after batch {self.about['step']:,}, {drained}"
+
+    @cached_property
+    def preprocess(self) -> Callable[[Any], jax.Array]:
+        """What the data set has -> what the network takes: images [n, H, W, C] uint8 -> float32, tokens -> int32."""
+        if not self.inputs.mean:
+            return lambda tokens: jnp.asarray(tokens).astype(jnp.int32)
+        return augment.test_transform(self.inputs)  # type: ignore[arg-type]  # it looks at mean and std only
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The first blocks of the run's stages 2..K."""
+        return cuts_of(self.options)
+
+    @cached_property
+    def outputs(self) -> Callable[[Any], jax.Array]:
+        """images [n, H, W, C] uint8 -> logits [n, classes], which may be under way.
+
+        They are computed by a program for each of the run's stages, compiled as in the run: on a CPU this gives the
+        bits of the run's own evaluation. One program for the whole network would round differently.
+        """
+        device, programs_of_stages = jax.local_devices()[0], []
+        modules, variables = split.stages(self.blocks, self.cuts), split.split_variables(self.variables, self.cuts)
+        for module, own in zip(modules, variables, strict=True):
+            compute = ComputeOptions(precision(self.options.dtype, last=module is modules[-1]))
+            run = programs.jit(make_outputs(make_apply(module, compute), compute), device.platform)
+            programs_of_stages.append(partial(run, *jax.device_put(split_variables(own), device)))
+        normalise = jax.jit(self.preprocess)
+
+        def outputs(images: Any) -> jax.Array:
+            x = normalise(jax.device_put(images, device))
+            for run in programs_of_stages:
+                x = run(x)
+            return x
+
+        return outputs
+
+    def predict(self, images: Any) -> np.ndarray:
+        """The logits of images (or blocks of text), in evaluation mode.
+
+        Arguments:
+            images: [n, H, W, C] uint8 (text: [n, T]), as the data set has them, for any n from 1.
+
+        Returns: [n, classes] float32 (text: [n, T, classes]).
+
+        Raises:
+            BadInput: the images are something else.
+        """
+        images, shape = np.asarray(images), self.inputs.shape
+        if images.dtype != self.inputs.data_dtype or images.shape[1:] != shape or not len(images):
+            fact = f"the inputs are {images.dtype}{list(images.shape)}"
+            raise BadInput(f"{fact}, the network takes {self.inputs.data_dtype} [n, {', '.join(map(str, shape))}].")
+        return np.asarray(self.outputs(images))
+
+    def evaluate(self, batches: Iterable | None = None, data_dir: str | os.PathLike[str] | None = None) -> Evaluation:
+        """Test loss and top-1 error.
+
+        Arguments:
+            batches: of (images, labels); by default the test images of the run's own data set.
+            data_dir: where that is; by default as the run was told.
+
+        Raises:
+            BadInput: the data set is not there, or it is not the one that the run was trained on.
+        """
+        loss, platform = partial(loss_and_errors, setup.cross_entropy), jax.local_devices()[0].platform
+        tally = programs.jit(loss, platform, reductions=False)
+        found = self.test_batches(data_dir) if batches is None else batches
+        return evaluate(lambda images, labels: tally(self.outputs(images), np.asarray(labels)), found)
+
+    def test_batches(self, data_dir: str | os.PathLike[str] | None = None) -> Iterable:
+        """The test images of the run's data set, in the batches in which the run evaluates."""
+        source = setup.load_data(with_data(self.options, data_dir), "")
+        session.check_data(source, self.about, "evaluating")
+        return feeding.feed(source, self.options, 0).test()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the weights into a safetensors file (fdg_jax.save_weights), with what is needed to use them.
+
+        The header has model, dataset, K, step, drained, input_shape, input_dtype, classes, mean, std, data, and the
+        options that make the run what it is. Paths of this machine are not among them.
+
+        Raises:
+            BadInput: there is no such folder.
+            OSError: the disk is full, or the like.
+        """
+        o, inputs = self.options, self.inputs
+        fixed = {name: getattr(o, name) for name, field in FIELDS.items() if not field.metadata["free"]}
+        about = {"model": o.model, "dataset": o.dataset, "K": o.K, "options": fixed}
+        about |= {"input_shape": inputs.shape, "input_dtype": inputs.example(1).dtype.name, **inputs._asdict()}
+        del about["shape"]
+        save_weights(path, self.variables, {**about, **self.about})
+
+
+def from_file(path: str, weights: Weights) -> Trained:
+    """The network in a file that `Trained.save` wrote. Raises BadInput if the file does not name one."""
+    needed = ("options", "input_shape", "data_dtype", "classes", "mean", "std", "step", "drained", "data")
+    if missing := [name for name in needed if name not in weights.about]:
+        fact = f"{path} holds weights, but its header has no {missing[0]!r}, so the network is not known"
+        raise BadInput(f"{fact}. Read it with fdg_jax.load_weights, or export it anew from the run.")
+    try:
+        about: dict[str, Any] = {"data_dtype": weights.about["data_dtype"]}
+        about |= {name: strict_json.parse(weights.about[name].encode()) for name in needed if name not in about}
+        options = {name: value for name, value in about["options"].items() if name in FIELDS}
+    except (ValueError, AttributeError) as error:
+        raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
+    about["shape"] = about["input_shape"]
+    inputs = read_inputs(about, str(path))
+    of_weights = {name: about[name] for name in ("step", "drained", "data")} | {HASH: weights.about[HASH]}
+    return Trained(Options(**options), inputs, weights.variables, of_weights)
