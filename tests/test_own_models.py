@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fdg_jax import models, split
+from fdg_jax import block_times, models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.training import block_times
 
 GOOD = """
 import flax.linen as nn
