@@ -1,13 +1,16 @@
-"""The command `python -m fdg_jax`: lists all commands, one line each, and a few examples.
+"""The command `python -m fdg_jax`: lists all commands, one line each, what they can be asked for, and a few examples.
 
-It imports none of the commands, so that it answers at once. Benchmarks and tables are listed only inside the
+It imports none of the commands and no JAX, so that it answers at once. Benchmarks and tables are listed only inside the
 repository: they are not part of the installed package.
 """
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from fdg_jax import corrections, data, methods
+from fdg_jax.checks import names
 from fdg_jax.errors import did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
@@ -47,6 +50,16 @@ def can_run_here(command: str) -> bool:
     return command.startswith("fdg_jax.") or (REPOSITORY / command / "__main__.py").is_file()
 
 
+def asked_for() -> dict[str, list[str]]:
+    """By flag: the names that there are, each a file of the package."""
+    return {
+        "--method": methods.names(),
+        "--correct": corrections.names(),
+        "--model": names.model_names(),
+        "--dataset": [*data.names(), *data.stream_names()],
+    }
+
+
 def overview() -> str:
     """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
@@ -57,6 +70,9 @@ def overview() -> str:
     for title, group in COMMANDS.items():
         rows = [f"  {command:{width}}  {does}" for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
+    lines += ["", "What a training command can be asked for"]
+    for flag, found in asked_for().items():
+        lines += textwrap.wrap(f"  {flag:{width}}  {', '.join(found)}", 100, subsequent_indent=" " * (width + 4))
     return "\n".join([*lines, "", "For example", *(f"  {python_command()} {words}" for words in EXAMPLES)])
 
 

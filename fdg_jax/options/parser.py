@@ -1,23 +1,40 @@
 """How every command reads its command line: argparse, with one message for whatever is wrong."""
 
 import argparse
+import itertools
 import re
+import shutil
 import textwrap
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from fdg_jax.errors import BadInput, did_you_mean
-from fdg_jax.options import values
+from fdg_jax.errors import BadInput
+from fdg_jax.options import spellings, values
 
 NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
 
 
+WIDEST = 100  # columns of --help: longer lines are hard to read, however wide the terminal
+
+
 class Help(argparse.HelpFormatter):
-    """Breaks the lines of --help between words only: a flag or a value with a hyphen stays whole."""
+    """Breaks the lines of --help between words only: a flag or a value with a hyphen stays whole. Lines that begin with
+    two spaces, such as examples, stay as they are."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        width = min(WIDEST, shutil.get_terminal_size().columns - 2)
+        super().__init__(*arguments, **{"width": width, **named})
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        made: list[str] = []
+        for is_example, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("  ")):
+            whole = list(lines)
+            made += whole if is_example else self._split_lines("\n".join(whole), width - len(indent))
+        return "\n".join(indent + line for line in made)
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,5 +97,5 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-") or NUMBER.match(word):
             return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
         written = word.partition("=")[0]
-        hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
+        hint = spellings.hint("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
         return f"{written} is no flag of this command.{hint or ' --help lists the flags.'}"
