@@ -14,7 +14,7 @@ from experiments.harness import estimate, result_files, run_table, table_command
 from experiments.harness.intervals import interval
 from fdg_jax import models
 from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import Options
+from fdg_jax.runs.options import Options, words
 from fdg_jax.training import command_line
 
 TABLE, ARMS, SEEDS = differences.TABLE, differences.ARMS, differences.SEEDS
@@ -74,7 +74,7 @@ def test_the_arms_of_networks_are_cut_where_the_base_is(arm):
 
 
 def test_a_switch_that_is_off_stands_in_the_command_with_no():
-    assert run_table.words("drain", False) == ["--no-drain"] and run_table.words("drain", True) == ["--drain"]
+    assert words("drain", False) == ["--no-drain"] and words("drain", True) == ["--drain"]
     assert "--no-drain" in run_table.command(differences.run_of("no-drain", 0), None, None)
 
 
@@ -186,7 +186,7 @@ def test_every_row_has_a_command_or_the_reason_why_there_is_no_arm():
     for arm, one in ARMS.items():
         assert found[arm][COMMAND].endswith("`") and "--seed S" in found[arm][COMMAND]
         for name, value in one.changed.items():
-            assert " ".join(run_table.words(name, value)) in found[arm][COMMAND]
+            assert " ".join(words(name, value)) in found[arm][COMMAND]
 
 
 def test_what_counts_is_registered_with_the_numbers_of_the_rule():

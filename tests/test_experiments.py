@@ -23,7 +23,7 @@ from experiments import __main__ as overview
 from experiments.harness import result_files, run_table, runner, table_command
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import option_checks
-from fdg_jax.training import command_line
+from fdg_jax.training import child_runs, command_line
 
 
 def nowhere(path: Path) -> list[str]:
@@ -195,7 +195,7 @@ def stand_in(monkeypatch):
             return ["python", "-c", STAND_IN, *told, *(["--resume"] * resume)]
 
         monkeypatch.setattr(runner, "command", command)
-        monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)
+        monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
 
     return use
 

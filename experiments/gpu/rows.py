@@ -1,8 +1,11 @@
 """The rows of a network: its runs by the training command, several at a time, each going on where it stands."""
 
 import shutil
+import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 from experiments.gpu import children
 from experiments.gpu.checks import base_flags
@@ -10,16 +13,24 @@ from experiments.gpu.children import ChildFailed
 from experiments.gpu.folder import Line
 from experiments.gpu.packed import Brought
 from experiments.gpu.plan import ROWS, Workplace
-from experiments.harness import estimate, result_files, runner
+from experiments.harness import estimate, result_files
 from experiments.harness.run_table import DONE, RUNNING, Run, State, command, state
-from experiments.harness.runner import Going
 from fdg_jax.data import cifar
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.run_files import CHECKPOINTS, SUMMARY, read_json
+from fdg_jax.training.child_runs import last_line
 
 IMAGES = {"digits": 1438, **estimate.IMAGES}
 LOCKED_SECONDS = 60.0  # that a run of an earlier call, which was killed, may take for its last checkpoint
 TELL_SECONDS = 30.0
+
+
+class Going(NamedTuple):
+    """A run under way."""
+
+    run: Run
+    process: subprocess.Popen
+    log: Path
 
 
 class Rows:
@@ -104,7 +115,7 @@ def begin(run: Run, at: Workplace) -> Going:
     words += ["--checkpoint-every", str(s.checkpoint_every)]
     flags = [base_flags(at), at.folder.line("row-flags").get("flags", "")]
     env = children.environment(at.choices.precision, *flags)
-    return Going(run, children.start(words, log, env), log, None)
+    return Going(run, children.start(words, log, env), log)
 
 
 def images_left(run: Run, now: State) -> float:
@@ -129,7 +140,7 @@ def data_missing(at: Workplace) -> str:
 
 def tell(going: Sequence[Going]) -> None:
     for one in going:
-        print(f"           {one.run.name}: {runner.last_line(one.log)}", flush=True)
+        print(f"           {one.run.name}: {last_line(one.log)}", flush=True)
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:

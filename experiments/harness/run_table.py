@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, spelled
+from fdg_jax.runs.options import FIELDS, words
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,17 +86,6 @@ def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = 
     where = [("--data-dir", data_dir), ("--run-dir", run_dir)]
     places = [word for flag, place in where if place for word in (flag, place)]
     return [PYTHON, "-m", run.module, *flags, *places, *(["--resume"] * resume)]
-
-
-def words(name: str, value: Any) -> list[str]:
-    """An option as it stands on a command line; a switch has no value: drain=False is --no-drain."""
-    if isinstance(value, bool):
-        return [spelled(name if value else f"no_{name}")]
-    return [spelled(name), written(value)]
-
-
-def written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def shown(words: list[str]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fdg_jax import corrections, methods, models
 from fdg_jax.options.declared import Declared, declared
 from fdg_jax.options.fields import KEYWORDS
+from fdg_jax.runs import start_options
 from fdg_jax.runs.common_options import GROUPS, Resume, flag
 from fdg_jax.runs.recipe_options import RecipeOptions
 
@@ -30,6 +31,7 @@ IN_SUMMARY = (
 # Options that were added with defaults that mean what runs did before: a config.json may lack them.
 ADDED = ("optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size")
 TAKEN = {*KEYWORDS, *IN_CONFIG, *IN_SUMMARY, *(field.name for field in dataclasses.fields(RecipeOptions))}
+TAKEN |= {*start_options.FIELDS}
 # What the files declare, and what is wrong with a file that cannot be read. A command says it and ends; where this
 # module is imported nothing is raised, for in Python only the method or correction of that file is affected.
 OF_METHODS, wrong_method = declared(methods.files(), "fdg_jax/methods", TAKEN)
@@ -91,3 +93,16 @@ def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
 def spelled(name: str) -> str:
     """A field's name as a flag: train_size -> --train-size."""
     return "--" + name.replace("_", "-")
+
+
+def words(name: str, value: Any) -> list[str]:
+    """An option as it stands on a command line; a switch has no value: drain=False is --no-drain."""
+    if isinstance(value, bool):
+        return [spelled(name if value else f"no_{name}")]
+    return [spelled(name), written(value)]
+
+
+def written(value: Any) -> str:
+    """A value as it stands on a command line, with as many digits as it needs."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)

@@ -1,0 +1,133 @@
+"""Makes several runs, each by a training command in a process of its own: one after the other, or one a core.
+
+The output of a run goes to a log beside its directory. A stop (Ctrl-C, SIGTERM) is passed on once, so that each run
+under way ends with a checkpoint and can be gone on with.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine.cores import pinned
+from fdg_jax.training.signals import Signals
+
+TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
+
+
+class Planned(NamedTuple):
+    """A run to be made.
+
+    command(): called just before the start; the words of the command after the interpreter, and "started" or
+        "continued". None if there is nothing to do, which it says itself: another process may be at the same runs.
+    """
+
+    name: str
+    log: Path
+    command: Callable[[], tuple[list[str], str] | None]
+
+
+class Going(NamedTuple):
+    """A run under way. core: which one it has to itself; None if it has none."""
+
+    name: str
+    process: subprocess.Popen
+    log: Path
+    core: int | None
+
+
+def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None = None) -> int:
+    """Makes the runs, `jobs` at a time, each on a core of its own if they are several.
+
+    Arguments:
+        folder: in which the commands are started; None: this one.
+
+    Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
+    """
+    cores = cores_for(jobs)
+    queue, going, codes = deque(planned), [], []
+    last_look = time.monotonic()
+    while going or queue:
+        if signals.number is not None:
+            return stop(going, signals.number)
+        if queue and len(going) < jobs:
+            taken = [one.core for one in going if one.core is not None]
+            one = queue.popleft()
+            if (words := one.command()) is not None:
+                going.append(start(one, *words, next(core for core in cores if core not in taken), folder))
+            continue
+        time.sleep(POLL_SECONDS)
+        if time.monotonic() - last_look > TELL_SECONDS:
+            last_look = time.monotonic()
+            tell(going)
+        for ended in [one for one in going if one.process.poll() is not None]:
+            going.remove(ended)
+            codes.append(finish(ended))
+            if codes[-1] == BAD_INPUT and queue:
+                print(f"not starting the other {len(queue)}, which would likely be refused as well")
+                queue.clear()
+    return next((code for code in codes if code), 0)
+
+
+def cores_for(jobs: int) -> list[int | None]:
+    """One core for each of several jobs; a single job is not pinned."""
+    if jobs < 1:
+        raise BadInput(f"--jobs {jobs}: use 1 or more.")
+    if jobs == 1 or not hasattr(os, "sched_setaffinity"):
+        return [None] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    if jobs > len(cores):
+        raise BadInput(f"--jobs {jobs}: each run gets a core, and there are {len(cores)}. Use 1 to {len(cores)}.")
+    return list(cores[:jobs])
+
+
+def start(one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None) -> Going:
+    """Starts a run. words: after the interpreter. how: "started" or "continued"."""
+    where = "" if core is None else f" on core {core}"
+    print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
+    one.log.parent.mkdir(parents=True, exist_ok=True)
+    with one.log.open("a", encoding="utf-8") as file, pinned([] if core is None else [core]):
+        # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
+        # second signal would make the run leave without a checkpoint).
+        process = subprocess.Popen(
+            [sys.executable, *words], cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    return Going(one.name, process, one.log, core)
+
+
+def stop(going: Sequence[Going], number: int) -> int:
+    """Passes the signal on and waits for the checkpoints."""
+    for one in going:
+        one.process.send_signal(number)
+    for one in going:
+        one.process.wait()
+        finish(one)
+    print("stopped; the same command goes on from here", flush=True)
+    return 128 + number
+
+
+def finish(one: Going) -> int:
+    """Says how a run has ended; returns its exit code."""
+    code = one.process.returncode
+    how = "finished" if code == 0 else f"ended with exit code {code}"
+    print(f"{one.name}: {how}: {last_line(one.log)}", flush=True)
+    return code
+
+
+def tell(going: Sequence[Going]) -> None:
+    """Says how the runs stand."""
+    for one in going:
+        print(f"{one.name}: {last_line(one.log)}", flush=True)
+
+
+def last_line(log: Path) -> str:
+    """The newest line of a log that says how training stands, or how it ended."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("epoch ", "done:", "error:", "stopped by"))]
+    return (telling or lines or ["nothing yet"])[-1]
