@@ -77,6 +77,40 @@ class Forgiving:
                 os.close(null)
 
 
+class Quiet:
+    """A stream that drops what is printed to it. `loud` is the stream behind it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, loud: Any):
+        self.loud = loud
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return False
+
+
+def loud() -> Any:
+    """stdout for what is printed in a quiet run, too: warnings, and how the run ended."""
+    return sys.stdout.loud if isinstance(sys.stdout, Quiet) else sys.stdout
+
+
+@contextlib.contextmanager
+def quiet(wanted: bool) -> Iterator[None]:
+    """A context in which stdout shows only what is printed to `loud`, if that is wanted."""
+    before = sys.stdout
+    if wanted:
+        sys.stdout = Quiet(before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
 @contextlib.contextmanager
 def forgiving() -> Iterator[None]:
     """A context in which printing raises no exception."""

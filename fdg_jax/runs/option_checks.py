@@ -7,7 +7,9 @@ from fdg_jax.checks import names, schedules
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.methods.interface import Method
+from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import FIELDS, Options, asked_of, spelled
+from fdg_jax.runs.start_options import Start
 from fdg_jax.stage import remat
 
 MOST_STAGES = 10_000
@@ -183,3 +185,25 @@ def check_model_and_data(options: Options) -> None:
             fact = f"{spelled(name)} {getattr(options, name)}: --dataset {options.dataset} has no such option"
             for_text = "it is for text, which fdg_jax.experiments.language_model trains on"
             raise BadInput(f"{fact}; {for_text if has == 'images' else '--text names files'}. Leave it out.")
+
+
+def check_start(start: Start, options: Options, joining: Joining) -> None:
+    """Refuses flags about a start that cannot be, or that contradict one another."""
+    if start.profile < 0:
+        raise BadInput(f"--profile {start.profile}: use a number of batches, or 0 for no trace.")
+    if start.jobs < 1:
+        raise BadInput(f"--jobs {start.jobs}: use 1 or more.")
+    if start.jobs > 1 and not start.several:
+        raise BadInput(f"--jobs {start.jobs}: there is one run. Give several with --seeds or --sweep, or leave it out.")
+    asked = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
+    if not asked:
+        return
+    if joining.wanted:
+        raise BadInput(f"{asked} is for a training in one process. Leave it or --coordinator out.")
+    if options.resume_into is not None:
+        raise BadInput(f"{asked} and --resume-into contradict each other. Leave one of them out.")
+    if options.resume is True or (options.resume and start.several):
+        why = "goes on by itself" if start.several else "is about a run that has not begun"
+        raise BadInput(f"{asked} {why}. Leave --resume out.")
+    if start.several and options.run_dir is None:
+        raise BadInput(f"{asked} needs a directory for its runs: add --run-dir DIR. The same command goes on there.")

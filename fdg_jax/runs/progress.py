@@ -4,6 +4,8 @@ pipe."""
 import sys
 import time
 
+from fdg_jax.machine import output, terminal
+
 PLAIN_SECONDS = 10.0  # between two plain lines
 
 
@@ -47,9 +49,10 @@ class Progress:
 
     def say(self, line: str) -> None:
         if self.bar is not None:
-            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            whole = terminal.wrapped(line, self.bar.console.width)
+            self.bar.console.print(whole, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, flush=True)
+            print(line, file=output.loud() if line.startswith("WARNING: ") else None, flush=True)
 
 
 class Pace:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.errors import BadInput, first_line, reason
+from fdg_jax.machine import output, terminal
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
 from fdg_jax.runs import checkpoints, run_files
@@ -80,13 +81,19 @@ def tell_done(path: Path, summary: dict[str, Any]) -> int:
     unit = run_files.unit(summary)
     speed = per_second(summary[f"{unit}_per_second"], unit)
     epochs, stages = count(round(summary["epochs"], 2), "epoch"), "stage 1" if K == 1 else f"stages 1 to {K}"
-    print(
-        f"\ndone: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
-        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}\n"
-        f"measured staleness of {stages}, in updates: {summary['staleness']}; "
-        f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}\n"
-        f"{path / 'report.html'} shows the curves, {path / run_files.SUMMARY} has the numbers"
+    width = terminal.columns()
+    print()
+    done = (
+        f"done: test error {summary['test_error_percent']:.2f}% after {epochs} on {summary['dataset']}, "
+        f"training loss {'not known' if untrained else f'{loss:.4f}'}, {speed}"
     )
+    print(terminal.wrapped(done, width), file=output.loud())
+    staleness = (
+        f"measured staleness of {stages}, in updates: {summary['staleness']}; "
+        f"updates made: {summary['updates']} for {count(summary['steps'], 'batch', 'es')}"
+    )
+    files = f"{path / 'report.html'} shows the curves, {path / run_files.SUMMARY} has the numbers"
+    print("\n".join(terminal.wrapped(line, width) for line in (staleness, files)))
     if untrained:
         few = count(summary["steps"], "batch", "es")
         fact = f"no update was made: {few} did not get through {K} stages, and --no-drain drops what is in flight"
@@ -157,7 +164,7 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
         fact = f"stopped by {stopped} after a checkpoint. To go on exactly there"
     else:
         fact = f"stopped by {stopped} before the first batch, so there is no checkpoint. To start from the beginning"
-    print(f"{fact}:\n  {again(path, program)}", flush=True)
+    print(f"{fact}:\n  {again(path, program)}", file=output.loud(), flush=True)
     return 128 + stopped.number
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
-from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files
+from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files, trackers
 from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import Options
 from fdg_jax.training import command_line, launch
@@ -29,16 +29,19 @@ from fdg_jax.training.signals import Signals, Stopped
 
 def main(arguments: Sequence[str], program: Program) -> int:
     """Runs the command; returns its exit code."""
+    words = None
     with output.forgiving(), Signals() as signals:
         try:
-            return start(command_line.read(arguments, program), program, signals)
+            words = command_line.read(arguments, program)
+            with output.quiet(words.start.quiet):
+                return start(words, program, signals)
         except Elsewhere:  # process 0, or the one that found it, says it
             return 2
         except Silent as error:
             print(f"error: {error} Look what became of it, and start all again.", file=sys.stderr)
             return 1
         except BadInput as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {words.explained(error) if words else error}", file=sys.stderr)
             return 2
         except Stopped as stopped:
             print(f"stopped by {stopped} before the first batch", flush=True)
@@ -47,8 +50,14 @@ def main(arguments: Sequence[str], program: Program) -> int:
 
 def start(words: Words, program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
-    asked, given, joining, joining_given = words
-    joining_options.check(joining, joining_given, asked)
+    asked, given, joining = words.options, words.given, words.joining
+    joining_options.check(joining, words.joining_given, asked)
+    option_checks.check_start(words.start, asked, joining)
+    trackers.check(words.start.track)
+    if words.start.several:
+        from fdg_jax.training import sweep
+
+        return sweep.run(words, program, signals)
     if asked.resume_into is not None:
         from fdg_jax.training import resume_into
 
@@ -56,6 +65,10 @@ def start(words: Words, program: Program, signals: Signals) -> int:
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())
+    if words.start.dry_run:
+        from fdg_jax.training import dry_run
+
+        return dry_run.tell(asked, program, signals)
     peers = join(joining, asked, given)
     with ExitStack() as held:
         path, resume = peers.told(lambda: claim(asked, held))
@@ -74,7 +87,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
                 if peers.first:
                     closing.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
-        return launch.prepare_and_run(options, config, path, program, signals, peers)
+        return launch.prepare_and_run(options, config, path, program, signals, peers, words.start)
 
 
 def join(joining: Joining, asked: Options, given: frozenset[str]) -> Peers:

@@ -2,17 +2,21 @@
 
 import argparse
 import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser
-from fdg_jax.runs import joining_options, optimizers
+from fdg_jax.runs import config_file, joining_options, optimizers, start_options
 from fdg_jax.runs import options as declared
+from fdg_jax.runs.config_file import Found
 from fdg_jax.runs.joining_options import Joining
 from fdg_jax.runs.options import FIELDS, GROUPS, SWITCHES, Options, spelled
+from fdg_jax.runs.start_options import ONE_RUN, Start
 
 ABOUT = (
     "Trains {} by stages that never wait for one another (fully decoupled learning with delayed gradients), or by a "
@@ -47,29 +51,53 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 
     Raises: BadInput for whatever is wrong, a method's or correction's file whose options cannot be read included.
     """
-    options, given, _, _ = read(arguments, program)
-    return options, given
+    found = read(arguments, program)
+    return found.options, found.given
 
 
 class Words(NamedTuple):
-    """What a command line says: the options of the run, how the process joins others, and which of both are given."""
+    """What a command line says: the options of the run, how the process joins others, which of both are given, and the
+    flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
+    """
 
     options: Options
     given: frozenset[str]
     joining: Joining
     joining_given: frozenset[str]
+    start: Start = ONE_RUN
+    places: Mapping[str, str] = {}
+
+    def explained(self, error: Exception) -> str:
+        """The message of a refusal. Where it names an option of the file, the line is added."""
+        named = [flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", str(error))]
+        named = [self.places[name] for name in named if name in self.places and name not in self.start.swept]
+        return f"{error} ({named[0]})" if named else str(error)
 
 
 def read(arguments: Sequence[str], program: Program | str) -> Words:
-    """Reads a command line as `parse` does, with the flags that put the process among others."""
+    """Reads a command line as `parse` does, with the flags that are no options of the run."""
     program = Program(program) if isinstance(program, str) else program
     if declared.UNREADABLE:
         raise declared.UNREADABLE
     wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
     given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
     joining = {name: given.pop(name) for name in joining_options.FIELDS if name in given}
-    options = Options(**optimizers.chosen(program.defaults, given))
-    return Words(options, frozenset(given), Joining(**joining), frozenset(joining))
+    started: dict[str, Any] = {name: given.pop(name) for name in start_options.FIELDS if name in given}
+    start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
+    file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
+    from_file = {name: value for name, value in file.options.items() if not of_another(name, given, file)}
+    options = Options(**optimizers.chosen(program.defaults, {**from_file, **given}))
+    places = {name: file.places[name] for name in from_file if name not in given}
+    named = frozenset(given) | (file.given & from_file.keys())
+    return Words(options, named, Joining(**joining), frozenset(joining), start, places)
+
+
+def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
+    """Whether a run's own config.json has an option only because the run had another method or correction than the
+    command line asks for."""
+    groups = {"method": ("fdg", "others"), "correct": ("correction",)}
+    other = [one for one in groups if file.own and one in given and given[one] != file.options.get(one)]
+    return name not in groups and any(FIELDS[name].metadata["group"] in groups[one] for one in other)
 
 
 def parser(program: Program) -> Parser:
@@ -79,6 +107,7 @@ def parser(program: Program) -> Parser:
         usage="%(prog)s [-h] [OPTIONS]",
         description=ABOUT.format(program.trains),
         argument_default=argparse.SUPPRESS,
+        epilog=examples(program),
     )
     for group, about in GROUPS.items():
         box = made.add_argument_group(f"{group} options", about)
@@ -91,7 +120,33 @@ def parser(program: Program) -> Parser:
         text = f"{joining_options.HELP[name]} (default: {default})"
         made_of = {"coordinator": str, "address": str, "peer_timeout": float}.get(name, int)
         box.add_argument(spelled(name), type=made_of, metavar=joining_options.METAVARS[name], help=text)
+    box = made.add_argument_group("this start", start_options.ABOUT)
+    for name, field in start_options.FIELDS.items():
+        add_start(box, name, field.default)
     return made
+
+
+def add_start(box: Any, name: str, default: Any) -> None:
+    """Adds a flag about this start."""
+    shown = {"help": f"{start_options.HELP[name]} (default: {start_options.SHOWN.get(name) or default or 'off'})"}
+    if isinstance(default, bool):
+        box.add_argument(spelled(name), action="store_true", **shown)
+        return
+    several = {"nargs": "+", "action": "extend"} if name == "sweep" else {}
+    kind = int if isinstance(default, int) else str
+    box.add_argument(spelled(name), type=kind, metavar=start_options.METAVARS[name], **several, **shown)
+
+
+def examples(program: Program) -> str:
+    """The end of --help: a few commands as a person types them."""
+    first = "--data-dir data --steps 50" if program.datasets else "--dataset digits --model resnet8 --epochs 2"
+    found = {
+        first: "the first 50 batches" if program.datasets else "a first run, in a minute, without a download",
+        "--K 3 --beta 0.5 --dry-run": "what would this run cost?",
+        "--config runs/a/config.json --beta 0.8": "run a again, with one thing changed",
+        "--run-dir runs/b --sweep beta=0.2,0.5,1 --jobs 2": "three runs and their table",
+    }
+    return "\n".join(["Examples:", *(f"  # {does}\n  {program.command} {flags}" for flags, does in found.items())])
 
 
 def add(box: Any, name: str, program: Program) -> None:

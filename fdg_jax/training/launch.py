@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax.runs import option_checks, reading, run_files
+from fdg_jax.machine import output, terminal
+from fdg_jax.runs import option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
+from fdg_jax.runs.start_options import ONE_RUN, Start
 from fdg_jax.storage import durable
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.peers import Peers
@@ -23,21 +25,35 @@ if TYPE_CHECKING:
 
 def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
-    if not os.path.lexists(path / run_files.SUMMARY):
+    if (steps := finished_steps(path, options)) is None:
         return False
-    steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
-    done = reading.summary(path)["steps"]
-    if done < steps:
-        return False
-    reading.refuse_less(steps, done)
-    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. If --steps was given, raise it to go on.")
+    fact = f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do"
+    print(f"{fact}. If --steps was given, raise it to go on.", file=output.loud())
     return True
 
 
+def finished_steps(path: Path, options: Options) -> int | None:
+    """The batches of a run that has nothing left to do; None if it has."""
+    if not os.path.lexists(path / run_files.SUMMARY):
+        return None
+    steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
+    done = reading.summary(path)["steps"]
+    if done < steps:
+        return None
+    reading.refuse_less(steps, done)
+    return steps
+
+
 def prepare_and_run(
-    options: Options, before: dict[str, Any] | None, path: Path, program: Program, signals: Signals, peers: Peers
+    options: Options,
+    before: dict[str, Any] | None,
+    path: Path,
+    program: Program,
+    signals: Signals,
+    peers: Peers,
+    start: Start = ONE_RUN,
 ) -> int:
-    """before: config.json of the run that goes on."""
+    """before: config.json of the run that goes on. start: what is traced and tracked."""
 
     def check() -> None:
         option_checks.check_names(options, program.datasets)
@@ -61,16 +77,33 @@ def prepare_and_run(
     config["stages"] = known = stages.facts(job)
     config["inputs"] = trained.inputs_of(job.dataset)._asdict()
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
+    begun = begun._replace(start=start)
     if before is not None and peers.first:
         tell_changes(before, config)
         config = run_files.continued(before, config)
+    peers.told(lambda: begin_tracking(begun, path, config))
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
         opening(job, path, known, resumed=before is not None)
-        return (train if peers.first else follow)(job, path, program, signals, begun)
+        return trained(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
+
+
+def begin_tracking(begun: "Session", path: Path, config: dict[str, Any]) -> None:
+    """Gives the record its trackers. Raises BadInput, before the training and before config.json is written."""
+    begun.record.trackers = trackers.opened(begun.start.track, path, config, begun.resumed)
+
+
+def trained(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
+    """The run itself, in this process, to its end in the trackers; returns the exit code."""
+    code = 1
+    try:
+        code = (train if job.peers.first else follow)(job, path, program, signals, begun)
+        return code
+    finally:
+        begun.record.trackers.finish(path, code)
 
 
 def tell_full(path: Path, error: OSError) -> int:
@@ -97,7 +130,6 @@ def tell_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
     """What a person sees first. known: what is known of the stages."""
-    from fdg_jax.machine import terminal
     from fdg_jax.training.opening import tell
 
     width = terminal.columns()
@@ -110,7 +142,7 @@ def opening(job: "Job", path: Path, known: list[dict[str, Any]], resumed: bool) 
 
 def loudly(note: str) -> None:
     if note:
-        print(f"\n!!! {note}\n", flush=True)
+        print(f"\n{terminal.wrapped(f'!!! {note}', terminal.columns())}\n", file=output.loud(), flush=True)
 
 
 def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:

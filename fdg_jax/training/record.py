@@ -16,6 +16,7 @@ import numpy as np
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_length import run_length
+from fdg_jax.runs.trackers import NO_TRACKERS
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import CountedLog, RunLog
 from fdg_jax.training.speed import Speed
@@ -62,11 +63,13 @@ class Record:
         self.bad: tuple[int, ...] = ()  # per stage the first update that is known to be refused, as Metrics.bad
         self.on_nonfinite: Callable[[Metrics], None] = raise_diverged
         self.speed = Speed()
+        self.trackers = NO_TRACKERS
         self._began = time.monotonic()
 
     def open(self, run: Path, tensorboard: bool) -> None:
         """Opens the files; lines after the checkpoint are dropped."""
-        self.log = RunLog(run, self.lines, self.step, tensorboard) if self.writes else CountedLog(self.lines)
+        files = (run, self.lines, self.step, tensorboard, self.trackers)
+        self.log = RunLog(*files) if self.writes else CountedLog(self.lines)
         self._began = time.monotonic()
 
     def catch_up(self) -> None:

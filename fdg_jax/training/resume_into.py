@@ -57,7 +57,7 @@ class Old(NamedTuple):
 
 def start(words: Words, program: Program, signals: Signals) -> int:
     """The command with --resume-into; returns its exit code."""
-    asked, given, joining, _ = words
+    asked, given, joining = words.options, words.given, words.joining
     plan, peers = planned(asked, given, program), Peers()
     if joining.wanted:
         joining_options.check_engine(plan.options)
@@ -71,9 +71,10 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         job = converted(plan, signals, peers)
         from fdg_jax.training import launch, session, stages
 
-        begun = session.begin(job, plan.new, resume=True)
+        begun = session.begin(job, plan.new, resume=True)._replace(start=words.start)
+        peers.told(lambda: launch.begin_tracking(begun, plan.new, reading.config(plan.new)))
         launch.opening(job, plan.new, stages.facts(job), resumed=True)
-        return (launch.train if peers.first else launch.follow)(job, plan.new, program, signals, begun)
+        return launch.trained(job, plan.new, program, signals, begun)
 
 
 def planned(asked: Options, given: frozenset[str], program: Program) -> Plan:

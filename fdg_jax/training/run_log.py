@@ -1,4 +1,4 @@
-"""What a run writes while it trains: lines of metrics.jsonl, and TensorBoard's curves of the same numbers."""
+"""What a run writes while it trains: lines of metrics.jsonl, and their curves in TensorBoard and in trackers."""
 
 import sys
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 from fdg_jax.runs.run_files import METRICS, MetricsLog
 from fdg_jax.runs.tensorboard import Scalars
+from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
 
 
 class RunLog:
@@ -17,9 +18,11 @@ class RunLog:
         lines: how many lines of metrics.jsonl the checkpoint counts; later ones are dropped.
         step: the batch at which TensorBoard's curves begin.
         tensorboard: whether there are curves.
+        trackers: that get the same curves. They outlive the log.
     """
 
-    def __init__(self, run: Path, lines: int, step: int, tensorboard: bool):
+    def __init__(self, run: Path, lines: int, step: int, tensorboard: bool, trackers: Trackers = NO_TRACKERS):
+        self.trackers = trackers
         self.metrics = MetricsLog(run / METRICS, lines)
         if self.metrics.lines < lines:
             fact = f"{run / METRICS} has {self.metrics.lines} of the {lines} lines that it had at the checkpoint"
@@ -38,6 +41,7 @@ class RunLog:
         """Adds a line, and a point to each curve at the event's step."""
         self.metrics.append(event)
         self.curves.add(event["step"], curves)
+        self.trackers.add(event["step"], curves)
 
     def move(self, run: Path, step: int, tensorboard: bool) -> None:
         """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""

@@ -14,17 +14,22 @@ from fdg_jax.errors import BadInput
 from fdg_jax.runs import checkpoints, reading, run_files
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CHECKPOINTS
+from fdg_jax.runs.start_options import ONE_RUN, Start
 from fdg_jax.stage import nonfinite
 from fdg_jax.training.record import Record
 from fdg_jax.training.setup import Job
 
 
 class Session(NamedTuple):
-    """Where a session begins. resumed: the run was begun before; fresh: there is no checkpoint of it."""
+    """Where a session begins.
+
+    resumed: the run was begun before; fresh: there is no checkpoint of it. start: what is traced and tracked.
+    """
 
     record: Record
     resumed: bool
     fresh: bool
+    start: Start = ONE_RUN
 
 
 def begin(job: Job, path: Path, resume: bool) -> Session:

@@ -1,6 +1,6 @@
 """One session of a run: opens and closes what the training loop needs, and decides which end leaves a checkpoint."""
 
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from fdg_jax.data.jpeg import Damaged
@@ -44,8 +44,12 @@ def run(
         with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
-            loop = Loop(job, directory, signals, progress, record, session.fresh)
-            with closing(loop.feed), closing(directory), closing(loop.saving), loop.watchdog or nullcontext():
+            profile = session.start.profile if job.peers.first else 0
+            loop = Loop(job, directory, signals, progress, record, session.fresh, profile)
+            opened = (closing(each) for each in (loop.feed, directory, loop.saving, loop.profile))
+            with ExitStack() as held:
+                for each in (*opened, loop.watchdog or nullcontext()):
+                    held.enter_context(each)
                 try:
                     return record, *train_with_rollback(loop)
                 except (Stopped, Damaged) as ended:

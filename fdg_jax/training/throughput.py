@@ -52,7 +52,8 @@ class ThroughputClock:
         if self.started is not None:
             self.pipeline.wait()
             start, units = self.started
-            self.record.timed(self.record.units - units, time.monotonic() - start)
+            if self.record.units > units:  # else it was stopped before the batch that it was started for
+                self.record.timed(self.record.units - units, time.monotonic() - start)
             self.started = None
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ from fdg_jax.training.evaluating import Evaluation
 from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.peer_watchdog import PeerWatchdog
+from fdg_jax.training.profiling import Profile
 from fdg_jax.training.record import Record
 from fdg_jax.training.replay import ReplayCheck
 from fdg_jax.training.saving import Saving
@@ -32,6 +33,7 @@ class Loop:
         job: what is trained. Its pipeline stands where the record says.
         directory: the run directory.
         fresh: whether the run has no checkpoint yet.
+        profile: batches to be traced.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Loop:
         progress: Progress,
         record: Record,
         fresh: bool,
+        profile: int = 0,
     ):
         self.job, self.options, self.pipeline = job, job.options, job.pipeline
         self.directory, self.signals, self.progress, self.record = directory, signals, progress, record
@@ -60,6 +63,7 @@ class Loop:
         nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, progress.say)
         record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(job, directory, record, progress, nonfinite, self.operations, fresh)
+        self.profile = Profile(profile, directory.path, self.clock.paused, progress.say)
 
     def train(self) -> None:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
@@ -93,6 +97,7 @@ class Loop:
         with self.operations.waiting("L", self.record.step + 1):
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
+        self.profile.before_dispatch(work.shape[0], may_compile)
         if self.watchdog:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
@@ -100,6 +105,7 @@ class Loop:
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         self.clock.after_dispatch(may_compile)
+        self.profile.after_dispatch()
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
 

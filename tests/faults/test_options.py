@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from start_words import JSON, starts
 
 from fdg_jax.experiments import cifar
+from fdg_jax.runs import option_checks
 from fdg_jax.runs.options import FIELDS, SWITCHES, spelled
-from fdg_jax.training import feeding, launch
+from fdg_jax.training import child_runs, command_line, dry_run, feeding, launch
 
 TRAIN = launch.train
 POOLS = {
@@ -64,9 +66,6 @@ def command_lines(draw):
         said += draw(st.sampled_from([[spelled(name), value], [spelled(name), value], [f"{spelled(name)}={value}"]]))
     stray = draw(st.sampled_from([[]] * 12 + [["x"], ["--bogus"], ["--K"], ["-K", "3"], ["--help"], ["--"], ["--=1"]]))
     return [*said, *bare, *stray]
-
-
-JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just([]) | st.just({})
 
 
 def one_step(job, path, program, signals, begun):
@@ -143,6 +142,52 @@ SETTINGS = settings(
 @pytest.mark.cases(sample=1, hundred=10)
 def test_a_command_line_trains_or_is_refused_in_a_sentence(seed, all_of_them, place, capsys, tell):
     tell(fuzz(seed, 80 if all_of_them else 20, command_lines(), lambda words: words, place, capsys))
+
+
+def written(place):
+    """What writes the files of an example, and returns its words."""
+
+    def arranged(drawn):
+        words, files = drawn
+        for name, text in files.items():
+            (place / name).write_bytes(text.encode("utf-8", "surrogatepass"))
+        return words
+
+    return arranged
+
+
+def test_flags_of_a_start_and_files_of_options_are_taken_or_refused_in_a_sentence(
+    all_of_them, place, monkeypatch, capsys, tell
+):
+    """Up to where the work would begin; 500 with --hundred."""
+
+    def children_understand(planned, *_):
+        for one in planned:
+            words, _ = one.command()
+            option_checks.check(*command_line.parse(words[2:], words[1]))
+        return 0
+
+    monkeypatch.setattr(launch, "prepare_and_run", lambda *_: 0)
+    monkeypatch.setattr(dry_run, "tell", lambda *_: 0)
+    monkeypatch.setattr(child_runs, "make_all", children_understand)
+    tell(fuzz(3, 500 if all_of_them else 25, starts(PLAIN, values), written(place), place, capsys))
+
+
+@pytest.mark.slow
+@pytest.mark.cases(sample=1, hundred=10)
+def test_a_command_line_with_flags_of_a_start_trains_or_is_refused(
+    seed, all_of_them, place, monkeypatch, capsys, tell
+):
+    """The work is done: a step trained, a dry run of a few batches, the first run of several."""
+
+    def first(planned, *_):
+        words, _ = planned[0].command()
+        return cifar.main(words[2:])
+
+    monkeypatch.setattr(child_runs, "make_all", first)
+    monkeypatch.setattr(dry_run, "FEW_SECONDS", 0.05)
+    monkeypatch.setattr(dry_run, "MOST_BATCHES", 2)
+    tell(fuzz(seed, 50 if all_of_them else 15, starts(PLAIN, values), written(place), place, capsys))
 
 
 @pytest.mark.slow

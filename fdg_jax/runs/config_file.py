@@ -1,0 +1,204 @@
+"""Options from a file: `--config FILE` in TOML, YAML or JSON, by the names that they have in config.json.
+
+A YAML value without quotes is read as the command line would read it. YAML's own rules would make True of `warmup: on`
+and a text of `learning_rate: 1e-3`.
+"""
+
+import argparse
+import os
+import re
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdg_jax.errors import BadInput, first_line, reason
+from fdg_jax.options import spellings, values
+from fdg_jax.runs import joining_options, start_options
+from fdg_jax.runs.options import FIELDS, IN_CONFIG, SWITCHES, spelled
+from fdg_jax.storage import strict_json
+
+MOST_BYTES = 2**20  # of a file that a person writes
+FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # of config.json, which are no options
+OF_ITS_RUN = frozenset(("run_dir", "resume_into"))
+LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size")  # what a run settles itself, if nobody does
+YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NULLS = ("", "~", "null", "none")
+WAY_OUT = "Mend it, or leave --config out."
+
+
+class Setting(NamedTuple):
+    """An entry of a file.
+
+    line: from 1; None if it is not known.
+    word: whether the value is a text that stands there without quotes, in YAML.
+    """
+
+    key: str
+    value: Any
+    line: int | None
+    word: bool = False
+
+
+class Found(NamedTuple):
+    """What a file says.
+
+    options: name -> value.
+    given: the names of those that count as given; a run's own config.json has all, those at their defaults included.
+    places: name -> "FILE, line 7".
+    own: whether the file is a run's config.json.
+    """
+
+    options: dict[str, Any]
+    given: frozenset[str]
+    places: dict[str, str]
+    own: bool
+
+
+NOTHING = Found({}, frozenset(), {}, False)
+
+
+def read(path: Path) -> Found:
+    """The options in a file. Raises BadInput with file, line and key for whatever is wrong with it."""
+    entries = settings(path)
+    found, places = {}, {}
+    stored = {entry.key: entry.value for entry in entries}
+    own = isinstance(stored.get("asked"), dict) and "versions" in stored
+    for entry in entries:
+        name, place = entry.key.replace("-", "_"), f"{path}, line {entry.line}" if entry.line else str(path)
+        if name in FACTS or (own and name in OF_ITS_RUN):
+            continue
+        if name not in FIELDS:
+            raise BadInput(f"{place}: {unknown(entry.key, name)}")
+        if name in found:
+            raise BadInput(f"{place}: {entry.key} is there twice (before: {places[name]}). Leave one of them out.")
+        found[name], places[name] = converted(entry, name, place), place
+    if own:
+        left = {name for name in LEFT_OPEN if stored["asked"].get(name, "") == FIELDS[name].default}
+        found = {name: value for name, value in found.items() if name not in left}
+    given = {name for name, value in found.items() if not own or value != FIELDS[name].default}
+    return Found(found, frozenset(given), places, own)
+
+
+def unknown(key: str, name: str) -> str:
+    """What to say of a key that no option has."""
+    if name in start_options.FIELDS or name in joining_options.FIELDS:
+        return f"{spelled(name)} is no option of the run, so it is taken on the command line only."
+    asked = spellings.hint(name, FIELDS) or " --help lists the options; their names have _ for -."
+    return f"there is no option {shown(key)}.{asked}"
+
+
+def settings(path: Path) -> list[Setting]:
+    """The entries of a file, in its order. Raises BadInput if it cannot be read."""
+    if not str(path).isprintable():
+        raise BadInput(f"--config {str(path)!r}: choose a name without control characters.")
+    reader = {".toml": of_toml, ".json": of_json, ".yaml": of_yaml, ".yml": of_yaml}.get(path.suffix.lower())
+    if reader is None:
+        raise BadInput(f"--config {path}: its name must end in .toml, .yaml, .yml or .json.")
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise BadInput(f"--config {path} is not a file.")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"--config {path} cannot be read: {reason(error)}.") from None
+    if len(content) > MOST_BYTES:
+        raise BadInput(f"--config {path} has more than {MOST_BYTES:,} bytes, so it is no file of options.")
+    try:
+        return reader(content, path)
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is not text in UTF-8. {WAY_OUT}") from None
+    except RecursionError:
+        raise BadInput(f"{path} is nested too deeply. {WAY_OUT}") from None
+
+
+def of_toml(content: bytes, path: Path) -> list[Setting]:
+    text = content.decode("utf-8-sig")
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{path} is not valid TOML: {first_line(error)}. {WAY_OUT}") from None
+    return [Setting(key, value, line_of(key, text, "=")) for key, value in found.items()]
+
+
+def of_json(content: bytes, path: Path) -> list[Setting]:
+    try:
+        found = strict_json.parse(content)
+    except ValueError as error:
+        raise BadInput(f"{path}: {first_line(error)}. {WAY_OUT}") from None
+    if not isinstance(found, dict):
+        raise BadInput(f'{path} is not a JSON object, such as {{"K": 3, "beta": 0.5}}. {WAY_OUT}')
+    text = content.decode()
+    return [Setting(key, value, line_of(key, text, ":")) for key, value in found.items()]
+
+
+def of_yaml(content: bytes, path: Path) -> list[Setting]:
+    """Nothing is constructed of YAML's tags and types: values are the texts that stand there."""
+    import yaml
+
+    try:
+        root = yaml.compose(content.decode("utf-8-sig"), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise BadInput(f"{path}{line} is not valid YAML: {error.problem or error.context}. {WAY_OUT}") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: an escape such as \UFFFFFFFF
+        raise BadInput(f"{path} is not valid YAML: {first_line(error)}. {WAY_OUT}") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise BadInput(f"{path} has no lines such as K: 3. {WAY_OUT}")
+    made = []
+    for key, value in root.value:
+        plain = isinstance(value, yaml.ScalarNode)
+        kind: Any = value.value if plain else [] if isinstance(value, yaml.SequenceNode) else {}
+        name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+        made.append(Setting(name, kind, key.start_mark.line + 1, plain and value.style is None))
+    return made
+
+
+def line_of(key: str, text: str, sign: str) -> int | None:
+    """The line on which a key stands before its sign, from 1; None if it is not found (a key with escapes, say)."""
+    quotes = "\"?'?" if sign == "=" else '"'
+    found = re.search(rf"(^|[{{,\s]){quotes}{re.escape(key)}{quotes}\s*{sign}", text, re.MULTILINE)
+    table = re.search(rf"^\s*\[+\s*{re.escape(key)}\b", text, re.MULTILINE) if sign == "=" else None
+    begin = found.end() if found else table.end() if table else None
+    return None if begin is None else text.count("\n", 0, begin) + 1
+
+
+def converted(entry: Setting, name: str, place: str) -> Any:
+    """The value of an option. Raises BadInput if it is not of the option's type."""
+    kind, value = FIELDS[name].type, entry.value
+    switch = name in SWITCHES
+    optional = not switch and values.fits(None, kind)
+    if entry.word and (switch or optional) and value.lower() in (YES_OR_NO if switch else NULLS):
+        return YES_OR_NO[value.lower()] if switch else None
+    if entry.word and not switch:
+        try:
+            value = values.from_word(value, kind)
+        except argparse.ArgumentTypeError as error:
+            raise BadInput(f"{place}: {entry.key}: {error}.") from None
+    number = isinstance(value, int) and not isinstance(value, bool) and not switch
+    if number and values.fits("", kind):
+        value = str(value)  # split = 3
+    elif number and values.fits(0.5, kind) and abs(value) < 2**63:
+        value = float(value)
+    if not (isinstance(value, bool) or (name, value) == ("resume", "auto") if switch else value_fits(value, kind)):
+        wanted = "true or false" + (" or auto" if name == "resume" else "") if switch else values.described(kind)
+        raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {wanted}.")
+    return value
+
+
+def value_fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, and short and printable enough to be used in a path or a message."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+        return False
+    return values.fits(value, kind) and not (isinstance(value, str) and not value.isprintable())
+
+
+def shown(value: Any) -> str:
+    """A value in a message: at most its beginning."""
+    text = {True: "true", False: "false", None: "null"}.get(value) if isinstance(value, bool | None) else None
+    text = text or ("a list" if isinstance(value, list) else "a table" if isinstance(value, dict) else repr(value))
+    return text if len(text) <= 60 else f"{text[:60]}..."

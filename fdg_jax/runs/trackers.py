@@ -1,0 +1,193 @@
+"""`--track wandb,mlflow,trackio`: the curves of a run in experiment trackers, through their own clients.
+
+Where the numbers go (a server, a folder, offline) is configured in the clients' own way: `WANDB_MODE=offline`,
+`MLFLOW_TRACKING_URI`, ... A client that fails loses its curves with a warning and never ends a run. `tracking.json` in
+the run directory keeps the runs' names there, so that a resumed run goes on in them.
+"""
+
+import importlib
+import importlib.util
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from fdg_jax.errors import BadInput, did_you_mean, reason
+from fdg_jax.machine import output
+from fdg_jax.machine.interpreter import python_command
+from fdg_jax.runs.options import FIELDS
+from fdg_jax.runs.run_files import SUMMARY, read_json, write_json
+
+PROJECT, TRACKING, OFF = "fdg_jax", "tracking.json", "none"
+RESULTS = (
+    *("test_error_percent", "test_loss", "train_loss", "images_per_second", "tokens_per_second", "test_bits_per_byte"),
+    *("seconds", "parameters"),
+)
+
+
+class Client(Protocol):
+    """One run in a tracker. `id`: by which it can be gone on with."""
+
+    id: str
+
+    def __init__(self, path: Path, config: Mapping[str, Any], id: str | None): ...
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """A point of each curve at a batch."""
+
+    def finish(self, results: Mapping[str, float], code: int) -> None:
+        """Ends the session. results: of the run, {} if it has not finished. code: the exit code of the command."""
+
+
+# The clients are optional extras, so they are imported where they are wanted, and by name.
+
+
+class Wandb:
+    def __init__(self, path: Path, config: Mapping[str, Any], id: str | None):
+        wandb = importlib.import_module("wandb")
+        # Our streams survive a closed pipe; wandb's copies of them, its "console", would not.
+        settings = wandb.Settings(console="off", silent=isinstance(sys.stdout, output.Quiet))
+        where = {"project": PROJECT, "name": path.name, "dir": str(path)}
+        self.run = wandb.init(**where, config=dict(config), id=id, resume="allow", settings=settings)
+        self.id = self.run.id
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def finish(self, results: Mapping[str, float], code: int) -> None:
+        self.run.summary.update(dict(results))
+        self.run.finish(exit_code=code)
+
+
+class Mlflow:
+    def __init__(self, path: Path, config: Mapping[str, Any], id: str | None):
+        self.mlflow = importlib.import_module("mlflow")
+        self.mlflow.set_experiment(PROJECT)
+        self.id = self.mlflow.start_run(run_id=id, run_name=None if id else path.name).info.run_id
+        if id is None:
+            self.mlflow.log_params(dict(config))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.mlflow.log_metrics(dict(values), step=step, synchronous=False)  # a server may take its time
+
+    def finish(self, results: Mapping[str, float], code: int) -> None:
+        self.mlflow.log_metrics({f"result/{name}": value for name, value in results.items()})
+        self.mlflow.end_run("FINISHED" if results else "KILLED" if code > 128 else "FAILED")
+
+
+class Trackio:
+    def __init__(self, path: Path, config: Mapping[str, Any], id: str | None):
+        self.id = id or f"{path.name}-{uuid.uuid4().hex[:6]}"  # trackio knows runs by their names
+        trackio = importlib.import_module("trackio")
+        self.run = trackio.init(project=PROJECT, name=self.id, config=dict(config), resume="allow", embed=False)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def finish(self, results: Mapping[str, float], code: int) -> None:
+        if results:
+            self.run.log({f"result/{name}": value for name, value in results.items()})
+        self.run.finish()
+
+
+CLIENTS: Mapping[str, type[Client]] = {"wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio}
+
+
+class Trackers:
+    """The trackers of a session: those whose clients work."""
+
+    def __init__(self, clients: Mapping[str, Client]):
+        self.clients = dict(clients)
+
+    def add(self, step: int, values: Mapping[str, float | None]) -> None:
+        """A point of each curve; None: no point."""
+        known = {name: value for name, value in values.items() if value is not None}
+        for name, client in list(self.clients.items()):
+            try:
+                client.log(step, known)
+            except Exception as error:
+                self.lose(name, error)
+
+    def finish(self, run: Path, code: int) -> None:
+        """Ends the session, with the results in summary.json if the run has finished. code: of the command."""
+        if not self.clients:
+            return
+        try:
+            summary = read_json(run / SUMMARY)
+        except BadInput:
+            summary = {}
+        results = {name: summary[name] for name in RESULTS if isinstance(summary.get(name), int | float)}
+        for name, client in list(self.clients.items()):
+            try:
+                client.finish(results, code)
+            except Exception as error:
+                self.lose(name, error)
+
+    def lose(self, name: str, error: Exception) -> None:
+        """Goes on without a tracker, and says so."""
+        del self.clients[name]
+        fact = f"the curves in {name} end here: {reason(error)}"
+        print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
+
+
+NO_TRACKERS = Trackers({})
+
+
+def asked(track: str | None) -> list[str]:
+    """The trackers of a --track."""
+    words = [word.strip() for word in (track or OFF).split(",")]
+    return [] if words == [OFF] else list(dict.fromkeys(words))
+
+
+def installed(name: str) -> bool:
+    """Whether a client can be imported. A folder of its name in this directory, which wandb makes, is none."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
+
+
+def check(track: str | None) -> None:
+    """Raises BadInput for a tracker that there is not, or whose client is not installed."""
+    for name in asked(track):
+        if name not in CLIENTS:
+            hint = did_you_mean(name, CLIENTS) or f" There are {', '.join(CLIENTS)}, and {OFF}."
+            raise BadInput(f"--track {track}: {name!r} is no tracker.{hint}")
+        if not installed(name):
+            fact = f"--track {track}: {name} is not installed here"
+            raise BadInput(f"{fact}. Install it with {python_command()} -m pip install {name}")
+
+
+def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: bool) -> Trackers:
+    """The trackers that are asked for, or else those that the run had. Raises BadInput if one cannot be reached.
+
+    Arguments:
+        run: the run directory, which is there. config: the content of its config.json.
+    """
+    ids = before(run) if resumed else {}
+    names = list(ids) if track is None else asked(track)
+    options = {name: config[name] for name in (*FIELDS, "versions", "git_commit") if name in config}
+    clients: dict[str, Client] = {}
+    for name in names:
+        try:
+            clients[name] = CLIENTS[name](run, options, ids.get(name))
+        except Exception as error:
+            Trackers(clients).finish(run, code=2)
+            fact = f"--track {name}: its client could not begin a run: {reason(error)}"
+            raise BadInput(f"{fact}. Configure it in its own way, or leave it out (--track {OFF}).") from None
+    if clients or ids:
+        write_json(run / TRACKING, {name: client.id for name, client in clients.items()})
+    return Trackers(clients)
+
+
+def before(run: Path) -> dict[str, str]:
+    """The trackers that a run had, and its names there; those that cannot be read or used any more are left out."""
+    try:
+        found = read_json(run / TRACKING) if (run / TRACKING).exists() else {}
+    except BadInput as error:
+        print(f"warning: {error} The run begins anew in its trackers.", file=sys.stderr, flush=True)
+        return {}
+    ids = {name: id for name, id in found.items() if name in CLIENTS and isinstance(id, str)}
+    for name in [name for name in ids if not installed(name)]:
+        print(f"warning: {name} is not installed here any more, so its curves end.", file=sys.stderr, flush=True)
+        del ids[name]
+    return ids

@@ -1,0 +1,143 @@
+"""`--dry-run`: what a run would be and what it would cost, before it is begun.
+
+The network is built and cut, and computes a few batches and an evaluation for their times. What they train is thrown
+away. Nothing is written but what every start may write into the user's cache.
+"""
+
+import itertools
+import time
+from typing import Any, NamedTuple
+
+from fdg_jax.engine import memory
+from fdg_jax.machine import output, terminal
+from fdg_jax.runs import option_checks
+from fdg_jax.runs.options import Options
+from fdg_jax.runs.progress import clock, count, per_second
+from fdg_jax.training import feeding, launch
+from fdg_jax.training.command_line import Program
+from fdg_jax.training.record import Record
+from fdg_jax.training.setup import Job
+from fdg_jax.training.signals import Signals
+from fdg_jax.training.throughput import ThroughputClock
+
+FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known
+
+
+class Times(NamedTuple):
+    """What was measured, in seconds.
+
+    compiling: until nothing compiled any more. unit: a training image's or token's share; None if every batch may have
+    compiled. evaluation: of all test examples.
+    """
+
+    compiling: float
+    unit: float | None
+    evaluation: float
+
+
+def tell(options: Options, program: Program, signals: Signals) -> int:
+    """Prints the shapes, the split, the memory, the times and the totals of a run. Raises BadInput and Stopped."""
+    option_checks.check_names(options, program.datasets)
+    from fdg_jax.data import interruptible
+    from fdg_jax.machine import compile_cache, jax_settings
+    from fdg_jax.training import opening, setup, stages
+
+    signals.check()
+    jax_settings.check_new()
+    compile_cache.enable()
+    setup.prepare_cpu()
+    with interruptible.by(signals.at_once):
+        job = setup.prepare(options)
+    known, width = stages.facts(job), terminal.columns()
+    lines = [*opening.tell(job, known), *memory_lines(job, known)]
+    print("\n".join(terminal.wrapped(line, width) for line in lines), flush=True)
+    print("computing a few batches for the time...", flush=True)
+    found = measured(job, signals)
+    state = memory.tree_bytes(job.pipeline.state())
+    said = [*time_lines(job, found, state), "dry run    nothing was trained, nothing was written"]
+    print("\n".join(terminal.wrapped(line, width) for line in said), file=output.loud(), flush=True)
+    launch.loudly(job.dataset.note)
+    return 0
+
+
+def memory_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
+    """The predicted memory of every device; [] if it is not predicted."""
+    from fdg_jax.training import stages
+
+    if not all(stage["memory_bytes"] for stage in known):
+        return []
+    on: dict[str, int] = {}
+    for stage, device in zip(known, job.devices, strict=True):
+        on[device] = on.get(device, 0) + stage["memory_bytes"]["total"]
+    each = ", ".join(f"{device} {stages.megabytes(n)} MB" for device, n in on.items())
+    return [f"memory     {each} (predicted, without XLA's buffers)"]
+
+
+def measured(job: Job, signals: Signals) -> Times:
+    """Trains on batches of the run until enough of them were timed, and evaluates a test batch."""
+    o, pipeline, begun = job.options, job.pipeline, time.monotonic()
+    record = Record(
+        len(job.dataset.train_inputs), o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset
+    )
+    timer = ThroughputClock(pipeline, record, o)
+    feed = feeding.feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
+    compiling, began_timing = 0.0, None
+    try:
+        while record.step < 2 * o.K + o.accumulate + MOST_BATCHES:
+            signals.check()
+            work = feed.next(record.step)
+            may_compile = timer.before_dispatch(work.shape)
+            now = time.monotonic()
+            began_timing = began_timing or (None if may_compile else now)
+            if began_timing and (record.timed_seconds + now - began_timing > FEW_SECONDS) and record.step > 5:
+                break
+            work.enter(pipeline)
+            record.entered(work.shape[0], work.shape[0] * work.shape[1])
+            timer.after_dispatch(may_compile)
+            pipeline.losses()  # else they would be kept
+            compiling += time.monotonic() - now if may_compile else 0.0
+            if time.monotonic() - begun > MOST_SECONDS:
+                break
+        timer.stop()
+        rate = record.per_second()
+        return Times(compiling, 1 / rate if rate else None, evaluation(job, feed))
+    finally:
+        feed.close()
+
+
+def evaluation(job: Job, feed: Any) -> float:
+    """Seconds of an evaluation: those of a batch, without compiling, times the number of batches."""
+    first, transform = next(iter(feed.test())), job.dataset.test_transform()
+    seconds = 0.0
+    for _ in range(2):  # the first time may compile
+        begun = time.monotonic()
+        job.pipeline.evaluate(iter([first]), transform)
+        seconds = time.monotonic() - begun
+    return seconds * len(job.dataset.test_inputs) / len(first[1])
+
+
+def time_lines(job: Job, found: Times, state: int) -> list[str]:
+    """The times, and the totals of the run: hours, hours of devices, bytes on the disk. state: of a checkpoint."""
+    from fdg_jax.training import stages
+
+    o = job.options
+    kept = o.keep + o.keep_best
+    disk = f"disk       {count(kept, 'checkpoint')} of {stages.megabytes(state)} MB, one more while it is written"
+    if found.unit is None:
+        return ["time       not measured: every batch may have compiled programs", disk]
+    data = job.dataset
+    per_step, every = found.unit * o.batch_size * data.per_example, o.evaluate_every * job.steps_per_epoch
+    evaluations = 1 + (job.steps - 1) // every if every else 1
+    units = job.steps * len(data.train_inputs) / job.steps_per_epoch * data.per_example
+    training, evaluating = units * found.unit, evaluations * found.evaluation
+    total = found.compiling + training + evaluating
+    devices = len(set(itertools.chain.from_iterable(name.split(" and ") for name in job.devices)))
+    hours = devices * total / 3600
+    return [
+        f"time       {1000 * per_step:,.3g} ms a batch of {o.batch_size}, {per_second(1 / found.unit, data.unit)}; "
+        f"an evaluation {found.evaluation:,.3g} s; compiling {found.compiling:,.3g} s",
+        f"total      {clock(total)}: {count(job.steps, 'batch', 'es')} {clock(training)}, "
+        f"{count(evaluations, 'evaluation')} {clock(evaluating)}; checkpoints come on top",
+        f"cost       {hours:,.3g} device-hours on {count(devices, 'device')}",
+        disk,
+    ]

@@ -1,0 +1,202 @@
+"""`--seeds 0,1,2` and `--sweep beta=0.2,0.5,1`: one run for each combination of values, and a table of their results.
+
+Each run is this command in a process of its own, with --resume auto (fdg_jax.training.child_runs). So whatever stopped
+the runs, the same command goes on with them. All combinations are checked before the first run starts.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import math
+import os
+import re
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine import output
+from fdg_jax.machine.interpreter import python_command
+from fdg_jax.options import spellings, values
+from fdg_jax.runs import locking, option_checks, reading, run_files
+from fdg_jax.runs.options import FIELDS, SWITCHES, Options, spelled, words, written
+from fdg_jax.runs.start_options import Start
+from fdg_jax.storage import durable
+from fdg_jax.training import child_runs, launch
+from fdg_jax.training.command_line import Program, Words
+from fdg_jax.training.signals import Signals
+
+TABLE, SEED, MOST = "sweep.md", "seed", 1000
+ONCE = ("run_dir", "resume", "resume_into", "data_dir")  # cannot differ from run to run
+NAMES = ("model", "K", "dataset", "split")  # what option_checks.check_names looks at
+YES_OR_NO = {"true": True, "false": False}
+
+
+class Combination(NamedTuple):
+    """One run of several. chosen: option -> value, of those that differ."""
+
+    name: str
+    chosen: Mapping[str, Any]
+    options: Options
+    given: frozenset[str]
+
+
+def run(asked: Words, program: Program, signals: Signals) -> int:
+    """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
+    folder, found = Path(asked.options.run_dir or ""), list(combinations(asked))
+    child_runs.cores_for(asked.start.jobs)
+    locking.check_place(folder, "--run-dir")
+    if locking.holds_run(folder):
+        raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
+    for one in found:
+        option_checks.check(one.options, one.given)
+        if (folder / one.name / run_files.CONFIG).exists():
+            stored(folder / one.name, one)  # refuses a run with other options
+    for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
+        option_checks.check_names(options, program.datasets)
+    if asked.start.dry_run:
+        for one in found:
+            print(shlex.join([python_command(), *command(one, folder, program, asked.start)]), file=output.loud())
+        print(f"dry run: {len(found)} runs, none was started. Add --dry-run to one of them for what it costs.")
+        return 0
+    try:
+        durable.make_folder(folder)
+    except OSError as error:
+        raise BadInput(f"--run-dir {folder} cannot be made: {reason(error)}. Choose another one.") from None
+    try:
+        planned = [child(one, folder, program, asked.start) for one in found]
+        code = child_runs.make_all(planned, asked.start.jobs, signals)
+        tell(found, folder)
+        return code
+    except OSError as error:
+        return launch.tell_full(folder, error)
+
+
+def combinations(asked: Words) -> Iterator[Combination]:
+    """The runs, seeds changing fastest. Raises BadInput for what cannot be swept."""
+    swept: dict[str, list[Any]] = {}
+    texts = [(f"--sweep {text}", text) for text in asked.start.sweep]
+    texts += [] if asked.start.seeds is None else [(f"--seeds {asked.start.seeds}", f"{SEED}={asked.start.seeds}")]
+    for said, text in texts:
+        name, several = parsed(said, text)
+        if name in swept:
+            raise BadInput(f"{said}: the values of {name} are given twice. Leave one of them out.")
+        if name in asked.given and name not in asked.places:  # the command line goes before a file
+            raise BadInput(f"{said}: {name} is given by {spelled(name)}, too. Leave one of them out.")
+        swept[name] = several
+    if (runs := math.prod(map(len, swept.values()))) > MOST:
+        raise BadInput(f"--sweep makes {runs:,} runs. Use at most {MOST:,}, and several directories for more.")
+    names: dict[str, Any] = {}
+    for chosen in (dict(zip(swept, each, strict=True)) for each in itertools.product(*swept.values())):
+        name = "-".join(f"{option}{plain(value)}" for option, value in chosen.items())
+        if len(name) > 150 or name in names:
+            why = "as another one would" if name in names else "which is too long"
+            raise BadInput(f"--sweep: the run with {chosen} would have the directory {name[:60]!r}, {why}. Sweep less.")
+        names[name] = chosen
+        options = dataclasses.replace(asked.options, resume=False, **chosen)
+        yield Combination(name, chosen, options, asked.given | chosen.keys())
+
+
+def parsed(said: str, text: str) -> tuple[str, list[Any]]:
+    """(option, values) of NAME=VALUES. Raises BadInput if there is no such option, or a value is not of its type.
+
+    said: the flag with its value, for messages.
+    """
+    name, sign, rest = text.partition("=")
+    name = name.lstrip("-").replace("-", "_")
+    if not sign or not rest:
+        raise BadInput(f"{said}: write NAME=VALUES, e.g. beta=0.2,0.5,1.")
+    if name not in FIELDS:
+        raise BadInput(f"{said}: there is no option {name!r}.{spellings.hint(name, FIELDS)}")
+    if name in ONCE:
+        raise BadInput(f"{said}: {name} is the same for all runs. Give it as {spelled(name)}.")
+    several = [value_of(said, name, word.strip()) for word in rest.split(";" if ";" in rest else ",")]
+    if len(set(several)) < len(several):
+        raise BadInput(f"{said}: a value is there twice. Leave one of them out.")
+    return name, several
+
+
+def value_of(said: str, name: str, word: str) -> Any:
+    """The value that a word stands for. Raises BadInput."""
+    try:
+        if name in SWITCHES:
+            return YES_OR_NO[word.lower()]
+        return values.from_word(word, FIELDS[name].type)
+    except KeyError:
+        raise BadInput(f"{said}: {word!r} is neither true nor false.") from None
+    except argparse.ArgumentTypeError as error:
+        raise BadInput(f"{said}: {error}.") from None
+
+
+def plain(value: Any) -> str:
+    """A value as a part of a directory's name."""
+    return re.sub(r"[^\w.,+-]", "_", written(value))
+
+
+def stored(path: Path, one: Combination) -> Options | None:
+    """The options of the run that is in its directory; None if there is none yet. Raises BadInput for another run."""
+    if not locking.resumes(path):
+        return None
+    return reading.resumed_options(path, one.options, one.given)[0]
+
+
+def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
+    """The words of the training command after the interpreter."""
+    defaults = {name: program.defaults.get(name, field.default) for name, field in FIELDS.items()}
+    now = {name: getattr(one.options, name) for name in FIELDS}
+    said = {name: value for name, value in now.items() if name in one.given or value != defaults[name]}
+    flags = [word for name, value in said.items() if name not in ("run_dir", "resume") for word in words(name, value)]
+    flags += ["--track", start.track] if start.track else []
+    flags += ["--profile", str(start.profile)] if start.profile else []
+    return [*program.command.split()[1:], *flags, "--run-dir", str(folder / one.name), "--resume", "auto"]
+
+
+def child(one: Combination, folder: Path, program: Program, start: Start) -> child_runs.Planned:
+    """The run as child_runs takes it."""
+    path = folder / one.name
+
+    def start_words() -> tuple[list[str], str] | None:
+        options = stored(path, one) if path.exists() else None
+        if options and launch.finished_steps(path, options) is not None:
+            print(f"{one.name}: is finished", flush=True)
+            return None
+        return command(one, folder, program, start), "continued" if options else "started"
+
+    return child_runs.Planned(one.name, folder / f"{one.name}.log", start_words)
+
+
+def tell(found: Sequence[Combination], folder: Path) -> None:
+    """Prints the results by combination, and writes them, and those of each run, into sweep.md."""
+    errors = {one.name: test_error(folder / one.name) for one in found}
+    swept = [name for name in found[0].chosen if name != SEED]
+    rows = []
+    for key, group in itertools.groupby(found, lambda one: [written(one.chosen[name]) for name in swept]):
+        names = [one.name for one in group]
+        known = [error for name in names if (error := errors[name]) is not None]
+        summary = [statistics.median(known), min(known), max(known)] if known else []
+        numbers = [f"{number:.2f}" for number in summary] or [""] * 3
+        rows.append([*key, f"{len(known)} of {len(names)}", *numbers])
+    by_value = table([*swept, "finished", "test error %, median", "lowest", "highest"], rows)
+    by_run = table(["run", "test error %"], [[name, "" if e is None else f"{e:.2f}"] for name, e in errors.items()])
+    durable.write(folder / TABLE, f"{by_value}\n\n{by_run}\n".encode())
+    print(f"\n{by_value}\n\nThe table is in {folder / TABLE}, and each run beside it.", file=output.loud(), flush=True)
+
+
+def test_error(path: Path) -> float | None:
+    """In percent, of a run that has finished; None if it has not."""
+    try:
+        return reading.summary(path)["test_error_percent"] if os.path.lexists(path / run_files.SUMMARY) else None
+    except BadInput:
+        return None
+
+
+test_error.__test__ = False  # type: ignore[attr-defined]  # its name is not meant for pytest
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, with columns as wide as their widest entry."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = [head, ["-" * width for width in widths], *rows]
+    return "\n".join(f"| {' | '.join(c.ljust(w) for c, w in zip(line, widths, strict=True))} |" for line in lines)

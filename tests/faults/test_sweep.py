@@ -1,0 +1,33 @@
+"""Several runs by one command, stopped in the middle and gone on with: real processes and a real signal."""
+
+import re
+import signal
+import time
+
+import pytest
+from cifar_processes import QUICK, SHORT, command, finish, read
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_goes_on_to_the_results_of_one_that_is_not(tmp_path):
+    flags = [*SHORT.split(), "--checkpoint-every", "1", "--evaluate-every", "0", "--sweep", "beta=0.5,1"]
+
+    def begin(name):
+        return command(*flags, "--run-dir", str(tmp_path / name), environment=QUICK)
+
+    stopped, deadline = begin("stopped"), time.monotonic() + 120
+    while not list((tmp_path / "stopped").glob("beta*/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stopped.send_signal(signal.SIGINT)
+    code, out, err = finish(stopped)
+    assert code == 130 and "stopped; the same command goes on from here" in out, err
+    assert "beta1:" not in out and not (tmp_path / "stopped" / "beta1").exists()
+    code, out, err = finish(begin("stopped"))
+    assert (code, err) == (0, "") and "beta0.5: continued" in out and "beta1: started" in out
+    code, out, _ = finish(begin("whole"))
+    assert code == 0
+    for name in ("beta0.5", "beta1"):
+        one, other = (read(tmp_path / folder / name / "summary.json") for folder in ("stopped", "whole"))
+        assert one["final_state_sha256"] == other["final_state_sha256"]
+    tables = [(tmp_path / folder / "sweep.md").read_text() for folder in ("stopped", "whole")]
+    assert tables[0] == tables[1] and len(re.findall(r"1 of 1", tables[0])) == 2

@@ -1,0 +1,178 @@
+"""Options from a file: what each format may say, which line is wrong with which words, and what goes before what."""
+
+import json
+
+import pytest
+
+from fdg_jax.errors import BadInput
+from fdg_jax.options import spellings
+from fdg_jax.runs import config_file, option_checks
+from fdg_jax.runs.options import FIELDS, Options, spelled
+from fdg_jax.training import command_line
+
+SAME = {
+    "a.toml": 'K = 3\nbeta = 0.5\ntrain-size = 7\nsplit = 3\ndrain = false\nlearning_rate = 1e-3\nwarmup = "on"\n',
+    "a.yaml": "K: 3\nbeta: 0.5\ntrain-size: 7\nsplit: 3\ndrain: no\nlearning_rate: 1e-3\nwarmup: on  # not True\n",
+    "a.json": json.dumps({"K": 3, "beta": 0.5, "train-size": 7, "split": 3, "drain": False, "learning_rate": 1e-3,
+                          "warmup": "on"}),
+}  # fmt: skip
+MEANT = {"K": 3, "beta": 0.5, "train_size": 7, "split": "3", "drain": False, "learning_rate": 1e-3, "warmup": "on"}
+
+
+def written(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+
+def parsed(words, path):
+    return command_line.parse(["--config", str(path), *words.split()], "command")
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_three_formats_say_the_same(name, tmp_path):
+    found = config_file.read(written(tmp_path, name, SAME[name]))
+    assert found.options == MEANT and found.given == MEANT.keys() and not found.own
+    assert {name: type(value) for name, value in found.options.items()} == {k: type(v) for k, v in MEANT.items()}
+
+
+def test_the_command_line_goes_before_the_file_and_the_file_before_the_defaults(tmp_path):
+    path = written(tmp_path, "a.toml", "K = 3\nbeta = 0.5\nresume = 'auto'")
+    options, given = parsed("--K 4", path)
+    assert (options.K, options.beta, options.resume, options.epochs) == (4, 0.5, "auto", 300)
+    assert given == {"K", "beta", "resume"}
+
+
+WRONG = {
+    "a.toml": {
+        "K = 2\n\nlearnin_rate = 0.1": "line 3: there is no option 'learnin_rate'. Did you mean learning_rate?",
+        "lr = 0.1": "line 1: there is no option 'lr'. Did you mean learning_rate?",
+        "K = 2\n[recipe]\nseed = 1": "line 2: there is no option 'recipe'",
+        "K = 'two'": "line 1: K is 'two', which is no whole number",
+        "K = 2.5": "line 1: K is 2.5, which is no whole number",
+        "beta = true": "line 1: beta is true, which is no number",
+        "drain = 'no'": "line 1: drain is 'no', which is no true or false",
+        "split = [3, 7]": "line 1: split is a list, which is no text or null",
+        "seed = 99999999999999999999": "which is no whole number",
+        "quiet = true": "--quiet is no option of the run",
+        "train_size = 4\ntrain-size = 5": "line 2: train-size is there twice (before: ",
+        "engine = 'fast'": "engine is 'fast', which is no auto or pipeline or delay-line",
+        "K = ": "is not valid TOML: Invalid value (at end of document)",
+        'data_dir = "a\\u0000b"': "which is no text or null",
+    },
+    "a.yaml": {
+        "K: 2\nbta: 0.5": "line 2: there is no option 'bta'. Did you mean beta?",
+        "K: two": "line 1: K: 'two' is not a whole number",
+        "K: [1, 2]": "line 1: K is a list, which is no whole number",
+        "drain: maybe": "line 1: drain is 'maybe', which is no true or false",
+        "K: 2\n K: 3": "line 2 is not valid YAML",
+        "- 1": "has no lines such as K: 3",
+        "a: &a [*a]": "there is no option 'a'",
+        "K: 2\nK: 3": "line 2: K is there twice",
+        'data_dir: "\\UFFFFFFFF"': "is not valid YAML",
+        'data_dir: "\\uD800"': "which is no text or null",
+        'data_dir: "a\\nb"': "which is no text or null",
+        "resume: perhaps": "which is no true or false or auto",
+    },
+    "a.json": {
+        '{"K": 2,\n "bta": 0.5}': "line 2: there is no option 'bta'. Did you mean beta?",
+        '{"K": NaN}': "it has NaN, which is no number",
+        '{"K": 2': "it is not valid JSON",
+        "[1]": "is not a JSON object",
+        "[" * 100_000: "nested too deeply",
+        '{"beta": 1e999}': "a number that is too large",
+    },
+    "a.ini": {"K = 2": "its name must end in .toml, .yaml, .yml or .json"},
+}
+
+
+CASES = [(name, text, said) for name, each in WRONG.items() for text, said in each.items()]
+
+
+@pytest.mark.parametrize(("name", "text", "said"), CASES, ids=range(len(CASES)))
+def test_what_is_wrong_is_named_with_its_line(name, text, said, tmp_path):
+    with pytest.raises(BadInput) as refused:
+        config_file.read(written(tmp_path, name, text))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert str(tmp_path / name) in str(refused.value)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "large.toml").write_bytes(b"#" * (config_file.MOST_BYTES + 1))
+    (tmp_path / "latin.toml").write_bytes(b"model = '\xe9'")
+    said = {"folder": "is not a file", "large": "bytes", "latin": "not text in UTF-8", "nowhere": "No such file"}
+    for name, words in said.items():
+        with pytest.raises(BadInput, match=words):
+            config_file.read(tmp_path / f"{name}.toml")
+
+
+def test_a_value_that_no_run_can_have_is_refused_with_the_line_of_the_file(tmp_path, capsys):
+    from fdg_jax.experiments.cifar import main
+
+    path = written(tmp_path, "a.toml", "K = 2\nbeta = 1.5")
+    assert main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err.endswith(f"Use 1 for no shrinking. ({path}, line 2)\n")
+    assert main(["--config", str(path), "--beta", "1.25"]) == 2
+    assert "line 2" not in capsys.readouterr().err
+
+
+# A run's own config.json
+
+
+def of_a_run(tmp_path, **values):
+    """config.json as fdg_jax.runs.run_files makes it, of a run that settled what was left open."""
+    asked = {name: field.default for name, field in FIELDS.items() if name != "resume"} | values
+    used = asked | {"engine": "pipeline", "split": "3", "warmup": "off", "window": 1, "train_size": 50_000}
+    used |= {"dataset": "cifar10", "run_dir": "runs/old"}
+    facts = {"asked": asked, "versions": {"jax": "0"}, "devices": ["cpu:0"], "stages": [], "note": "", "started": "now"}
+    return written(tmp_path, "config.json", json.dumps(used | facts, indent=2))
+
+
+def test_a_runs_own_config_makes_the_run_again(tmp_path):
+    options, given = parsed("", of_a_run(tmp_path, K=3, beta=0.5, data_dir="data"))
+    assert options == Options(K=3, beta=0.5, data_dir="data", dataset="cifar10")
+    assert given == {"K", "beta", "data_dir", "dataset"}
+
+
+def test_a_runs_own_config_goes_with_another_K_or_method(tmp_path):
+    path = of_a_run(tmp_path, beta=0.5)
+    options, given = parsed("--K 4", path)
+    assert (options.K, options.split, options.beta) == (4, None, 0.5)
+    options, given = parsed("--method bp", path)
+    option_checks.check(options, given)  # bp has no beta, and nobody asked for one
+    assert options.beta == 1 and "beta" not in given
+
+
+def test_an_edited_config_of_a_run_counts_as_it_stands(tmp_path):
+    path = of_a_run(tmp_path, K=3)
+    path.write_text(path.read_text().replace('"K": 3', '"K": 4', 1))
+    assert parsed("", path)[0].K == 4
+
+
+# Other spellings
+
+
+@pytest.mark.parametrize(("other", "ours"), sorted(spellings.OTHER_NAMES.items()))
+def test_every_other_spelling_leads_to_a_flag_and_is_none_itself(other, ours):
+    known = command_line.parser(command_line.Program("x"))._option_string_actions
+    assert spellings.plain(f"--{ours}") in {spellings.plain(flag) for flag in known}
+    assert f"--{other}" not in known
+    assert spellings.hint(f"--{other}", known) == f" Did you mean --{ours}?"
+
+
+@pytest.mark.parametrize("words", ["--lr 0.1", "--LR=0.1", "-lr 0.1"])
+def test_a_flag_by_another_name_is_answered_with_ours(words):
+    with pytest.raises(BadInput, match=r"Did you mean --learning-rate\?"):
+        command_line.parse(words.split(), "command")
+
+
+def test_a_command_without_such_a_flag_does_not_name_it():
+    assert spellings.hint("--lr", ["--K", "--method"]) == ""
+
+
+def test_no_option_is_named_like_a_flag_of_a_start():
+    from fdg_jax.runs import joining_options, start_options
+
+    assert not FIELDS.keys() & {*start_options.FIELDS, *joining_options.FIELDS}
+    assert all(spelled(name) in command_line.parser(command_line.Program("x"))._option_string_actions
+               for name in start_options.FIELDS)  # fmt: skip

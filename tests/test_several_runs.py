@@ -1,0 +1,173 @@
+"""`--seeds` and `--sweep`: which runs are made, what is refused before the first one, and what the table says.
+
+Here the training command is another process that makes a run directory within a moment. Real runs, stopped and gone on
+with: tests/faults/test_sweep.py.
+"""
+
+import pytest
+
+from fdg_jax.errors import BadInput
+from fdg_jax.experiments import cifar, imagenet
+from fdg_jax.runs.options import Options, words
+from fdg_jax.training import child_runs, command_line, sweep
+
+STAND_IN = """
+import json, sys
+from pathlib import Path
+from fdg_jax.training import command_line
+from fdg_jax.runs.options import FIELDS
+
+options, given = command_line.parse(sys.argv[1:], "command")
+if options.beta == 0.125:
+    sys.exit("error: made up")
+path = Path(options.run_dir)
+path.mkdir(parents=True, exist_ok=True)
+values = {name: getattr(options, name) for name in FIELDS if name != "resume"}
+rest = {"asked": values, "note": "", "devices": ["cpu:0"], "versions": {}}
+(path / "config.json").write_text(json.dumps({**values, "train_size": 50_000, **rest}))
+error = 10 * options.beta + options.seed
+(path / "summary.json").write_text(
+    json.dumps({"steps": options.steps, "epochs": 1, "seconds": 1.0, "test_error_percent": error})
+)
+print("done: made up")
+"""
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Instead of the training command: a process that makes a run directory. Returns the directory of the runs."""
+    real = sweep.command
+
+    def command(*arguments):
+        return ["-c", STAND_IN, *real(*arguments)[2:]]
+
+    monkeypatch.setattr(sweep, "command", command)
+    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
+    return tmp_path / "runs"
+
+
+def combinations(words):
+    return list(sweep.combinations(command_line.read(words.split(), "command")))
+
+
+def test_every_combination_is_a_run_and_seeds_change_fastest():
+    found = combinations("--sweep beta=0.2,1 K=2,3 --seeds 0,1 --epochs 5")
+    assert len(found) == 8
+    assert [one.name for one in found[:3]] == ["beta0.2-K2-seed0", "beta0.2-K2-seed1", "beta0.2-K3-seed0"]
+    assert found[2].options == Options(beta=0.2, K=3, seed=0, epochs=5)
+    assert found[2].given == {"beta", "K", "seed", "epochs"}
+
+
+def test_values_with_commas_are_separated_by_semicolons_and_switches_have_two_values():
+    assert [one.options.split for one in combinations("--K 3 --sweep split=3,7;2,5")] == ["3,7", "2,5"]
+    assert [one.options.drain for one in combinations("--sweep drain=true,false")] == [True, False]
+
+
+@pytest.mark.parametrize("learning_rate", ["0.1", "0.123456789", "1e-05"])
+def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
+    told = f"--run-dir {tmp_path} --learning-rate {learning_rate} --no-drain --sweep train_size=7,None"
+    for one in combinations(told):
+        started = sweep.command(one, tmp_path, cifar.PROGRAM, command_line.read(told.split(), "command").start)
+        assert started[:2] == ["-m", "fdg_jax.experiments.cifar"]
+        options, _ = command_line.parse(started[2:], cifar.PROGRAM)
+        assert options == Options(
+            learning_rate=float(learning_rate), drain=False, train_size=one.options.train_size,
+            run_dir=str(tmp_path / one.name), resume="auto",
+        )  # fmt: skip
+
+
+def test_a_default_of_another_command_is_not_taken_for_one_of_the_file(tmp_path):
+    (tmp_path / "a.toml").write_text("epochs = 300")
+    told = ["--config", str(tmp_path / "a.toml"), "--seeds", "0", "--run-dir", "x"]
+    asked = command_line.read(told, imagenet.PROGRAM)
+    (one,) = sweep.combinations(asked)
+    started = sweep.command(one, tmp_path, imagenet.PROGRAM, asked.start)
+    assert command_line.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
+
+
+REFUSED = {
+    "--sweep bta=0.2": "there is no option 'bta'. Did you mean beta?",
+    "--sweep beta": "write NAME=VALUES",
+    "--sweep beta=0.2,x": "'x' is not a number",
+    "--sweep beta=0.2,0.2": "a value is there twice",
+    "--sweep beta=0.2 --beta 0.5": "beta is given by --beta, too",
+    "--sweep run_dir=a,b": "run_dir is the same for all runs",
+    "--sweep drain=maybe": "'maybe' is neither true nor false",
+    "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
+    "--seeds 0,x": "--seeds 0,x: 'x' is not a whole number",
+    "--seeds 1,-1": "--seed -1: use a whole number",
+    "--sweep beta=0.5,1.5": "--beta 1.5: the shrinking factor",
+    "--sweep K=2,99": "resnet20 has 11 blocks",
+    "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
+    "--sweep model=resnet8,resnet9": "Did you mean resnet8",
+    "--seeds 0 --jobs 1000": "each run gets a core",
+    "--seeds 0 --resume": "goes on by itself",
+    f"--sweep seed={','.join(map(str, range(1001)))}": "1,001 runs",
+}
+
+
+@pytest.mark.parametrize("told", REFUSED, ids=range(len(REFUSED)))
+def test_what_cannot_be_is_refused_before_the_first_run(told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(child_runs, "start", lambda *_: pytest.fail("a run was started"))
+    assert cifar.main([*told.split(), "--run-dir", str(tmp_path / "runs")]) == 2
+    err = capsys.readouterr().err
+    assert REFUSED[told] in err and err.count("\n") == 1 and not (tmp_path / "runs").exists()
+
+
+def test_seeds_need_a_directory_that_holds_no_run_itself(tmp_path, capsys):
+    assert cifar.main(["--seeds", "0,1"]) == 2 and "add --run-dir DIR" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert cifar.main(["--seeds", "0,1", "--run-dir", str(tmp_path)]) == 2
+    assert "holds a run itself" in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_the_commands_and_starts_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(child_runs, "start", lambda *_: pytest.fail("a run was started"))
+    assert cifar.main(["--sweep", "beta=0.5,1", "--dry-run", "--quiet", "--run-dir", str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].endswith(f"--beta 0.5 --run-dir {tmp_path}/runs/beta0.5 --resume auto")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_are_made_once_and_their_results_are_a_table(stand_in, capsys):
+    told = ["--sweep", "beta=0.5,1", "--seeds", "0,1", "--steps", "1", "--run-dir", str(stand_in)]
+    assert cifar.main(told) == 0
+    written = (stand_in / "sweep.md").read_text()
+    assert "| 0.5  | 2 of 2   | 5.50                 | 5.00   | 6.00    |" in written.splitlines()
+    assert "| 1    | 2 of 2   | 10.50                | 10.00  | 11.00   |" in written.splitlines()
+    assert "| beta1-seed1   | 11.00        |" in written.splitlines()
+    out = capsys.readouterr().out
+    assert written.partition("\n\n")[0] in out and out.count(": started, log in ") == 4
+    assert cifar.main([*told, "--quiet"]) == 0  # nothing left to do
+    assert capsys.readouterr().out.startswith("\n| beta")
+    assert cifar.main([*told, "--epochs", "7"]) == 2
+    assert "--epochs 7 contradicts" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_leaves_a_gap_in_the_table_and_is_made_again(stand_in, capsys):
+    told = ["--sweep", "beta=0.125,1", "--steps", "1", "--run-dir", str(stand_in)]
+    assert cifar.main(told) == 1
+    out = capsys.readouterr().out
+    assert "beta0.125: ended with exit code 1: error: made up" in out
+    assert "| 0.125 | 0 of 1   |                      |        |         |" in out.splitlines()
+    assert cifar.main(told) == 1
+    assert capsys.readouterr().out.count(": started") == 1
+
+
+def test_an_option_is_written_with_as_many_digits_as_it_needs():
+    assert [words("beta", value)[1] for value in (0.5, 1.0, 5e-4, 0.1 + 0.2)] == ["0.5", "1", "0.0005", repr(0.1 + 0.2)]
+    assert words("resume", "auto") == ["--resume", "auto"] and words("drain", False) == ["--no-drain"]
+
+
+def test_what_is_swept_goes_before_a_file(tmp_path, capsys):
+    (tmp_path / "a.toml").write_text("beta = 0.5\nepochs = 5")
+    found = combinations(f"--config {tmp_path / 'a.toml'} --sweep beta=0.2,1")
+    assert [(one.options.beta, one.options.epochs) for one in found] == [(0.2, 5), (1.0, 5)]
+    told = ["--config", str(tmp_path / "a.toml"), "--sweep", "beta=1.5", "--run-dir", str(tmp_path / "x")]
+    assert cifar.main(told) == 2
+    assert "line 1" not in capsys.readouterr().err
+
+
+def test_two_values_that_would_share_a_directory_are_refused():
+    with pytest.raises(BadInput, match="as another one would"):
+        combinations("--sweep split=1/2;1:2")

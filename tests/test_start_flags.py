@@ -1,0 +1,141 @@
+"""`--dry-run`, `--profile`, `--quiet`, and how --help and the lines of a run fit the eye."""
+
+import gzip
+import io
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from cifar_processes import SHORT, command, finish, read
+
+from fdg_jax.experiments import cifar, imagenet, tiny_imagenet
+from fdg_jax.machine import output
+from fdg_jax.options import parser
+from fdg_jax.runs.progress import Progress
+from fdg_jax.training import closing, command_line
+from fdg_jax.training.profiling import Profile
+
+SUMMARY = {
+    "train_loss": 1.0, "K": 2, "updates": [1, 1], "epochs": 1, "test_error_percent": 5.0, "dataset": "digits",
+    "images_per_second": 1234.5, "staleness": [1, 0], "steps": 1,
+}  # fmt: skip
+PROGRAMS = [cifar.PROGRAM, tiny_imagenet.PROGRAM, imagenet.PROGRAM]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.command.rpartition(".")[2])
+@pytest.mark.parametrize("columns", [80, 200])
+def test_help_is_no_wider_than_the_terminal_or_100_columns_and_ends_with_commands(program, columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = command_line.parser(program).format_help()
+    prose, _, examples = text.partition("\nExamples:\n")
+    assert max(map(len, prose.splitlines())) <= min(columns, parser.WIDEST)
+    assert max(map(len, examples.splitlines())) <= parser.WIDEST
+    commands = [line.split() for line in examples.splitlines() if not line.startswith("  #")]
+    assert len(commands) == 4
+    for words in commands:
+        assert " ".join(words[:3]) == program.command
+        if "--config" not in words:
+            command_line.parse(words[3:], program)
+
+
+def test_help_does_not_break_words_at_hyphens(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    text = command_line.parser(cifar.PROGRAM).format_help()
+    assert not [line for line in text.splitlines() if line.endswith("-") and not line.endswith(" -")]
+
+
+# --quiet
+
+
+def test_a_quiet_run_prints_warnings_and_its_last_line_only(capsys):
+    with output.quiet(True):
+        print("method     fdg")
+        with Progress(10, 0, 1) as progress:
+            progress.say("epoch 1: test error 5.00%")
+            progress.say("WARNING: gone back to the checkpoint after batch 3.")
+        print("done: test error 5.00%", file=output.loud())
+    print("after it")
+    assert capsys.readouterr().out.splitlines() == [
+        "WARNING: gone back to the checkpoint after batch 3.", "done: test error 5.00%", "after it"
+    ]  # fmt: skip
+
+
+def test_the_results_of_a_quiet_run_are_one_line(capsys, tmp_path):
+    with output.quiet(True):
+        assert closing.tell_done(tmp_path, SUMMARY) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == "done: test error 5.00% after 1 epoch on digits, training loss 1.0000, 1,234 images/s"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_results_are_as_wide_as_the_terminal(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    closing.tell_done(tmp_path, SUMMARY)
+    lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert all(len(line) <= 60 or " " not in line for line in lines)
+
+
+# --profile
+
+
+def work():
+    return jax.jit(lambda x: x + 1)(jnp.zeros(4)).block_until_ready()
+
+
+def test_a_profile_traces_so_many_batches_once_nothing_compiles(tmp_path):
+    said = []
+    profile = Profile(2, tmp_path, lambda do: do(), said.append)
+    for may_compile in (True, False, False, False):
+        profile.before_dispatch(1, may_compile)
+        assert profile.on is (not may_compile and profile.traced <= 2 and not said)
+        work()
+        profile.after_dispatch()
+    profile.close()
+    assert profile.traced == 2 and len(said) == 1 and said[0].startswith("profile of 2 batches: open ")
+    (trace,) = (tmp_path / "profile").rglob("perfetto_trace.json.gz")
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]  # the format that ui.perfetto.dev opens
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))  # XProf's
+
+
+def test_a_session_that_only_compiles_has_no_profile_and_says_so(tmp_path, capsys):
+    profile = Profile(2, tmp_path, lambda do: do(), print)
+    profile.before_dispatch(1, True)
+    profile.after_dispatch()
+    profile.close()
+    assert "so none was traced" in capsys.readouterr().err and not (tmp_path / "profile").exists()
+
+
+@pytest.mark.slow
+def test_a_traced_run_computes_the_same_bits(tmp_path):
+    for name, words in (("plain", []), ("traced", ["--profile", "2"])):
+        code, out, err = finish(command(*SHORT.split(), "--run-dir", str(tmp_path / name), *words))
+        assert (code, err) == (0, ""), out
+    assert "profile of 2 batches" in out and list((tmp_path / "traced" / "profile").rglob("perfetto_trace.json.gz"))
+    plain, traced = (read(tmp_path / name / "summary.json") for name in ("plain", "traced"))
+    assert plain["final_state_sha256"] == traced["final_state_sha256"]
+
+
+# --dry-run
+
+
+@pytest.mark.slow
+def test_a_dry_run_says_what_a_run_would_be_and_cost_and_writes_nothing(tmp_path):
+    code, out, err = finish(command(*SHORT.split(), "--dry-run", "--run-dir", str(tmp_path / "run"), cwd=tmp_path))
+    assert (code, err) == (0, "") and list(tmp_path.iterdir()) == []
+    for begin in ("stage k=2  ", "split      balanced", "memory     cpu:0 ", "time  ", "total  ", "cost  ", "disk  "):
+        assert [line for line in out.splitlines() if line.startswith(begin)], begin
+    assert ": 8 batches " in out and "2 evaluations " in out and " device-hours on 2 devices" in out
+    assert out.splitlines()[-1] == "dry run    nothing was trained, nothing was written"
+
+
+@pytest.mark.parametrize("words", ["--dry-run --resume --run-dir x", "--dry-run --resume-into y --run-dir x"])
+def test_a_dry_run_is_of_a_new_run(words, capsys):
+    assert cifar.main(words.split()) == 2
+    assert capsys.readouterr().err.startswith("error: --dry-run ")

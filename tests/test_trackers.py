@@ -1,0 +1,123 @@
+"""`--track`: curves in trackers, by the clients that people install. Clients that are not installed here are stood in
+for by modules with the same few functions; the real ones are used where they are."""
+
+import importlib.util
+import json
+import sys
+
+import pytest
+
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import trackers
+from fdg_jax.runs.options import FIELDS
+from fdg_jax.training.run_log import RunLog
+
+CONFIG = {name: field.default for name, field in FIELDS.items()} | {"versions": {"jax": "0"}, "devices": ["cpu:0"]}
+WANDB = """
+import os, types
+said = []
+
+class Settings:
+    def __init__(self, console, silent): pass
+
+class Run:
+    def __init__(self, id):
+        self.id, self.summary = id or "made-up", {}
+    def log(self, values, step):
+        if step == 4: raise ConnectionError("the server is gone")
+        said.append((step, values))
+    def finish(self, exit_code):
+        said.append(("finished", exit_code, dict(self.summary)))
+
+def init(id=None, config=None, **others):
+    if os.environ.get("WANDB_MODE") == "broken": raise RuntimeError("no key")
+    said.append(("begun", id, config))
+    return Run(id)
+"""
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """What a stand-in of wandb was told."""
+    (tmp_path / "clients").mkdir()
+    (tmp_path / "clients" / "wandb.py").write_text(WANDB)
+    monkeypatch.syspath_prepend(str(tmp_path / "clients"))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    yield importlib.import_module("wandb").said
+    sys.modules.pop("wandb", None)
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def test_a_tracker_gets_the_options_the_curves_and_the_results(wandb, run):
+    found = trackers.opened("wandb", run, CONFIG, resumed=False)
+    log = RunLog(run, 0, 0, False, found)
+    log.append({"step": 2}, {"train/train_loss": 1.5, "train/images_per_second": None})
+    log.close()
+    (run / "summary.json").write_text(json.dumps({"test_error_percent": 7.5, "staleness": [1, 0]}))
+    found.finish(run, 0)
+    begun, *rest = wandb
+    assert begun[:2] == ("begun", None) and begun[2]["beta"] == 1.0 and begun[2]["versions"] == {"jax": "0"}
+    assert rest == [(2, {"train/train_loss": 1.5}), ("finished", 0, {"test_error_percent": 7.5})]
+
+
+def test_a_resumed_run_goes_on_in_its_trackers_unless_told_otherwise(wandb, run):
+    trackers.opened("wandb", run, CONFIG, resumed=False)
+    assert json.loads((run / "tracking.json").read_text()) == {"wandb": "made-up"}
+    assert list(trackers.opened(None, run, CONFIG, resumed=True).clients) == ["wandb"]
+    assert [each[1] for each in wandb] == [None, "made-up"]
+    assert not trackers.opened("none", run, CONFIG, resumed=True).clients
+    assert not trackers.opened(None, run, CONFIG, resumed=True).clients
+
+
+def test_a_client_that_fails_loses_its_curves_and_the_run_goes_on(wandb, run, capsys):
+    found = trackers.opened("wandb", run, CONFIG, resumed=False)
+    for step in (2, 4, 6):
+        found.add(step, {"loss": 1.0})
+    found.finish(run, 0)
+    assert [each[0] for each in wandb] == ["begun", 2]
+    err = capsys.readouterr().err
+    assert err == "WARNING: the curves in wandb end here: ConnectionError: the server is gone. metrics.jsonl goes on.\n"
+
+
+def test_a_client_that_cannot_begin_is_refused_and_one_that_is_not_there_is_named(wandb, run, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "broken")
+    with pytest.raises(BadInput, match="--track wandb: its client could not begin a run: RuntimeError: no key"):
+        trackers.opened("wandb", run, CONFIG, resumed=False)
+    assert not (run / "tracking.json").exists()
+    trackers.check("wandb")
+    with pytest.raises(BadInput, match=r"'wand' is no tracker\. Did you mean wandb"):
+        trackers.check("wand")
+    if importlib.util.find_spec("trackio") is None:
+        with pytest.raises(BadInput, match=r"trackio is not installed here\. Install it with .* trackio"):
+            trackers.check("wandb,trackio")
+
+
+def test_a_client_that_is_gone_at_a_resume_is_a_warning(run, capsys):
+    (run / "tracking.json").write_text(json.dumps(dict.fromkeys(trackers.CLIENTS, "id")))
+    missing = [name for name in trackers.CLIENTS if importlib.util.find_spec(name) is None]
+    found = trackers.before(run)
+    assert found.keys() == trackers.CLIENTS.keys() - missing
+    assert capsys.readouterr().err.count("so its curves end") == len(missing)
+
+
+def test_the_extras_of_the_package_are_the_trackers():
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["trackers"] == list(trackers.CLIENTS)
+
+
+def test_the_real_mlflow_gets_the_curves(run, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{run}/mlflow.db")
+    found = trackers.opened("mlflow", run, CONFIG, resumed=False)
+    found.add(2, {"train/train_loss": 1.5})
+    found.finish(run, 0)
+    metrics = mlflow.MlflowClient(f"sqlite:///{run}/mlflow.db").get_run(found.clients["mlflow"].id).data.metrics
+    assert metrics["train/train_loss"] == 1.5
