@@ -56,7 +56,7 @@ def asked_for() -> dict[str, list[str]]:
         "--method": methods.names(),
         "--correct": corrections.names(),
         "--model": names.model_names(),
-        "--dataset": [*data.names(), *data.stream_names()],
+        "--dataset": [*data.names(), *data.stream_names(), *data.text_names()],
     }
 
 

@@ -47,7 +47,7 @@ def stand_in(monkeypatch, tmp_path):
 
 
 def combinations(words):
-    return list(sweep.combinations(command_line.read(words.split(), "command")))
+    return list(sweep.combinations(command_line.read(words.split(), "command"), command_line.Program("command")))
 
 
 def test_every_combination_is_a_run_and_seeds_change_fastest():
@@ -80,7 +80,7 @@ def test_a_default_of_another_command_is_not_taken_for_one_of_the_file(tmp_path)
     (tmp_path / "a.toml").write_text("epochs = 300")
     told = ["--config", str(tmp_path / "a.toml"), "--seeds", "0", "--run-dir", "x"]
     asked = command_line.read(told, imagenet.PROGRAM)
-    (one,) = sweep.combinations(asked)
+    (one,) = sweep.combinations(asked, imagenet.PROGRAM)
     started = sweep.command(one, tmp_path, imagenet.PROGRAM, asked.start)
     assert command_line.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
 

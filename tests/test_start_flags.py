@@ -115,7 +115,7 @@ def test_a_session_that_only_compiles_has_no_profile_and_says_so(tmp_path, capsy
 @pytest.mark.slow
 def test_a_traced_run_computes_the_same_bits(tmp_path):
     for name, words in (("plain", []), ("traced", ["--profile", "2"])):
-        code, out, err = finish(command(*SHORT.split(), "--run-dir", str(tmp_path / name), *words))
+        code, out, err = finish(command(*SHORT.split(), "--epochs", "3", "--run-dir", str(tmp_path / name), *words))
         assert (code, err) == (0, ""), out
     assert "profile of 2 batches" in out and list((tmp_path / "traced" / "profile").rglob("perfetto_trace.json.gz"))
     plain, traced = (read(tmp_path / name / "summary.json") for name in ("plain", "traced"))

@@ -8,7 +8,7 @@ from fdg_jax.errors import did_you_mean
 OTHER_NAMES = {
     **dict.fromkeys(("lr", "lr0", "eta", "step-size", "base-lr", "initial-lr"), "learning-rate"),
     **dict.fromkeys(("b", "bs", "batch", "batchsize", "train-batch-size", "global-batch-size"), "batch-size"),
-    **dict.fromkeys(("wd", "l2", "decay", "weight-penalty"), "weight-decay"),
+    **dict.fromkeys(("wd", "l2", "weight-penalty"), "weight-decay"),
     **dict.fromkeys(("e", "ep", "n-epochs", "num-epochs", "max-epochs", "nepochs"), "epochs"),
     **dict.fromkeys(("stages", "num-stages", "n-stages", "modules", "pp", "pipeline-parallel-size"), "K"),
     **dict.fromkeys(("depth", "layers", "num-layers", "arch", "architecture", "net", "network"), "model"),
@@ -18,6 +18,10 @@ OTHER_NAMES = {
     **dict.fromkeys(("o", "out", "output", "output-dir", "outdir", "out-dir", "save-dir", "log-dir"), "run-dir"),
     **dict.fromkeys(("max-steps", "num-steps", "n-steps", "iters", "iterations", "max-iters", "total-steps"), "steps"),
     **dict.fromkeys(("random-seed", "manual-seed", "rng-seed"), "seed"),
+    **dict.fromkeys(("optim", "opt", "solver"), "optimizer"),
+    **dict.fromkeys(("scheduler", "lr-scheduler", "lr-scheduler-type"), "lr-schedule"),
+    **dict.fromkeys(("grad-clip", "max-grad-norm", "clip-grad", "gradient-clip-val"), "clip-norm"),
+    **dict.fromkeys(("seq-len", "sequence-length", "context-length", "max-length"), "block-size"),
     **dict.fromkeys(("algorithm", "algo", "trainer"), "method"),
     **dict.fromkeys(("precision", "amp", "fp16", "bf16", "mixed-precision", "half"), "dtype"),
     **dict.fromkeys(("checkpointing", "gradient-checkpointing", "activation-checkpointing", "recompute"), "remat"),
@@ -34,7 +38,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("n", "dryrun", "fast-dev-run", "estimate"), "dry-run"),
     **dict.fromkeys(("grid", "multirun", "search"), "sweep"),
     **dict.fromkeys(("c", "cfg", "conf", "config-file", "yaml", "toml"), "config"),
-    **dict.fromkeys(("warmup-epochs", "warmup-steps", "lr-warmup"), "warmup"),
+    **dict.fromkeys(("warmup-epochs", "lr-warmup", "warmup-iters"), "warmup-steps"),
     **dict.fromkeys(("tb", "tensorboard-dir"), "tensorboard"),
 }
 

@@ -21,7 +21,7 @@ from fdg_jax.storage import strict_json
 MOST_BYTES = 2**20  # of a file that a person writes
 FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # of config.json, which are no options
 OF_ITS_RUN = frozenset(("run_dir", "resume_into"))
-LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size")  # what a run settles itself, if nobody does
+LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size")  # a run settles them if nobody does
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
 WAY_OUT = "Mend it, or leave --config out."

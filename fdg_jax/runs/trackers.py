@@ -21,7 +21,7 @@ from fdg_jax.runs.run_files import SUMMARY, read_json, write_json
 
 PROJECT, TRACKING, OFF = "fdg_jax", "tracking.json", "none"
 RESULTS = (
-    *("test_error_percent", "test_loss", "train_loss", "images_per_second", "tokens_per_second", "test_bits_per_byte"),
+    *("test_error_percent", "test_loss", "test_bits_per_byte", "train_loss", "images_per_second", "tokens_per_second"),
     *("seconds", "parameters"),
 )
 

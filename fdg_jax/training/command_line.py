@@ -58,6 +58,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 class Words(NamedTuple):
     """What a command line says: the options of the run, how the process joins others, which of both are given, and the
     flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
+    said: the options of both.
     """
 
     options: Options
@@ -66,6 +67,7 @@ class Words(NamedTuple):
     joining_given: frozenset[str]
     start: Start = ONE_RUN
     places: Mapping[str, str] = {}
+    said: Mapping[str, Any] = {}
 
     def explained(self, error: Exception) -> str:
         """The message of a refusal. Where it names an option of the file, the line is added."""
@@ -89,15 +91,23 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     options = Options(**optimizers.chosen(program.defaults, {**from_file, **given}))
     places = {name: file.places[name] for name in from_file if name not in given}
     named = frozenset(given) | (file.given & from_file.keys())
-    return Words(options, named, Joining(**joining), frozenset(joining), start, places)
+    return Words(options, named, Joining(**joining), frozenset(joining), start, places, {**from_file, **given})
 
 
 def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
-    """Whether a run's own config.json has an option only because the run had another method or correction than the
-    command line asks for."""
-    groups = {"method": ("fdg", "others"), "correct": ("correction",)}
-    other = [one for one in groups if file.own and one in given and given[one] != file.options.get(one)]
-    return name not in groups and any(FIELDS[name].metadata["group"] in groups[one] for one in other)
+    """Whether a run's own config.json has an option only because the run had another method, correction, model or
+    optimizer than the command line asks for."""
+
+    def other(choice: str) -> bool:
+        return file.own and choice in given and given[choice] != file.options.get(choice)
+
+    about, own = FIELDS[name].metadata, optimizers.own_defaults(file.options.get("optimizer"))
+    return (
+        (other("method") and about["group"] in ("fdg", "others"))
+        or (other("correct") and about["group"] == "correction" and name != "correct")
+        or (other("model") and bool(about["models"]))
+        or (other("optimizer") and name in {**own, **optimizers.own_defaults(given["optimizer"])})
+    )
 
 
 def parser(program: Program) -> Parser:
@@ -139,9 +149,12 @@ def add_start(box: Any, name: str, default: Any) -> None:
 
 def examples(program: Program) -> str:
     """The end of --help: a few commands as a person types them."""
-    first = "--data-dir data --steps 50" if program.datasets else "--dataset digits --model resnet8 --epochs 2"
-    found = {
-        first: "the first 50 batches" if program.datasets else "a first run, in a minute, without a download",
+    if not program.datasets:
+        first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
+    else:
+        where = "" if data.unit(program.datasets[0]) == "tokens" else "--data-dir data "
+        first = {f"{where}--steps 50": "the first 50 batches"}
+    found = first | {
         "--K 3 --beta 0.5 --dry-run": "what would this run cost?",
         "--config runs/a/config.json --beta 0.8": "run a again, with one thing changed",
         "--run-dir runs/b --sweep beta=0.2,0.5,1 --jobs 2": "three runs and their table",

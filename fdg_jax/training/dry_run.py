@@ -26,12 +26,13 @@ FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; t
 class Times(NamedTuple):
     """What was measured, in seconds.
 
-    compiling: until nothing compiled any more. unit: a training image's or token's share; None if every batch may have
-    compiled. evaluation: of all test examples.
+    compiling: until nothing compiled any more.
+    example: a training example's share; None if every batch may have compiled.
+    evaluation: of all test examples.
     """
 
     compiling: float
-    unit: float | None
+    example: float | None
     evaluation: float
 
 
@@ -76,9 +77,8 @@ def memory_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
 def measured(job: Job, signals: Signals) -> Times:
     """Trains on batches of the run until enough of them were timed, and evaluates a test batch."""
     o, pipeline, begun = job.options, job.pipeline, time.monotonic()
-    record = Record(
-        len(job.dataset.train_inputs), o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset
-    )
+    examples = len(job.dataset.train_inputs)
+    record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset)
     timer = ThroughputClock(pipeline, record, o)
     feed = feeding.feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
     compiling, began_timing = 0.0, None
@@ -100,7 +100,7 @@ def measured(job: Job, signals: Signals) -> Times:
                 break
         timer.stop()
         rate = record.per_second()
-        return Times(compiling, 1 / rate if rate else None, evaluation(job, feed))
+        return Times(compiling, record.per_example / rate if rate else None, evaluation(job, feed))
     finally:
         feed.close()
 
@@ -123,18 +123,18 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     o = job.options
     kept = o.keep + o.keep_best
     disk = f"disk       {count(kept, 'checkpoint')} of {stages.megabytes(state)} MB, one more while it is written"
-    if found.unit is None:
+    if found.example is None:
         return ["time       not measured: every batch may have compiled programs", disk]
-    data = job.dataset
-    per_step, every = found.unit * o.batch_size * data.per_example, o.evaluate_every * job.steps_per_epoch
+    per_step, every = found.example * o.batch_size, o.evaluate_every * job.steps_per_epoch
     evaluations = 1 + (job.steps - 1) // every if every else 1
-    units = job.steps * len(data.train_inputs) / job.steps_per_epoch * data.per_example
-    training, evaluating = units * found.unit, evaluations * found.evaluation
+    examples = job.steps * len(job.dataset.train_inputs) / job.steps_per_epoch
+    training, evaluating = examples * found.example, evaluations * found.evaluation
     total = found.compiling + training + evaluating
     devices = len(set(itertools.chain.from_iterable(name.split(" and ") for name in job.devices)))
     hours = devices * total / 3600
+    speed = per_second(job.dataset.per_example / found.example, job.dataset.unit)
     return [
-        f"time       {1000 * per_step:,.3g} ms a batch of {o.batch_size}, {per_second(1 / found.unit, data.unit)}; "
+        f"time       {1000 * per_step:,.3g} ms a batch of {o.batch_size}, {speed}; "
         f"an evaluation {found.evaluation:,.3g} s; compiling {found.compiling:,.3g} s",
         f"total      {clock(total)}: {count(job.steps, 'batch', 'es')} {clock(training)}, "
         f"{count(evaluations, 'evaluation')} {clock(evaluating)}; checkpoints come on top",

@@ -5,7 +5,6 @@ the runs, the same command goes on with them. All combinations are checked befor
 """
 
 import argparse
-import dataclasses
 import itertools
 import math
 import os
@@ -20,7 +19,7 @@ from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.options import spellings, values
-from fdg_jax.runs import locking, option_checks, reading, run_files
+from fdg_jax.runs import locking, optimizers, option_checks, reading, run_files
 from fdg_jax.runs.options import FIELDS, SWITCHES, Options, spelled, words, written
 from fdg_jax.runs.start_options import Start
 from fdg_jax.storage import durable
@@ -45,7 +44,7 @@ class Combination(NamedTuple):
 
 def run(asked: Words, program: Program, signals: Signals) -> int:
     """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
-    folder, found = Path(asked.options.run_dir or ""), list(combinations(asked))
+    folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
     child_runs.cores_for(asked.start.jobs)
     locking.check_place(folder, "--run-dir")
     if locking.holds_run(folder):
@@ -74,7 +73,7 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
         return launch.tell_full(folder, error)
 
 
-def combinations(asked: Words) -> Iterator[Combination]:
+def combinations(asked: Words, program: Program) -> Iterator[Combination]:
     """The runs, seeds changing fastest. Raises BadInput for what cannot be swept."""
     swept: dict[str, list[Any]] = {}
     texts = [(f"--sweep {text}", text) for text in asked.start.sweep]
@@ -95,7 +94,7 @@ def combinations(asked: Words) -> Iterator[Combination]:
             why = "as another one would" if name in names else "which is too long"
             raise BadInput(f"--sweep: the run with {chosen} would have the directory {name[:60]!r}, {why}. Sweep less.")
         names[name] = chosen
-        options = dataclasses.replace(asked.options, resume=False, **chosen)
+        options = Options(**optimizers.chosen(program.defaults, {**asked.said, "resume": False, **chosen}))
         yield Combination(name, chosen, options, asked.given | chosen.keys())
 
 
@@ -144,9 +143,9 @@ def stored(path: Path, one: Combination) -> Options | None:
 
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
     """The words of the training command after the interpreter."""
-    defaults = {name: program.defaults.get(name, field.default) for name, field in FIELDS.items()}
     now = {name: getattr(one.options, name) for name in FIELDS}
-    said = {name: value for name, value in now.items() if name in one.given or value != defaults[name]}
+    alone = Options(**optimizers.chosen(program.defaults, {name: now[name] for name in one.given}))
+    said = {name: value for name, value in now.items() if name in one.given or value != getattr(alone, name)}
     flags = [word for name, value in said.items() if name not in ("run_dir", "resume") for word in words(name, value)]
     flags += ["--track", start.track] if start.track else []
     flags += ["--profile", str(start.profile)] if start.profile else []
