@@ -129,9 +129,10 @@ class Saving:
         others may have gone on to later batches."""
         self.saver.close()
         now = self.job.dataset.fingerprint
-        for path in checkpoints.stored(self.root) if now else ():
+        about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
+        for path in checkpoints.stored(self.root):
             with contextlib.suppress(OSError, BadInput):  # then it is refused after the repair
-                manifest.change(path, {"about": {**self.saver.about, "data": fingerprint.without_content(now)}})
+                manifest.change(path, {"about": about})
 
     def abandon(self) -> None:
         """Waits for the checkpoint under way, before the run goes back to an earlier one. Warns if it has failed."""
