@@ -141,7 +141,7 @@ class Trained:
         modules, variables = split.stages(self.blocks, self.cuts), split.split_variables(self.variables, self.cuts)
         for module, own in zip(modules, variables, strict=True):
             compute = ComputeOptions(precision(self.options.dtype, last=module is modules[-1]))
-            run = programs.jit(make_outputs(make_apply(module, compute), compute), device.platform)
+            run = programs.jit(make_outputs(make_apply(module, compute), compute), device.platform, reductions=False)
             programs_of_stages.append(partial(run, *jax.device_put(split_variables(own), device)))
         normalise = jax.jit(self.preprocess)
 
