@@ -129,7 +129,9 @@ class Saving:
         others may have gone on to later batches."""
         self.saver.close()
         now = self.job.dataset.fingerprint
-        about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
+        if now is None:
+            return
+        about = {**self.saver.about, "data": fingerprint.without_content(now)}
         for path in checkpoints.stored(self.root):
             with contextlib.suppress(OSError, BadInput):  # then it is refused after the repair
                 manifest.change(path, {"about": about})
