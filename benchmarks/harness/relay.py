@@ -1,0 +1,63 @@
+"""Carries packets between hosts (benchmarks.harness.hosts) and delays each by the same time.
+
+    python -m benchmarks.harness.relay SECONDS ADDRESS...
+
+It makes a TUN device for each address and prints its name; whoever has started it moves the device to the host that has
+the address. What that host sends to another address arrives there so many seconds later, in order and complete. It ends
+with its standard output's reader or by a signal.
+"""
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # of <linux/if_tun.h>
+LARGEST = 2**16  # bytes of a packet
+DESTINATION = slice(16, 20)  # where an IPv4 header has it
+AT_ONCE = 32  # packets that are read before others are written
+
+
+def device(number: int) -> int:
+    """Makes a TUN device and prints its name; returns the file of its other end."""
+    file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", f"relay{number}".encode(), IFF_TUN | IFF_NO_PI))
+    print(f"relay{number}", flush=True)
+    return file
+
+
+def carry(seconds: float, ends: dict[bytes, int]) -> None:
+    """Carries packets for ever. ends: the file of each host's device by its address in four bytes."""
+    waiting: deque[tuple[float, int, bytes]] = deque()  # (when it is due, to which file, the packet), in that order
+    files = list(ends.values())
+    while True:
+        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for file in select.select(files, [], [], left)[0]:
+            for _ in range(AT_ONCE):
+                try:
+                    packet = os.read(file, LARGEST)
+                except BlockingIOError:
+                    break
+                except OSError:  # the device is not up yet
+                    break
+                if (to := ends.get(packet[DESTINATION])) is not None and packet[0] >> 4 == 4:
+                    waiting.append((time.monotonic() + seconds, to, packet))
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            _, to, packet = waiting.popleft()
+            os.write(to, packet)
+
+
+def main(arguments: list[str]) -> int:
+    seconds, *addresses = arguments
+    ends = {socket.inet_aton(address): device(number) for number, address in enumerate(addresses)}
+    carry(float(seconds), ends)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
