@@ -4,24 +4,24 @@ A namespace has its own interfaces, addresses and ports, so a process in it reac
 The bridges lie in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
 removes everything.
 
-    Hosts(3)                            a wire from each host to one bridge
-    Hosts(3, pairwise=True)             a wire and a bridge for each two hosts, so that any pair can be parted
-    Hosts(2, wire=Link(0, 8e-9))        1 Gbit/s each way: a token bucket (tc tbf) where packets leave a host
-    Hosts(2, wire=Link(0.01, 8e-9))     10 ms more each way: packets go through `benchmarks.harness.relay`
+    Hosts(3)                   a wire from each host to one bridge
+    Hosts(3, pairwise=True)    a wire and a bridge for each two hosts, so that any pair can be parted
+    Hosts(2, relay=True)       each host is also joined to `benchmarks.harness.relay`, which delays packets; `become`
+                               chooses latency and bandwidth while programs are connected
 """
 
 import atexit
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
 from benchmarks.harness.turns import ROOT
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.simulator import NO_LINK, Link
+from fdg_jax.schedule.simulator import Link
 
 NAMED = "fdgjax"  # namespaces are called fdgjax-<process id>-<name>
 TOOLS = ("ip", "tc", "nsenter")
@@ -29,7 +29,10 @@ NAMES = Path("/run/netns")
 BURST_SECONDS = 1e-3  # of a token bucket: it may lag behind so long, and catches up
 LEAST_BURST = 2**17  # bytes: two packets of the largest size
 QUEUE_BYTES = 2**26  # that wait for a token bucket
-MTU = 65_000  # between hosts and the relay: it handles packets one by one, so they are large
+# Bytes of a packet where there is a relay, which handles them one by one. It is the same for both ways, because the two
+# ends of a connection agree on it when they connect.
+LARGE_PACKETS = "65000"
+WIRE, DELAYED = "wire", "delayed"  # interfaces of a host: to the bridge, and to the relay
 
 
 def missing() -> str:
@@ -79,18 +82,18 @@ class Hosts:
     Arguments:
         count: how many, 2 to 200.
         pairwise: whether each two have a wire of their own.
-        wire: latency and bandwidth of every wire, each way.
-        sysctl: settings of the network in each host, e.g. {"net.ipv4.tcp_rmem": "4096 131072 33554432"}.
+        relay: whether there is a second way between them, with latency.
+        settings: of the network in each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
 
     Raises:
         BadInput: they cannot be made.
     """
 
     def __init__(
-        self, count: int, pairwise: bool = False, wire: Link = NO_LINK, sysctl: dict[str, str] | None = None
+        self, count: int, pairwise: bool = False, relay: bool = False, settings: Mapping[str, str] | None = None
     ):
         sweep()
-        self.count, self.pairwise, self.wire, self.relay = count, pairwise, wire, None
+        self.count, self.pairwise, self.relay = count, pairwise, None
         self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
         self.switch = f"{NAMED}-{os.getpid()}-switch"
         self.names = [f"{NAMED}-{os.getpid()}-{number}" for number in range(count)]
@@ -99,10 +102,13 @@ class Hosts:
             for name in (self.switch, *self.names):
                 ip("netns", "add", name)
                 ip("-n", name, "link", "set", "lo", "up")
-            for name in self.names:
-                for key, value in (sysctl or {}).items():
+            for name, address in zip(self.names, self.addresses, strict=True):
+                ip("-n", name, "address", "add", f"{address}/32", "dev", "lo")  # whatever the way to it
+                for key, value in (settings or {}).items():
                     run(*entering(name), "sysctl", "-q", "-w", f"{key}={value}")
-            self.connect()
+            self.connect(large=relay)
+            if relay:
+                self.relay = self.start_relay()
         except BaseException:
             self.close()
             raise
@@ -127,61 +133,79 @@ class Hosts:
         """What comes in front of a command so that it runs on a host."""
         return entering(self.names[number])
 
-    def connect(self) -> None:
-        """Lays the wires."""
-        if self.wire.latency_seconds:
-            self.connect_relay()
-        elif self.pairwise:
+    def connect(self, large: bool) -> None:
+        """Lays the wires. large: whether they take large packets."""
+        if self.pairwise:
             for a, b in combinations(range(self.count), 2):
                 self.bridge(f"b{a}-{b}")
-                self.plug(a, f"to{b}", f"b{a}-{b}", ["peer", self.addresses[b]])
-                self.plug(b, f"to{a}", f"b{a}-{b}", ["peer", self.addresses[a]])
+                self.plug(a, f"to{b}", f"b{a}-{b}", large)
+                self.plug(b, f"to{a}", f"b{a}-{b}", large)
         else:
             self.bridge("bridge")
             for number in range(self.count):
-                self.plug(number, "wire", "bridge", [])
+                self.plug(number, WIRE, "bridge", large)
+        for number in range(self.count):
+            self.lead(number, "to{}" if self.pairwise else WIRE)
 
     def bridge(self, name: str) -> None:
         """Makes a bridge."""
         ip("-n", self.switch, "link", "add", name, "type", "bridge")
         ip("-n", self.switch, "link", "set", name, "up")
 
-    def plug(self, number: int, interface: str, bridge: str, peer: list[str]) -> None:
-        """Lays a wire from an interface of a host to a bridge. peer: words for `ip` on who is at the other end."""
+    def plug(self, number: int, interface: str, bridge: str, large: bool) -> None:
+        """Lays a wire from an interface of a host to a bridge."""
         host, port = self.names[number], f"{number}-{interface}"
         ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", host)
+        for name, end in ((self.switch, port), (host, interface)) if large else ():
+            ip("-n", name, "link", "set", end, "mtu", LARGE_PACKETS)
         ip("-n", self.switch, "link", "set", port, "master", bridge, "up")
-        self.raise_interface(number, interface, peer)
-
-    def raise_interface(self, number: int, interface: str, peer: list[str]) -> None:
-        """Gives an interface its address and its bandwidth."""
-        host, address = self.names[number], self.addresses[number]
-        ip("-n", host, "address", "add", *([address, *peer] if peer else [f"{address}/24"]), "dev", interface)
         ip("-n", host, "link", "set", interface, "up")
-        if slow := self.wire.seconds_per_byte:
-            burst = max(LEAST_BURST, round(BURST_SECONDS / slow))
-            words = ["rate", f"{round(8 / slow)}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
-            run("tc", "-n", host, "qdisc", "add", "dev", interface, "root", "tbf", *words)
 
-    def connect_relay(self) -> None:
+    def lead(self, number: int, interface: str) -> None:
+        """Makes a host reach all others through an interface. interface: {} in it stands for the other's number."""
+        for other, address in enumerate(self.addresses):
+            if other != number:
+                way = ["dev", interface.format(other), "src", self.addresses[number]]
+                ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
+
+    def start_relay(self) -> subprocess.Popen:
         """Starts the relay and gives each host one end of it."""
-        latency = str(float(self.wire.latency_seconds))
-        command = [*entering(self.switch), sys.executable, "-m", "benchmarks.harness.relay", latency, *self.addresses]
-        self.relay = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert self.relay.stdout
-        for number in range(self.count):
-            interface = self.relay.stdout.readline().strip()
-            if not interface:
+        command = [*entering(self.switch), sys.executable, "-m", "benchmarks.harness.relay", *self.addresses]
+        relay = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert relay.stdout
+        for host in self.names:
+            device = relay.stdout.readline().strip()
+            if not device:
                 raise BadInput("the relay ended; what it said is above.")
-            ip("-n", self.switch, "link", "set", interface, "netns", self.names[number])
-            ip("-n", self.names[number], "link", "set", interface, "mtu", str(MTU), "txqueuelen", "4000")
-            self.raise_interface(number, interface, [])
+            ip("-n", self.switch, "link", "set", device, "netns", host)
+            ip("-n", host, "link", "set", device, "name", DELAYED, "mtu", LARGE_PACKETS, "txqueuelen", "4000", "up")
+        return relay
+
+    def become(self, wire: Link) -> None:
+        """From now on, packets between any two hosts take the latency more, and each host sends with the bandwidth.
+
+        Nothing may be on its way. Raises BadInput for a latency if there is no relay.
+        """
+        if wire.latency_seconds:
+            if self.relay is None:
+                raise BadInput("these hosts have no relay, so there is no latency. Make them with relay=True.")
+            assert self.relay.stdin
+            self.relay.stdin.write(f"{float(wire.latency_seconds)}\n")
+            self.relay.stdin.flush()
+        used = DELAYED if wire.latency_seconds else WIRE
+        for number, host in enumerate(self.names):
+            self.lead(number, used)
+            for interface in (WIRE, *([DELAYED] if self.relay else [])):  # fails where there is none
+                subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", interface, "root"], stderr=subprocess.DEVNULL)
+            if slow := wire.seconds_per_byte:
+                burst = max(LEAST_BURST, round(BURST_SECONDS / slow))
+                words = ["rate", f"{round(8 / slow)}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
+                run("tc", "-n", host, "qdisc", "add", "dev", used, "root", "tbf", *words)
 
     def cut(self, number: int, other: int | None = None) -> None:
         """Cuts the wire between two hosts, or that of one to all others. What is on its way is lost."""
-        with contextlib.ExitStack() as failed:
-            failed.callback(lambda: None)
-            ip("-n", self.switch, "link", "set", f"{number}-{'wire' if other is None else f'to{other}'}", "nomaster")
+        port = f"{number}-{WIRE if other is None else f'to{other}'}"
+        ip("-n", self.switch, "link", "set", port, "nomaster")
 
 
 def entering(name: str) -> list[str]:

@@ -1,10 +1,10 @@
 """Carries packets between hosts (benchmarks.harness.hosts) and delays each by the same time.
 
-    python -m benchmarks.harness.relay SECONDS ADDRESS...
+    python -m benchmarks.harness.relay ADDRESS...
 
 It makes a TUN device for each address and prints its name; whoever has started it moves the device to the host that has
-the address. What that host sends to another address arrives there so many seconds later, in order and complete. It ends
-with its standard output's reader or by a signal.
+the address. Then it reads seconds from its standard input, a line each time: from then on, what a host sends to another
+arrives there so many seconds later, in order and complete. It ends when its input does.
 """
 
 import fcntl
@@ -30,19 +30,22 @@ def device(number: int) -> int:
     return file
 
 
-def carry(seconds: float, ends: dict[bytes, int]) -> None:
-    """Carries packets for ever. ends: the file of each host's device by its address in four bytes."""
+def carry(ends: dict[bytes, int]) -> None:
+    """Carries packets until the input ends. ends: the file of each host's device by its address in four bytes."""
     waiting: deque[tuple[float, int, bytes]] = deque()  # (when it is due, to which file, the packet), in that order
-    files = list(ends.values())
+    files, seconds = [sys.stdin, *ends.values()], 0.0
     while True:
         left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for file in select.select(files, [], [], left)[0]:
+            if file is sys.stdin:
+                line = sys.stdin.readline()
+                if not line:
+                    return
+                seconds = float(line)
+                continue
             for _ in range(AT_ONCE):
-                try:
-                    packet = os.read(file, LARGEST)
-                except BlockingIOError:
-                    break
-                except OSError:  # the device is not up yet
+                packet = read(file)
+                if not packet:
                     break
                 if (to := ends.get(packet[DESTINATION])) is not None and packet[0] >> 4 == 4:
                     waiting.append((time.monotonic() + seconds, to, packet))
@@ -52,10 +55,16 @@ def carry(seconds: float, ends: dict[bytes, int]) -> None:
             os.write(to, packet)
 
 
-def main(arguments: list[str]) -> int:
-    seconds, *addresses = arguments
-    ends = {socket.inet_aton(address): device(number) for number, address in enumerate(addresses)}
-    carry(float(seconds), ends)
+def read(file: int) -> bytes:
+    """The next packet of a device; nothing if there is none."""
+    try:
+        return os.read(file, LARGEST)
+    except BlockingIOError:
+        return b""
+
+
+def main(addresses: list[str]) -> int:
+    carry({socket.inet_aton(address): device(number) for number, address in enumerate(addresses)})
     return 0
 
 
