@@ -202,6 +202,13 @@ class Hosts:
                 words = ["rate", f"{round(8 / slow)}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
                 run("tc", "-n", host, "qdisc", "add", "dev", used, "root", "tbf", *words)
 
+    def relay_seconds(self) -> float:
+        """The processor time that the relay has used so far."""
+        if self.relay is None:
+            return 0.0
+        fields = Path(f"/proc/{self.relay.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # user and system
+
     def cut(self, number: int, other: int | None = None) -> None:
         """Cuts the wire between two hosts, or that of one to all others. What is on its way is lost."""
         port = f"{number}-{WIRE if other is None else f'to{other}'}"
