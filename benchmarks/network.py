@@ -245,10 +245,10 @@ def parser() -> argparse.ArgumentParser:
     add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
     add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
     add("--rounds", type=report.positive, default=3, help="windows on each network (default 3)")
-    add("--steps", type=report.positive, default=16, help="batches of a window (default 16)")
-    add("--settle", type=report.positive, default=8, help="batches after a change that do not count (default 8)")
-    add("--batches", type=report.positive, default=8, help="batches whose operations are timed in a turn (default 8)")
-    add("--tries", type=report.positive, default=5, help="messages that are timed alone in a turn (default 5)")
+    add("--steps", type=report.positive, default=12, help="batches of a window (default 12)")
+    add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
+    add("--batches", type=report.positive, default=6, help="batches whose operations are timed in a turn (default 6)")
+    add("--tries", type=report.positive, default=3, help="messages that are timed alone in a turn (default 3)")
     return made
 
 
