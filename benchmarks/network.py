@@ -22,7 +22,7 @@ is on its way at full bandwidth, and then they limit the speed.
 
 Before training, a plain TCP connection measures each network: the time there and back, and a stream of 16 MB. So the
 table shows what the relay adds, and that it lets through what a network is said to have. The relay computes, too: it
-takes some of the two cores' time.
+takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network would not wait for a free core.
 """
 
 import argparse
@@ -244,7 +244,7 @@ def parser() -> argparse.ArgumentParser:
     networks = f"none, or <latency>,<bandwidth> such as 10ms,1Gbit/s; without latency 0 (default {' '.join(NETWORKS)})"
     add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
     add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
-    add("--rounds", type=report.positive, default=3, help="windows on each network (default 3)")
+    add("--rounds", type=report.positive, default=5, help="windows on each network (default 5)")
     add("--steps", type=report.positive, default=12, help="batches of a window (default 12)")
     add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
     add("--batches", type=report.positive, default=6, help="batches whose operations are timed in a turn (default 6)")
