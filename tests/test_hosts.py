@@ -100,7 +100,7 @@ def in_training(run, processes, step=40):
 
 @needs_hosts
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", combinations(range(3), 2), ids=str)
+@pytest.mark.parametrize("pair", list(combinations(range(3), 2)), ids=str)
 def test_a_cut_between_any_two_hosts_ends_the_training_with_the_name_of_one(pair, tmp_path):
     """The third host reaches both, so their heartbeats go on where it has the coordinator."""
     run = tmp_path / "run"
