@@ -4,6 +4,7 @@ The processes join by `fdg_jax.join_processes`, which a program does that is sta
 else is that of `bench_worker`.
 """
 
+import math
 import os
 import threading
 import time
@@ -22,8 +23,10 @@ from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import compile_cache
+from fdg_jax.training.joined import JoinedPeers
 from fdg_jax.transport.devices import is_here
 from fdg_jax.transport.exchange import copy, put
+from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well
 PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than a way there
@@ -38,6 +41,7 @@ class Trainer(bench_worker.Trainer):
         if ONE_THREAD.partition("=")[0] not in given:
             os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
         fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
+        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each would have all stages
 
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and notes every operation and message.
