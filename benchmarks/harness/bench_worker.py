@@ -74,6 +74,8 @@ def downwards(given: schedule.Schedule) -> schedule.Schedule:
 class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
+    peers = setup.ALONE  # the processes that train together
+
     def __init__(self, side: Side):
         options = Options(
             method=side.method,
@@ -98,7 +100,7 @@ class Trainer:
                 stack.enter_context(mock.patch.object(configuration, "Stage", FusedStage))
             if side.packing == "off":
                 stack.enter_context(mock.patch.object(Stage, "packs", False))
-            self.job = setup.prepare(options)
+            self.job = setup.prepare(options, peers=self.peers)
         if side.dispatch == "down":
             runner = self.job.pipeline.engine
             assert isinstance(runner, host_engine.HostEngine)

@@ -3,6 +3,7 @@
 This process only starts them and answers for all. It sleeps while they train.
 """
 
+import json
 import os
 import sys
 import time
@@ -16,14 +17,17 @@ from fdg_jax.machine.ports import free_port
 
 HOST = "127.0.0.1"
 COORDINATOR = "FDG_JAX_COORDINATOR"  # in the environment of a rank: where rank 0 listens
+HOSTS = "FDG_JAX_HOSTS"  # in that of this process: as JSON, what comes in front of a command on each host, if any
 
 
 class Joined(Ranks):
-    """K processes of one pipeline that answer as one."""
+    """K processes of one pipeline that answer as one. Their hosts are those of HOSTS (benchmarks.harness.hosts), each
+    with a network of its own, and COORDINATOR is then given; else they are all on this one."""
 
     def __init__(self, side: Side):
-        meeting = {COORDINATOR: f"{HOST}:{free_port(HOST)}"}
-        super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting})
+        hosts = json.loads(os.environ.get(HOSTS, "[]"))
+        meeting = {} if hosts else {COORDINATOR: f"{HOST}:{free_port(HOST)}"}
+        super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts)
 
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches. What is alive afterwards in each process is in `processes`."""
@@ -42,6 +46,27 @@ class Joined(Ranks):
         after, seconds = loopback_bytes(), time.perf_counter() - start
         carried = None if before is None or after is None else after - before
         return {"seconds": seconds, "batches": batches, "loopback_bytes": carried, "processes": found}
+
+    def operations(self, batches: int) -> dict[str, Any]:
+        """The time of each operation: every process has those of its own stages, so their answers add up."""
+        found = self.ask({"operations": batches})
+        together = dict(found[0])
+        for each in found[1:]:
+            alone = {name: {**each["alone"][name], **together["alone"][name]} for name in ("host", "device")}
+            together |= {"alone": alone, "busy_seconds": together["busy_seconds"] + each["busy_seconds"]}
+        return together
+
+    def messages(self, tries: int) -> dict[str, Any]:
+        """The seconds that a message of each kind takes alone. All processes read the same clock.
+
+        Returns: `messages`, [what, k, to, bytes, seconds of each try] of each kind.
+        """
+        found: list[list[Any]] = []
+        for kinds in zip(*(each["messages"] for each in self.ask({"messages": tries})), strict=True):
+            times = {end: moments for *_, end, moments in kinds}
+            seconds = [there - here for here, there in zip(times["sent"], times["arrived"], strict=True)]
+            found.append([*kinds[0][:4], seconds])
+        return {"messages": found}
 
     def lateness(self, tries: int) -> dict[str, Any]:
         """By how many seconds each process sees an end late: see benchmarks.harness.recording."""

@@ -4,11 +4,14 @@ The processes join by `fdg_jax.join_processes`, which a program does that is sta
 else is that of `bench_worker`.
 """
 
+import math
 import os
 import threading
+import time
 from typing import Any
 
 import jax
+import numpy as np
 
 import fdg_jax
 from benchmarks.harness import bench_worker, message_counts
@@ -20,8 +23,13 @@ from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import compile_cache
+from fdg_jax.training.joined import JoinedPeers
+from fdg_jax.transport.devices import is_here
+from fdg_jax.transport.exchange import copy, put
+from fdg_jax.transport.notices import Notices
 
 LEAVING_SECONDS = 5  # for the others to leave as well
+PAUSE_SECONDS = 0.15  # before a message is sent alone: longer than a way there
 
 
 class Trainer(bench_worker.Trainer):
@@ -33,6 +41,7 @@ class Trainer(bench_worker.Trainer):
         if ONE_THREAD.partition("=")[0] not in given:
             os.environ["XLA_FLAGS"] = f"{given} {ONE_THREAD}".strip()
         fdg_jax.join_processes(os.environ[COORDINATOR], int(os.environ[RANK]), side.K, side.K)
+        self.peers = JoinedPeers(int(os.environ[RANK]), side.K, math.inf, Notices())  # else each would have all stages
 
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches and notes every operation and message.
@@ -57,10 +66,47 @@ class Trainer(bench_worker.Trainer):
             "predicted": [each._asdict() for each in message_counts.predicted(engine)],
         }
 
+    def messages(self, tries: int) -> dict[str, Any]:
+        """Sends a message as large as each of a tick's, so often, one at a time and with no other on its way.
+
+        Returns: `messages`, [what, k, to, bytes, by which end this process knows it ("sent", "arrived" or neither), the
+            times of that] of each kind.
+        """
+        engine = self.job.pipeline.engine
+        assert isinstance(engine, HostEngine)
+        found: list[list[Any]] = []
+        for each in message_counts.predicted(engine):
+            if each.what not in (message_counts.LOSS, message_counts.REFUSED):
+                source = engine.problem.places[each.k - 1].device
+                target = next(p.device for p in engine.problem.places if p.device.process_index == each.to)
+                size = each.sent_bytes // each.sent
+                found.append([each.what, each.k, each.to, size, *sent_alone(source, target, size, tries)])
+        return {"messages": found}
+
     def lateness(self, tries: int) -> dict[str, Any]:
         """By how many seconds a watcher sees an end late."""
         with quick_threads():
             return {"late": lateness(tries)}
+
+
+def sent_alone(source: Any, target: Any, size: int, tries: int) -> tuple[str, list[float]]:
+    """Sends so many bytes, and a few back when they have arrived. See `Trainer.messages`."""
+    like, answer = jax.ShapeDtypeStruct((size,), np.uint8), jax.ShapeDtypeStruct((1,), np.uint8)
+    sends, takes = is_here(source), is_here(target)
+    content = put(np.zeros(size, np.uint8), source) if sends else None
+    times = []
+    for _ in range(tries):
+        if sends:
+            time.sleep(PAUSE_SECONDS)  # the receiver has asked for it by then, as in a training
+            jax.block_until_ready(content)
+            times.append(time.perf_counter())
+        arrived = copy(content, like, source, target)
+        if takes:
+            jax.block_until_ready(arrived)
+            times.append(time.perf_counter())
+        back = copy(put(np.zeros(1, np.uint8), target) if takes else None, answer, target, source)
+        jax.block_until_ready(back)
+    return "sent" if sends else "arrived" if takes else "", times
 
 
 def leave() -> None:

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.side_specs import Side
@@ -26,13 +26,17 @@ class Ranks:
         module: what each of them runs, with the side as its argument.
         side: what they train.
         environment: in which they are started, beside RANK.
+        inside: what comes in front of the command of each, e.g. to start it on another host; () is nothing.
     """
 
-    def __init__(self, module: str, side: Side, environment: Mapping[str, str]):
+    def __init__(
+        self, module: str, side: Side, environment: Mapping[str, str], inside: Sequence[Sequence[str]] = ()
+    ):
         self.ranks = list[subprocess.Popen]()
         atexit.register(self.close)  # one that waits for another that is gone would stay for ever
         for rank in range(side.K):
-            self.ranks.append(start(module, side, {**environment, RANK: str(rank)}))
+            before = inside[rank] if inside else ()
+            self.ranks.append(start(module, side, {**environment, RANK: str(rank)}, before))
         self.answers = [answer(rank) for rank in self.ranks]
 
     def ask(self, what: dict[str, int]) -> list[dict[str, Any]]:
@@ -65,9 +69,9 @@ def pin() -> None:
     os.sched_setaffinity(0, [cores[int(os.environ[RANK]) % len(cores)]])
 
 
-def start(module: str, side: Side, environment: Mapping[str, str]) -> subprocess.Popen:
+def start(module: str, side: Side, environment: Mapping[str, str], before: Sequence[str] = ()) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(dataclasses.asdict(side))],
+        [*before, sys.executable, "-m", module, json.dumps(dataclasses.asdict(side))],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ class WorkerDied(Exception):
 
 
 class Worker:
-    """The process of a side, and its newest answer."""
+    """The process of a side, and its newest answer. environment: of the process, beside what its side wants."""
 
-    def __init__(self, side: Side, cores: Sequence[int]):
+    def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
         self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
         ours = os.sched_getaffinity(0)
@@ -38,7 +38,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
                 cwd=ROOT,
-                env=side_specs.environment(side),
+                env={**side_specs.environment(side), **(environment or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -46,6 +46,7 @@ class JoinedPeers(Peers):
     def __init__(self, process: int, processes: int, seconds: float, notices: Notices):
         self.process, self.processes, self.seconds, self.notices = process, processes, seconds, notices
         self.shared = 0  # exchanges so far
+        self.silence = ""  # what was found out about a process that does not answer
         self.condition = Condition()
         self.calls, self.meetings = 0, 0
         self.mine: dict[str, Any] = {}
@@ -62,14 +63,18 @@ class JoinedPeers(Peers):
 
     def wait(self, name: str, process: int) -> str:
         """Waits for a notice of another process, which is named if it is late."""
-        began = time.monotonic()
-        while (text := self.notices.wait(name, LATE_SECONDS)) is None:
+        began, waited = time.monotonic(), 0.0
+        while True:
+            seconds = 0.0 if self.silence else min(LATE_SECONDS, self.seconds - waited)
+            if (text := self.notices.wait(name, seconds)) is not None:
+                return text
             waited = time.monotonic() - began
-            if waited > self.seconds:
-                raise Silent(f"process {process} has not answered for {waited:,.0f} s.")
+            if waited >= self.seconds:
+                self.silence = self.silence or f"process {process} has not answered for {waited:,.0f} s."
+            if self.silence:  # perhaps another thread's: nobody waits for the same end a second time
+                raise Silent(self.silence)
             fact = f"process {self.process} has waited {waited:,.0f} s for process {process}"
             print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
-        return text
 
     def on_one_core(self) -> bool:
         """Whether process 0 may use one core only. All act alike, as the last bits depend on it."""

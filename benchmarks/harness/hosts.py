@@ -1,0 +1,220 @@
+"""Several hosts on one machine: network namespaces of Linux, joined by wires that can be cut and made slow.
+
+A namespace has its own interfaces, addresses and ports, so a process in it reaches the others over the network only.
+The bridges lie in a namespace of their own, the switch. Nothing is changed outside these namespaces, and removing them
+removes everything.
+
+    Hosts(3)                   a wire from each host to one bridge
+    Hosts(3, pairwise=True)    a wire and a bridge for each two hosts, so that any pair can be parted
+    Hosts(2, relay=True)       each host is also joined to `benchmarks.harness.relay`, which delays packets; `become`
+                               chooses latency and bandwidth while programs are connected
+"""
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+
+from benchmarks.harness.turns import ROOT
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule.simulator import Link
+
+NAMED = "fdgjax"  # namespaces are called fdgjax-<process id>-<name>
+TOOLS = ("ip", "tc", "nsenter")
+NAMES = Path("/run/netns")
+BURST_SECONDS = 1e-3  # of a token bucket: it may lag behind so long, and catches up
+LEAST_BURST = 2**17  # bytes: two packets of the largest size
+QUEUE_BYTES = 2**26  # that wait for a token bucket
+# Bytes of a packet where there is a relay, which handles them one by one. It is the same for both ways, because the two
+# ends of a connection agree on it when they connect.
+LARGE_PACKETS = "65000"
+WIRE, DELAYED = "wire", "delayed"  # interfaces of a host: to the bridge, and to the relay
+
+
+def missing() -> str:
+    """Why there can be no such hosts here; "" if there can."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are Linux's"
+    if absent := [tool for tool in TOOLS if shutil.which(tool) is None]:
+        return f"the program {absent[0]} is missing (Debian: iproute2, util-linux)"
+    if os.geteuid():
+        return "network namespaces need root"
+    name = f"{NAMED}-{os.getpid()}-try"
+    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return f"this system has no network namespaces ({tried.stderr.strip()})"
+    ip("netns", "del", name)
+    return ""
+
+
+def relay_missing() -> str:
+    """Why there can be no latency here; "" if there can."""
+    return missing() or ("" if os.access("/dev/net/tun", os.R_OK | os.W_OK) else "there is no /dev/net/tun to open")
+
+
+def ip(*words: str) -> None:
+    """Runs `ip`. Raises BadInput with what it said if it fails."""
+    run("ip", *words)
+
+
+def run(*words: str) -> None:
+    """Runs a command. Raises BadInput with what it said if it fails."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BadInput(f"{' '.join(words)}: {done.stderr.strip() or done.stdout.strip()}. Is this root on Linux?")
+
+
+def sweep() -> None:
+    """Removes the namespaces of processes that were killed before they could."""
+    for path in NAMES.glob(f"{NAMED}-*"):
+        owner = path.name.split("-")[1]
+        if not (owner.isdecimal() and os.path.exists(f"/proc/{owner}")):
+            subprocess.run(["ip", "netns", "del", path.name], capture_output=True, check=False)
+
+
+class Hosts:
+    """Hosts 0, 1, ... with the addresses 10.77.0.1, 10.77.0.2, ... A context that removes them.
+
+    Arguments:
+        count: how many, 2 to 200.
+        pairwise: whether each two have a wire of their own.
+        relay: whether there is a second way between them, with latency.
+        settings: of the network in each host, e.g. {"net.ipv4.tcp_wmem": "4096 16384 4194304"}.
+
+    Raises:
+        BadInput: they cannot be made.
+    """
+
+    def __init__(
+        self, count: int, pairwise: bool = False, relay: bool = False, settings: Mapping[str, str] | None = None
+    ):
+        sweep()
+        self.count, self.pairwise, self.relay = count, pairwise, None
+        self.addresses = [f"10.77.0.{number + 1}" for number in range(count)]
+        self.switch = f"{NAMED}-{os.getpid()}-switch"
+        self.names = [f"{NAMED}-{os.getpid()}-{number}" for number in range(count)]
+        atexit.register(self.close)
+        try:
+            for name in (self.switch, *self.names):
+                ip("netns", "add", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            for name, address in zip(self.names, self.addresses, strict=True):
+                ip("-n", name, "address", "add", f"{address}/32", "dev", "lo")  # whatever the way to it
+                for key, value in (settings or {}).items():
+                    run(*entering(name), "sysctl", "-q", "-w", f"{key}={value}")
+            self.connect(large=relay)
+            if relay:
+                self.relay = self.start_relay()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Hosts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the relay and removes the namespaces. Processes in them must have ended."""
+        atexit.unregister(self.close)
+        if self.relay is not None:
+            self.relay.kill()
+            self.relay.communicate()
+        for name in (*self.names, self.switch):
+            if (NAMES / name).exists():
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def inside(self, number: int) -> list[str]:
+        """What comes in front of a command so that it runs on a host."""
+        return entering(self.names[number])
+
+    def connect(self, large: bool) -> None:
+        """Lays the wires. large: whether they take large packets."""
+        if self.pairwise:
+            for a, b in combinations(range(self.count), 2):
+                self.bridge(f"b{a}-{b}")
+                self.plug(a, f"to{b}", f"b{a}-{b}", large)
+                self.plug(b, f"to{a}", f"b{a}-{b}", large)
+        else:
+            self.bridge("bridge")
+            for number in range(self.count):
+                self.plug(number, WIRE, "bridge", large)
+        for number in range(self.count):
+            self.lead(number, "to{}" if self.pairwise else WIRE)
+
+    def bridge(self, name: str) -> None:
+        """Makes a bridge."""
+        ip("-n", self.switch, "link", "add", name, "type", "bridge")
+        ip("-n", self.switch, "link", "set", name, "up")
+
+    def plug(self, number: int, interface: str, bridge: str, large: bool) -> None:
+        """Lays a wire from an interface of a host to a bridge."""
+        host, port = self.names[number], f"{number}-{interface}"
+        ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", host)
+        for name, end in ((self.switch, port), (host, interface)) if large else ():
+            ip("-n", name, "link", "set", end, "mtu", LARGE_PACKETS)
+        ip("-n", self.switch, "link", "set", port, "master", bridge, "up")
+        ip("-n", host, "link", "set", interface, "up")
+
+    def lead(self, number: int, interface: str) -> None:
+        """Makes a host reach all others through an interface. interface: {} in it stands for the other's number."""
+        for other, address in enumerate(self.addresses):
+            if other != number:
+                way = ["dev", interface.format(other), "src", self.addresses[number]]
+                ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
+
+    def start_relay(self) -> subprocess.Popen:
+        """Starts the relay and gives each host one end of it."""
+        command = [*entering(self.switch), sys.executable, "-m", "benchmarks.harness.relay", *self.addresses]
+        relay = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert relay.stdout
+        for host in self.names:
+            device = relay.stdout.readline().strip()
+            if not device:
+                raise BadInput("the relay ended; what it said is above.")
+            ip("-n", self.switch, "link", "set", device, "netns", host)
+            ip("-n", host, "link", "set", device, "name", DELAYED, "mtu", LARGE_PACKETS, "txqueuelen", "4000", "up")
+        return relay
+
+    def become(self, wire: Link) -> None:
+        """From now on, packets between any two hosts take the latency more, and each host sends with the bandwidth.
+
+        Nothing may be on its way. Raises BadInput for a latency if there is no relay.
+        """
+        if wire.latency_seconds:
+            if self.relay is None:
+                raise BadInput("these hosts have no relay, so there is no latency. Make them with relay=True.")
+            assert self.relay.stdin
+            self.relay.stdin.write(f"{float(wire.latency_seconds)}\n")
+            self.relay.stdin.flush()
+        used = DELAYED if wire.latency_seconds else WIRE
+        for number, host in enumerate(self.names):
+            self.lead(number, used)
+            for interface in (WIRE, *([DELAYED] if self.relay else [])):  # fails where there is none
+                subprocess.run(["tc", "-n", host, "qdisc", "del", "dev", interface, "root"], stderr=subprocess.DEVNULL)
+            if slow := wire.seconds_per_byte:
+                burst = max(LEAST_BURST, round(BURST_SECONDS / slow))
+                words = ["rate", f"{round(8 / slow)}bit", "burst", str(burst), "limit", str(QUEUE_BYTES)]
+                run("tc", "-n", host, "qdisc", "add", "dev", used, "root", "tbf", *words)
+
+    def relay_seconds(self) -> float:
+        """The processor time that the relay has used so far."""
+        if self.relay is None:
+            return 0.0
+        fields = Path(f"/proc/{self.relay.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # user and system
+
+    def cut(self, number: int, other: int | None = None) -> None:
+        """Cuts the wire between two hosts, or that of one to all others. What is on its way is lost."""
+        port = f"{number}-{WIRE if other is None else f'to{other}'}"
+        ip("-n", self.switch, "link", "set", port, "nomaster")
+
+
+def entering(name: str) -> list[str]:
+    """What comes in front of a command so that it runs in a namespace."""
+    return ["nsenter", f"--net={NAMES / name}"]

@@ -1,0 +1,76 @@
+"""What a network between two hosts is really like: the time there and back, and the speed of a long stream over TCP.
+
+    python -m benchmarks.harness.wire_probe ADDRESS PORT          answers, until its one visitor has left
+    python -m benchmarks.harness.wire_probe ADDRESS PORT BYTES    visits it, and prints both as JSON
+"""
+
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+PORT = 7171
+ROUNDS = 10
+STREAMS = 4  # the first ones only open the window of the connection
+HEAD = 8  # bytes that say how many will follow
+
+
+def answer(address: str, port: int) -> None:
+    """Takes what a visitor sends, and answers each time with one byte."""
+    with socket.create_server((address, port)) as server:
+        print("ready", flush=True)
+        visitor, _ = server.accept()
+        with visitor:
+            visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while head := visitor.recv(HEAD, socket.MSG_WAITALL):
+                left = int.from_bytes(head, "big")
+                while left:
+                    left -= len(visitor.recv(min(left, 2**20)))
+                visitor.sendall(b"!")
+
+
+def visit(address: str, port: int, size: int) -> dict[str, Any]:
+    """Returns: round_trip_seconds (median) and bytes_per_second of the last stream."""
+    with socket.create_connection((address, port)) as server:
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def seconds(count: int) -> float:
+            start = time.perf_counter()
+            server.sendall(count.to_bytes(HEAD, "big") + bytes(count))
+            server.recv(1)
+            return time.perf_counter() - start
+
+        there_and_back = statistics.median([seconds(0) for _ in range(ROUNDS)])
+        took = [seconds(size) for _ in range(STREAMS)][-1]
+    return {"round_trip_seconds": there_and_back, "bytes_per_second": size / (took - there_and_back)}
+
+
+def measured(inside: Sequence[Sequence[str]], address: str, size: int) -> dict[str, Any]:
+    """What `visit` finds between two hosts.
+
+    Arguments:
+        inside: what comes in front of a command on the visitor's host and on the other.
+        address: the other host's.
+        size: bytes of a stream.
+    """
+    command = [sys.executable, "-m", __name__, address, str(PORT)]
+    with subprocess.Popen([*inside[1], *command], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout
+            server.stdout.readline()
+            done = subprocess.run([*inside[0], *command, str(size)], stdout=subprocess.PIPE, text=True, check=True)
+        finally:
+            server.kill()
+    return json.loads(done.stdout)
+
+
+if __name__ == "__main__":
+    where, listening, *sizes = sys.argv[1:]
+    if sizes:
+        print(json.dumps(visit(where, int(listening), int(sizes[0]))))
+    else:
+        answer(where, int(listening))

@@ -1,0 +1,260 @@
+"""FDG in processes on hosts of their own over slow networks, beside what the simulator predicts.
+
+    .venv/bin/python -m benchmarks.network
+    .venv/bin/python -m benchmarks.network --networks 10ms,1Gbit/s 50ms,100Mbit/s --windows system
+
+The hosts are network namespaces of this machine (benchmarks.harness.hosts; Linux, root). Each of the K processes is in
+one of them and on a core of its own. A network has a latency, which a relay adds to every packet each way, and a
+bandwidth each way, which a token bucket limits. Networks take turns while the same processes stay connected: a turn is
+a window on each of them. A window after a change follows a shorter one that does not count.
+
+The prediction is that of `benchmarks.simulate --processes K --link LATENCY,BANDWIDTH`, with the time of each operation
+measured in the same processes before each turn, one operation at a time, without latency and at full speed. A process
+has one core, so what its host thread needs to dispatch an operation is part of the operation's time. It is made twice:
+
+    of the link      a message takes the latency, and its bytes over the bandwidth
+    of messages      it takes what such a message takes alone on this network: measured in each turn between the same
+                     processes, by the same copies. So this has what TCP does to a message in addition
+
+--windows says how much TCP may send before it is acknowledged: `large` (64 MiB; a window stays open while a connection
+rests, and `reno` fills it) or what this `system` has. Over latency, a system's usual windows are smaller than what
+is on its way at full bandwidth, and then they limit the speed.
+
+Before training, a plain TCP connection measures each network: the time there and back, and a stream of 16 MB. So the
+table shows what the relay adds, and that it lets through what a network is said to have. The relay computes, too: it
+takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network would not wait for a free core.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
+from benchmarks.harness.joined import COORDINATOR, HOSTS
+from benchmarks.harness.side_specs import Side
+from benchmarks.harness.turns import Worker, command, say
+from fdg_jax import models
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule.simulator import Link, Machine, predict
+
+NETWORKS = (
+    "none", "0,10Gbit/s", "0,1Gbit/s", "0,100Mbit/s", "1ms,1Gbit/s", "10ms,1Gbit/s", "50ms,1Gbit/s", "50ms,100Mbit/s",
+)  # fmt: skip
+PORT = 1234  # at which process 0 listens on its host
+STREAM_BYTES = 2**24
+BOUND_PERCENT = 10.0  # the prediction is to be within this of what is measured
+LARGE = {
+    "net.ipv4.tcp_congestion_control": "reno",
+    "net.ipv4.tcp_wmem": "4096 16384 67108864",
+    "net.ipv4.tcp_rmem": "4096 131072 67108864",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+}
+WINDOWS: Mapping[str, Mapping[str, str]] = {"large": LARGE, "system": {}}
+
+
+class Turn(NamedTuple):
+    """What was measured of a network in a turn.
+
+    images_per_second: of the window. link, messages: what the two predictions say. seconds: of a message alone, by
+        (what, receiving stage). relay_percent, others_percent: of the cores' time in the window.
+    """
+
+    images_per_second: float
+    link: float
+    messages: float
+    seconds: Mapping[tuple[str, int], float]
+    relay_percent: float
+    others_percent: float
+
+
+def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tuple[str, int], float]) -> Machine:
+    """A core for each stage.
+
+    Arguments:
+        timed: what benchmarks.harness.operation_times.measure has returned.
+        link: between any two stages.
+        size: of a message by (what, receiving stage), in what the link's speed is in.
+    """
+    host, device = timed["alone"]["host"], timed["alone"]["device"]
+
+    def seconds(kind: str, k: int) -> float:
+        # Every process dispatches all messages, its own or not, on its one core.
+        sends = sum(host[name] for name in host if name.startswith("send")) / 2 if kind in "FB" else 0.0
+        return device.get(f"{kind}/{k}", 0.0) + host.get(f"{kind}/{k}", 0.0) + sends
+
+    def size_of(box: Box, op: Op) -> float:
+        return size[box.what, box.k]
+
+    return Machine(
+        machines.memoised(seconds), size_of, link, run_ahead=timed["run_ahead"], processes=range(side.K)
+    )
+
+
+def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any], given: argparse.Namespace) -> Turn:
+    """A window on a network, and its predictions."""
+    side, schedule = worker.side, side_specs.schedule_of(worker.side)
+    there.become(link)
+    worker.ask({"run": given.settle})
+    before = there.relay_seconds()
+    worker.window()
+    window = worker.windows[-1]
+    relay = 100 * (there.relay_seconds() - before) / (side.cores * window["seconds"])
+    bytes_of, seconds = dict[tuple[str, int], float](), dict[tuple[str, int], float]()
+    for what, _, to, size, tries in worker.ask({"messages": given.tries})["messages"]:
+        bytes_of[what, to + 1] = size  # stage k is in process k - 1
+        seconds[what, to + 1] = statistics.median(tries)
+    of_link = predict(schedule, machine(timed, side, link, bytes_of)).seconds
+    # What is not latency occupies the link.
+    beyond = {key: max(0.0, each - link.latency_seconds) for key, each in seconds.items()}
+    alone = Link(link.latency_seconds, 1.0)
+    of_messages = predict(schedule, machine(timed, side, alone, beyond)).seconds
+    predicted = side.batch_size / of_link, side.batch_size / of_messages
+    return Turn(window["images_per_second"], *predicted, seconds, relay, max(0.0, window["others_percent"] - relay))
+
+
+def row(
+    text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: argparse.Namespace
+) -> dict[str, Any]:
+    """The row of a network. probe: what benchmarks.harness.wire_probe has measured of it."""
+    measured = [each.images_per_second for each in turns]
+    ratios = {
+        name: [getattr(each, name) / each.images_per_second for each in turns] for name in ("link", "messages")
+    }
+    return {
+        "benchmark": "network",
+        **worker.about,
+        "network": text,
+        "latency_seconds": link.latency_seconds,
+        "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None,
+        "windows": given.windows,
+        "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="utf-8").strip()
+        if given.windows == "system"
+        else LARGE["net.ipv4.tcp_congestion_control"],
+        "rounds": given.rounds,
+        "batches_per_window": given.steps,
+        "images_per_second": [round(each, 4) for each in measured],
+        "predicted_of_link": [round(each.link, 4) for each in turns],
+        "predicted_of_messages": [round(each.messages, 4) for each in turns],
+        "ratio_of_link": [round(each, 4) for each in ratios["link"]],
+        "ratio_of_messages": [round(each, 4) for each in ratios["messages"]],
+        "message_seconds": {
+            f"{what} to {k}": [round(each.seconds[what, k], 6) for each in turns] for what, k in turns[0].seconds
+        },
+        "round_trip_seconds": probe["round_trip_seconds"],
+        "stream_bytes_per_second": probe["bytes_per_second"],
+        "relay_percent": round(statistics.median(each.relay_percent for each in turns), 1),
+        "others_percent": round(statistics.median(each.others_percent for each in turns), 1),
+        **report.machine(),
+    }
+
+
+def joined(given: argparse.Namespace, cores: int) -> Side:
+    """The side that is measured. Raises BadInput where it cannot be."""
+    if given.K < 2:
+        raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
+    models.blocks(given.model, 10)  # refuses what is no model
+    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
+    side = side_specs.parse(f"{given.method}:processes=each", common, "", given.split)
+    side_specs.check([side], cores)
+    return side
+
+
+def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures all networks."""
+    links = {text: machines.link(text) for text in given.networks}
+    if why := hosts.relay_missing():
+        raise BadInput(f"there are no hosts to measure between: {why}. Run it as root on Linux.")
+    cores = side_specs.cores_available()
+    side = joined(given, len(cores))
+    with hosts.Hosts(given.K, relay=True, settings=WINDOWS[given.windows]) as there:
+        inside = [there.inside(number) for number in range(given.K)]
+        probes = {}
+        for text, link in links.items():
+            there.become(link)
+            probes[text] = wire_probe.measured(inside[:2], there.addresses[1], STREAM_BYTES)
+        there.become(Link())
+        meeting = {HOSTS: json.dumps(inside), COORDINATOR: f"{there.addresses[0]}:{PORT}"}
+        say(f"{side.name}: compiling, on {given.K} hosts")
+        with Worker(side, cores, meeting) as worker:
+            worker.about, worker.batches = worker.answer(), given.steps
+            turns: dict[str, list[Turn]] = {text: [] for text in links}
+            for number in range(given.rounds):
+                there.become(Link())
+                worker.ask({"run": given.settle})
+                timed = worker.time_operations(given.batches)
+                for text, link in links.items() if number % 2 == 0 else reversed(links.items()):
+                    found = turn(there, worker, link, timed, given)
+                    turns[text].append(found)
+                    about = f"measured {found.images_per_second:.1f}, predicted {found.link:.1f}, {found.messages:.1f}"
+                    say(f"turn {number + 1} of {given.rounds}, {text}, images/s: {about}")
+            return [row(text, links[text], worker, turns[text], probes[text], given) for text in links]
+
+
+def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+    head = ["network", "there and back ms", "TCP stream Mbit/s", "a message alone ms"]
+    head += ["images/s measured", "predicted of the link", "predicted / measured", "predicted of messages"]
+    head += ["predicted / measured", f"within {BOUND_PERCENT:.0f}%"]
+
+    def within(row: Mapping[str, Any]) -> str:
+        near = [abs(statistics.median(row[name]) - 1) <= BOUND_PERCENT / 100
+                for name in ("ratio_of_link", "ratio_of_messages")]  # fmt: skip
+        return " and ".join("yes" if each else "**no**" for each in near)
+
+    body = [
+        [
+            row["network"],
+            f"{1e3 * row['round_trip_seconds']:.2f}",
+            f"{8e-6 * row['stream_bytes_per_second']:,.0f}",
+            ", ".join(f"{name}: {1e3 * statistics.median(each):.1f}" for name, each in row["message_seconds"].items()),
+            report.spread(row["images_per_second"], 1),
+            f"{statistics.median(row['predicted_of_link']):.1f}",
+            report.spread(row["ratio_of_link"], 3),
+            f"{statistics.median(row['predicted_of_messages']):.1f}",
+            report.spread(row["ratio_of_messages"], 3),
+            within(row),
+        ]
+        for row in found
+    ]
+    one = found[0]
+    pages = "on" if one["huge_pages"] else "off"
+    about = (
+        f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
+        f"{','.join(map(str, one['cuts']))} of {one['blocks']}; TCP's windows: {one['windows']} "
+        f"({one['congestion_control']}); n = {one['rounds']} windows of {one['batches_per_window']} batches: median "
+        f"(least to most), the ratios within a turn. {one['cpu']}, {one['machine_cores']} cores, Python "
+        f"{one['python']}, JAX {one['jax']}, huge pages {pages}, commit {one['commit']}. The relay took at most "
+        f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
+    )
+    return f"{report.markdown(head, body)}\n\n{about}"
+
+
+def parser() -> argparse.ArgumentParser:
+    made = report.parser("network", __doc__)
+    add = made.add_argument
+    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
+    add("--batch-size", type=report.positive, default=32, help="(default 32)")
+    add("--K", type=report.positive, default=2, help="number of stages, processes, hosts and cores (default 2)")
+    add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
+    add("--split", default="balanced", help="balanced (default), paper, even or block numbers")
+    networks = f"none, or <latency>,<bandwidth> such as 10ms,1Gbit/s; without latency 0 (default {' '.join(NETWORKS)})"
+    add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
+    add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
+    add("--rounds", type=report.positive, default=5, help="windows on each network (default 5)")
+    add("--steps", type=report.positive, default=12, help="batches of a window (default 12)")
+    add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
+    add("--batches", type=report.positive, default=6, help="batches whose operations are timed in a turn (default 6)")
+    add("--tries", type=report.positive, default=3, help="messages that are timed alone in a turn (default 3)")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return command(parser(), rows, table, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
