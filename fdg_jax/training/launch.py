@@ -86,7 +86,7 @@ def prepare_and_run(
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
         opening(job, path, known, resumed=before is not None)
-        return trained(job, path, program, signals, begun)
+        return run_tracked(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
 
@@ -96,7 +96,7 @@ def begin_tracking(begun: "Session", path: Path, config: dict[str, Any]) -> None
     begun.record.trackers = trackers.opened(begun.start.track, path, config, begun.resumed)
 
 
-def trained(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
+def run_tracked(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, in this process, to its end in the trackers; returns the exit code."""
     code = 1
     try:
