@@ -74,7 +74,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         begun = session.begin(job, plan.new, resume=True)._replace(start=words.start)
         peers.told(lambda: launch.begin_tracking(begun, plan.new, reading.config(plan.new)))
         launch.opening(job, plan.new, stages.facts(job), resumed=True)
-        return launch.trained(job, plan.new, program, signals, begun)
+        return launch.run_tracked(job, plan.new, program, signals, begun)
 
 
 def planned(asked: Options, given: frozenset[str], program: Program) -> Plan:
