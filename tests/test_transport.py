@@ -1,0 +1,36 @@
+"""The transport within a process and the one between processes owe the same (tests/transport_contract.py)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONTRACT = Path(__file__).with_name("transport_contract.py")
+SECONDS = 200  # a hang ends
+
+
+def kept_by(processes, K):
+    """What each process says that has kept the contract, in order."""
+    launch = ["-m", "fdg_jax.launch", "--processes", str(processes), "--"] if processes > 1 else []
+    words = [sys.executable, *launch, str(CONTRACT), str(K)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [json.loads(line[line.index("{") :]) for line in done.stdout.splitlines() if '"stages"' in line]
+    return sorted(said, key=lambda one: one["process"])
+
+
+@pytest.mark.parametrize(
+    ("processes", "K", "stages"),
+    [
+        (1, 3, [[1, 2, 3]]),
+        pytest.param(2, 3, [[1, 2], [3]], marks=pytest.mark.slow),
+        pytest.param(3, 3, [[1], [2], [3]], marks=pytest.mark.slow),
+    ],
+)
+def test_a_transport_keeps_the_contract(processes, K, stages):
+    said = kept_by(processes, K)
+    assert [one["stages"] for one in said] == stages
+    for one in said:  # with three stages each one writes to both others
+        assert {k for what, k, _ in one["noted"] if what == "x"} == set(range(1, K + 1)) - set(one["stages"])
