@@ -74,13 +74,13 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
     first: it is block 0, whose input needs no gradient.
     """
     clock = time.process_time if device.platform == "cpu" else time.perf_counter
-    made = functions.functions(block, recipe.paper_sgd(0.1))
     random = np.random.default_rng(0)
 
     def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing; integers become 0
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
     seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
+    made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
     params, extra = functions.split_variables(seen.variables)
     extra |= {"rng": jax.ShapeDtypeStruct((2,), jnp.uint32)} if seen.draws else {}
     momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)

@@ -13,10 +13,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.errors import LazyInitError
 
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.stage.functions import init_variables, takes_train
+from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, takes_train, without_sown
 from fdg_jax.stage.shapes import describe
 
 Split = tuple[int, ...]
@@ -79,7 +80,7 @@ def cuts_of(stages: Sequence[nn.Module]) -> Split | None:
 
 
 def init_whole(
-    blocks: Sequence[nn.Module], key: jax.Array, example_x: jax.Array | jax.ShapeDtypeStruct
+    blocks: Sequence[nn.Module], key: jax.Array, example_x: Any
 ) -> dict[str, Any]:
     """The initial variables of the whole network. No forward pass is run.
 
@@ -90,12 +91,18 @@ def init_whole(
     Arguments:
         blocks: the network.
         key: a JAX random key.
-        example_x: a batch of inputs, or its shape and dtype.
+        example_x: a tree of arrays, a batch of inputs; or their shapes and dtypes.
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}.
     """
-    shape = jax.ShapeDtypeStruct(example_x.shape, example_x.dtype)
-    return dict(whole(blocks).lazy_init({"params": key, "dropout": key}, shape, True))
+    shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example_x)
+    network, keys = whole(blocks), {"params": key, DROPOUT: key}
+    try:
+        return without_sown(network.lazy_init(keys, shape, True, mutable=INITIAL))
+    except LazyInitError:  # values that a forward pass computes: what blocks sow, which is then left out
+        made = jax.eval_shape(lambda keys, x: dict(network.init(keys, x, True, mutable=INITIAL)), keys, shape)
+        kept = list(without_sown(made))
+        return dict(network.lazy_init(keys, shape, True, mutable=kept))
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:
@@ -254,7 +261,7 @@ def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
     train: dict[str, Any] = {"train": True} if takes_train(block) else {}
 
     def run(variables, x, key):
-        return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"dropout": key})[0]
+        return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"params": key, DROPOUT: key})[0]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
     analysis: Any = forward.lower(variables, x, key).cost_analysis() or {}

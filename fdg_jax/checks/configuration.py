@@ -26,6 +26,7 @@ from fdg_jax.checks.arguments import (
 )
 from fdg_jax.checks.batches import check_example
 from fdg_jax.corrections.interface import Correction, Late
+from fdg_jax.errors import BadInput
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec
 from fdg_jax.stage.precision import precision
@@ -127,7 +128,8 @@ class Configuration:
         stages = list(zip(self.stages, self.compute, self.other_weights, strict=True))
         shapes = check_shapes(stages, self.loss, self.optimizer, self.preprocess, example, variables)
         corrected, specs = self.stage_corrections(), []
-        for k, (module, compute, x) in enumerate(zip(self.stages, self.compute, shapes.inputs, strict=True), 1):
+        self.check_sown(shapes.compute)
+        for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
             made = shapes.inits[k - 1](stage_key) if variables is None else copied(variables[k - 1])
             if shapes.draws[k - 1]:
@@ -154,6 +156,16 @@ class Configuration:
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
+
+    def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
+        """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
+        sowing = [k for k, each in enumerate(compute, 1) if each.sows and k < self.K]
+        if sowing and self.schedule.micro_batches > 1:
+            raise BadInput(
+                f"stage k={sowing[0]} sows losses, and method {self.method.name} cuts a batch into "
+                f"{self.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
+                "micro_batches=1, or another method."
+            )
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of

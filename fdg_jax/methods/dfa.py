@@ -15,7 +15,7 @@ import numpy as np
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import Spec, make_apply, make_functions, make_outputs
+from fdg_jax.stage.functions import LOSSES, Spec, add_sown, make_apply, make_functions, make_outputs
 from fdg_jax.stage.stage import Stage
 
 
@@ -92,9 +92,10 @@ def with_error(spec: Spec):
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
+        sown = changed.pop(LOSSES, None)
         error = jax.grad(lambda y: jnp.sum(loss(y, labels)))(jax.lax.stop_gradient(y))
         value = loss(y, labels)
-        return value, ({"loss": value, "dy": error}, changed)
+        return add_sown(value, sown), ({"loss": value, "dy": error}, changed)
 
     return make_functions(objective, make_outputs(apply, spec.compute), spec.optimizer, spec.value.dtype, spec.compute)
 

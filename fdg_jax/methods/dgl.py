@@ -19,8 +19,10 @@ from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import (
+    LOSSES,
     Spec,
     StageState,
+    add_sown,
     flax_variables,
     make_apply,
     make_functions,
@@ -85,9 +87,10 @@ class LocalLossStage(Stage):
 
         def objective(params, extra, x, labels):
             y, changed = apply(params[0], network(extra), x, train=True)
+            sown = changed.pop(LOSSES, None)
             variables = {"params": params[1], **extra["auxiliary"]}
             outputs, moved = aux.apply(variables, y, True, mutable=list(extra["auxiliary"]))
-            value = local_loss(loss, outputs, labels).astype(dtype)
+            value = add_sown(local_loss(loss, outputs, labels).astype(dtype), sown)
             return value, ({"x": y}, {**changed, "auxiliary": dict(moved)})
 
         def outputs(params, extra, x):

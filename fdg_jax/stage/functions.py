@@ -1,6 +1,7 @@
 """A Flax module as pure functions: forward pass, backward pass, update, evaluation. Engines and methods share them."""
 
 import inspect
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
@@ -16,6 +18,9 @@ from fdg_jax.stage.precision import Precision
 Array = jax.Array
 Tree = Any
 Loss = Callable[[Tree, Tree], Array]
+LOSSES = "losses"  # the collection whose sown values are added to what a stage minimises
+DROPOUT = "dropout"
+INITIAL = nn.DenyList(("intermediates", LOSSES))  # the collections of a module that is initialised
 
 
 class StageState(NamedTuple):
@@ -23,7 +28,7 @@ class StageState(NamedTuple):
 
     params: the weights.
     extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
-        a key that every forward pass splits.
+        a key that every forward pass splits. What the module sows is not kept.
     opt_state: the state of the optax optimizer.
     own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
     correction: the state of the correction of late gradients.
@@ -41,10 +46,14 @@ class ComputeOptions(NamedTuple):
 
     precision: the dtypes that it computes in.
     remat: whether the backward pass recomputes the activations, so that the VJP closure holds none.
+    streams: the random streams that the module asks for, if it draws random numbers at all.
+    sows: whether the module sows losses in training.
     """
 
     precision: Precision = Precision()
     remat: bool = False
+    streams: tuple[str, ...] = (DROPOUT,)
+    sows: bool = False
 
 
 DEFAULT_COMPUTE = ComputeOptions()  # in the dtypes that the arrays have; activations are kept
@@ -90,6 +99,10 @@ class Spec(NamedTuple):
         return self.k == self.K
 
 
+class SownLosses(Exception):
+    """A module sows losses, and what is made of it was not told so (`ComputeOptions.sows`)."""
+
+
 class Functions(NamedTuple):
     """A stage as pure functions. `labels` is None if the stage does not need them.
 
@@ -123,7 +136,25 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
     Returns: its Flax variables {"params": ..., "batch_stats": ...}.
     """
     flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
-    return dict(module.init({"params": key, "dropout": key}, x, **flag))
+    return without_sown(module.init({"params": key, DROPOUT: key}, x, mutable=INITIAL, **flag))
+
+
+def without_sown(variables: Any) -> dict[str, Tree]:
+    """Flax variables without the collections that the module has sown.
+
+    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call.
+    """
+
+    def sown(collection: Tree) -> bool:
+        values: list[Any] = list(flatten_dict(collection).values()) if isinstance(collection, Mapping) else []
+        return all(isinstance(value, tuple) for value in values) and any(len(value) == 1 for value in values)
+
+    return {name: collection for name, collection in variables.items() if not sown(collection)}
+
+
+def stream_key(key: Array, stream: str) -> Array:
+    """The key of a random stream in one forward pass. key: of the stage's forward pass, which dropout gets as it is."""
+    return key if stream == DROPOUT else jax.random.fold_in(key, zlib.crc32(stream.encode()))
 
 
 def make_apply(
@@ -131,7 +162,8 @@ def make_apply(
 ) -> Callable[..., tuple[Tree, dict[str, Tree]]]:
     """Makes apply(params, extra, x, train) -> (y, extra) of a module.
 
-    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes.
+    params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. Where the
+    module sows losses, extra[LOSSES] is their sum in training, float32 [].
     """
     flag = takes_train(module)
 
@@ -147,10 +179,16 @@ def make_apply(
             return compute.precision.outputs(y[0] if writable else y), extra
         rng = {}
         if "rng" in extra:
-            rng["rng"], arguments["rngs"] = jax.random.split(extra["rng"])
-            arguments["rngs"] = {"dropout": arguments["rngs"]}
-        y, changed = module.apply(variables, x, mutable=list(collections), **arguments)
-        return compute.precision.outputs(y), {**dict(changed), **rng}
+            rng["rng"], key = jax.random.split(extra["rng"])
+            arguments["rngs"] = {stream: stream_key(key, stream) for stream in compute.streams}
+        y, changed = module.apply(variables, x, mutable=[*collections, LOSSES], **arguments)
+        changed = {**dict(changed), **rng}
+        sown = jax.tree.leaves(changed.pop(LOSSES, ()))
+        if compute.sows:
+            changed[LOSSES] = sum((jnp.sum(value.astype(jnp.float32)) for value in sown), jnp.float32(0))
+        elif sown:
+            raise SownLosses
+        return compute.precision.outputs(y), changed
 
     return apply
 
@@ -177,10 +215,18 @@ def functions(
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
-        value = y if loss is None else loss(y, labels)
-        return value, ({"x" if loss is None else "loss": value}, changed)
+        sown = changed.pop(LOSSES, None)
+        if loss is None:
+            return y if sown is None else (y, sown), ({"x": y}, changed)
+        value = loss(y, labels)
+        return add_sown(value, sown), ({"loss": value}, changed)
 
     return make_functions(objective, make_outputs(apply, compute), optimizer, loss_dtype, compute)
+
+
+def add_sown(value: Array, sown: Array | None) -> Array:
+    """What a stage with a loss minimises. sown: the losses that its module has sown; None if there are none."""
+    return value if sown is None else value + sown.astype(value.dtype)
 
 
 def make_outputs(apply: Callable, compute: ComputeOptions) -> Callable[..., Tree]:
@@ -200,7 +246,8 @@ def make_functions(
     """Makes the functions of a stage whose backward pass starts from the value of an objective.
 
     Arguments:
-        objective: objective(params, extra, x, labels) -> (value, (messages, extra)).
+        objective: objective(params, extra, x, labels) -> (value, (messages, extra)). Of a stage without a loss that
+            sows losses, the value is (outputs, sown losses).
         outputs: the stage in evaluation mode, as `make_outputs` makes it.
         optimizer: the optax optimizer.
         loss_dtype: the dtype of the value, if it is a loss.
@@ -210,6 +257,7 @@ def make_functions(
     Returns: the functions.
     """
     precision, weights = compute.precision, weights or compute.precision.weights
+    sows = compute.sows and loss_dtype is None
 
     def forward(params, extra, x, labels=None):
         run = lambda params, x: objective(params, extra, x, labels)  # noqa: E731
@@ -219,7 +267,8 @@ def make_functions(
 
     def backward(closure, params, x, dy):
         pull = jax_internals.bind(closure, weights(params), precision.inputs(x))
-        grads, dx = pull(jnp.ones((), loss_dtype) if dy is None else dy)
+        dy = jnp.ones((), loss_dtype) if dy is None else dy
+        grads, dx = pull((dy, jnp.float32(1)) if sows else dy)
         return precision.gradients(grads, params), precision.gradients(dx, x)
 
     def update(params, opt_state, grads):

@@ -1,6 +1,7 @@
 """Checks that stages, loss, optimizer and data fit together, by `jax.eval_shape`: nothing is computed or compiled."""
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from fdg_jax.errors import BadInput, first_line, sentence
 from fdg_jax.stage.dependence import dependences
 from fdg_jax.stage.functions import (
     ComputeOptions,
+    SownLosses,
     functions,
     init_variables,
     split_variables,
@@ -37,6 +39,7 @@ class Shapes(NamedTuple):
     outputs: of stage K.
     labels, loss: of the labels and the value of the loss.
     draws: for each stage, whether it draws random numbers.
+    compute: for each stage, how it is computed, with what its module asks for.
     inits: for each stage, the jitted function that makes its Flax variables of a key. It has been traced already.
     """
 
@@ -45,6 +48,7 @@ class Shapes(NamedTuple):
     labels: Tree
     loss: jax.ShapeDtypeStruct
     draws: list[bool]
+    compute: list[ComputeOptions]
     inits: list[Callable[[jax.Array], dict[str, Tree]]]
 
 
@@ -85,13 +89,13 @@ def check_shapes(
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
-    inputs, draws, inits, before = [], [], [], f"the input is {describe(x)}"
+    inputs, draws, computes, inits, before = [], [], [], [], f"the input is {describe(x)}"
     for k, (module, compute, other) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
         way_out, fact = check_switch(who, module), f"{who} cannot take {describe(x)}; {before}."
         seen = trace_or_refuse(fact, trace_module, module, compute, x, way_out=way_out)
-        y, made = seen.y, seen.variables
+        y, made, compute = seen.y, seen.variables, seen.compute
         check_evaluation(who, module, compute, made, x)
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
             fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"
@@ -104,6 +108,7 @@ def check_shapes(
         if other == CURRENT:  # the other case is feedback weights, which replace matrices only
             check_kept_weights(who, module, compute, seen, x)
         draws.append(seen.draws)
+        computes.append(compute)
         inits.append(seen.init)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     fact = f"the loss cannot take outputs {describe(x)} with labels {describe(labels)}."
@@ -113,7 +118,7 @@ def check_shapes(
         raise BadInput(f"{found}, not one number.")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
-    return Shapes(inputs, x, labels, value, draws, inits)
+    return Shapes(inputs, x, labels, value, draws, computes, inits)
 
 
 def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
@@ -189,6 +194,7 @@ class TracedModule(NamedTuple):
     kept: the arrays in its stripped VJP closure.
     variables: its Flax variables.
     draws: whether it draws random numbers.
+    compute: how it is computed: as asked for, with the random streams and sown losses that were found.
     init: the jitted function that makes its variables of a key.
     """
 
@@ -196,6 +202,7 @@ class TracedModule(NamedTuple):
     kept: list[jax.ShapeDtypeStruct]
     variables: Tree
     draws: bool
+    compute: ComputeOptions
     init: Callable[[jax.Array], dict[str, Tree]]
 
 
@@ -204,10 +211,18 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
     # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
     init = jax.jit(lambda key: unfreeze(init_variables(module, key, compute.precision.example(zeros(x)))))
     variables = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
-    try:
-        return TracedModule(*forward_shapes(module, compute, variables, x, False), variables, False, init)
-    except flax.errors.InvalidRngError:  # a module that draws random numbers finds no key
-        return TracedModule(*forward_shapes(module, compute, variables, x, True), variables, True, init)
+    streams: tuple[str, ...] = ()
+    while True:
+        compute, draws = compute._replace(streams=streams), bool(streams)
+        try:
+            return TracedModule(*forward_shapes(module, compute, variables, x, draws), variables, draws, compute, init)
+        except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
+            asked = re.search(r'needs PRNG for "(.+?)"', str(error))
+            if not asked or asked[1] in streams:
+                raise
+            streams += (asked[1],)
+        except SownLosses:
+            compute = compute._replace(sows=True)
 
 
 def forward_shapes(
