@@ -1,46 +1,118 @@
-"""The command `python -m fdg_jax.schedule`: draws the schedule of a method."""
+"""The command `python -m fdg_jax.schedule`: shows the schedule of a method as text, a picture, a trace or a page."""
 
+import argparse
+import json
 import sys
-from collections.abc import Sequence
+import tempfile
+import webbrowser
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.machine import output
+from fdg_jax.methods.interface import Method
 from fdg_jax.options.parser import Parser
-from fdg_jax.schedule.core import check_K
+from fdg_jax.schedule.core import Schedule, check_K
 from fdg_jax.schedule.summary import describe
+
+
+def parser() -> Parser:
+    """The flags."""
+    made = Parser(
+        prog="python -m fdg_jax.schedule",
+        description="Show a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t, "
+        "and which weights each gradient belongs to. As text, unless a file is asked for.",
+    )
+    add = made.add_argument
+    add("--K", type=int, default=3, help="number of stages (default 3)")
+    add("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
+    add("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
+    add("--order", help="fdg: backward-first (the paper's, default) or forward-first")
+    add("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
+    add("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
+    add("--html", type=Path, metavar="FILE", help="write the explorer, a page that needs no network: every method, "
+        "K up to 8, times, weight versions, where late gradients become unstable")  # fmt: skip
+    add("--open", action="store_true", help="show the explorer in the browser (without --html in a temporary file)")
+    add("--measured", type=Path, metavar="FILE", help="timeline.json of benchmarks.timeline, for the explorer")
+    add("--svg", type=Path, metavar="FILE", help="write the schedule as a picture")
+    add("--trace", type=Path, metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+    return made
 
 
 @output.forgiving()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0, or 2 for bad input."""
-    parser = Parser(
-        prog="python -m fdg_jax.schedule",
-        description="Draw a method's schedule: which stage runs forward (F) and backward (B) on which batch at tick t.",
-    )
-    parser.add_argument("--K", type=int, default=3, help="number of stages (default 3)")
-    parser.add_argument("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
-    parser.add_argument("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
-    parser.add_argument("--order", help="fdg: backward-first (the paper's, default) or forward-first")
-    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
-    parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
+    method = "the asked one"
     try:
-        given = parser.parse_args(arguments)
+        given = parser().parse_args(arguments)
+        method = given.method
         check_K(given.K)
         if given.ticks is not None and given.ticks < 1:
             raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
-        method = methods.find(given.method)
-        asked = {name: getattr(given, name) for name in ("order", "accumulate", "micro_batches")}
-        options = {name: value for name, value in asked.items() if value is not None}
-        schedule = method.schedule(given.K, **method.accepted(options)[0])
-        print(describe(schedule, given.ticks, method.words))
+        answer(given)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ScheduleError as error:  # of a file of one's own
-        print(f"error: method {given.method}, schedule {error}", file=sys.stderr)
+        print(f"error: method {method}, schedule {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def answer(given: argparse.Namespace) -> None:
+    """Prints the schedule, or writes the files that are asked for. Raises BadInput, ScheduleError."""
+    method = methods.find(given.method)
+    asked = {name: getattr(given, name) for name in ("order", "accumulate", "micro_batches")}
+    options = {name: value for name, value in asked.items() if value is not None}
+    schedule = method.schedule(given.K, **method.accepted(options)[0])
+    wants_page = given.html is not None or given.open
+    if given.measured is not None and not wants_page:
+        raise BadInput("--measured belongs to the explorer. Add --html FILE or --open.")
+    if given.ticks is not None and wants_page:
+        raise BadInput(f"--ticks {given.ticks}: the explorer has its own. Leave it out, or --html and --open.")
+    if wants_page:
+        open_with(given, method, options)
+    if given.svg is not None or given.trace is not None:
+        draw(given, method, schedule, options)
+    if not wants_page and given.svg is None and given.trace is None:
+        print(describe(schedule, given.ticks, method.words))
+
+
+def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, Any]) -> None:
+    """Writes the explorer, and shows it where --open asks for that. Imported here: the text needs no NumPy."""
+    from fdg_jax.explorer import choices, measured, page
+
+    choices.check_start(method, given.K, options)
+    run = None if given.measured is None else measured.read(given.measured)
+    content = page.page({"method": method.name, "K": given.K, **options}, run)
+    file = given.html or Path(tempfile.mkdtemp(prefix="fdg_jax-")) / "explorer.html"
+    write("--html", file, content)
+    if given.open and not webbrowser.open(file.resolve().as_uri()):
+        print(f"No browser was found. Open {file} in one.")
+
+
+def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options: Mapping[str, Any]) -> None:
+    """Writes the picture and the trace."""
+    from fdg_jax.explorer import figure, timeline, trace
+
+    shown = timeline.timeline(schedule, method, ticks=given.ticks)
+    title = ", ".join([f"{method.name}, K={given.K}", *(f"{name} {value}" for name, value in options.items())])
+    if given.svg is not None:
+        write("--svg", given.svg, figure.figure(shown, title, given.K, method.words))
+    if given.trace is not None:
+        write("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
+
+
+def write(flag: str, file: Path, content: str) -> None:
+    """Writes a file and prints its name. Raises BadInput where it cannot be written."""
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        fact = f"{flag} {file} cannot be written: {error.strerror or error}"
+        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
+    print(file)
 
 
 if __name__ == "__main__":

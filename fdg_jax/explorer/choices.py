@@ -1,0 +1,122 @@
+"""What can be chosen in the explorer: the methods, the values of their options, K, and how long things take.
+
+The page computes nothing that a schedule decides, so every combination of these values is computed beforehand. Times
+are therefore a few steps and no continuous ranges. All are multiples of the forward pass of an ordinary stage.
+"""
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from itertools import product
+from typing import Any, NamedTuple
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
+from fdg_jax.options import values
+from fdg_jax.options.fields import Option
+from fdg_jax.schedule import Schedule
+
+STAGES = tuple(range(1, 9))
+BACKWARD = (1, 2, 3)
+LINK = (Fraction(0), Fraction(1, 2), Fraction(1), Fraction(2))
+FACTOR = (Fraction(3, 2), Fraction(2), Fraction(3))
+AUXILIARY = Fraction(1, 2)
+NUMBERS: Mapping[str, tuple[int, ...]] = {"accumulate": (1, 2, 3, 4), "micro_batches": (1, 2, 4, 8)}
+
+
+class Times(NamedTuple):
+    """How long things take, in forward passes of an ordinary stage on a whole batch.
+
+    backward: a backward pass and its update.
+    link: sending a batch's activations to the next stage, or their gradient back. One direction sends one at a time.
+    slow, factor: stage `slow` takes `factor` times as long for everything; 0 for none.
+    """
+
+    backward: int = 2
+    link: Fraction = Fraction(0)
+    slow: int = 0
+    factor: Fraction = Fraction(1)
+
+
+def times(K: int) -> Iterator[Times]:
+    """All times that can be chosen with K stages, in the order of the page's tables."""
+    slow = [(0, Fraction(1)), *product(range(1, K + 1), FACTOR)]
+    return (Times(backward, link, *pair) for backward in BACKWARD for link in LINK for pair in slow)
+
+
+class Variant(NamedTuple):
+    """A method with values of those of its options that change its schedule.
+
+    options: name -> value, of the options that can be chosen.
+    """
+
+    method: Method
+    options: Mapping[str, Any]
+
+    def schedule(self, K: int) -> Schedule:
+        return self.method.schedule(K, **self.method.accepted(self.options)[0])
+
+    @property
+    def key(self) -> str:
+        """Its name in the page's tables."""
+        return ",".join([self.method.name, *(str(value) for value in self.options.values())])
+
+
+def offered(option: Option) -> tuple[Any, ...]:
+    """The values of an option that the page offers, the default among them."""
+    if option.kind is bool:
+        return (False, True)
+    found = values.choices(option.kind) or NUMBERS.get(option.name, ())
+    return tuple(found) if option.default in found else (option.default,)
+
+
+def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
+    """The options of a method that make a difference to its schedule, with the values that the page offers."""
+    found = {}
+    for name in method.schedule_options:
+        kinds = {told(Variant(method, {name: value}), 3) for value in offered(method.declared[name])}
+        if len(kinds) > 1:
+            found[name] = offered(method.declared[name])
+    return found
+
+
+def told(variant: Variant, K: int) -> tuple[Any, ...] | None:
+    """What tells a variant from another: a steady tick, its updates and parts. None where it refuses that K."""
+    try:
+        schedule = variant.schedule(K)
+    except BadInput:
+        return None
+    return schedule.tick(4 * K + 2, None), schedule.behind, schedule.accumulate, schedule.micro_batches
+
+
+def variants(method: Method) -> list[Variant]:
+    """Every combination of a method's options that the page offers."""
+    options = choosable(method)
+    return [Variant(method, dict(zip(options, chosen, strict=True))) for chosen in product(*options.values())]
+
+
+def everything() -> Iterator[tuple[Method, list[Variant]]]:
+    """All methods, each with its variants."""
+    for name in methods.names():
+        method = methods.find(name)
+        yield method, variants(method)
+
+
+def ticks_shown(schedule: Schedule) -> int:
+    """How many ticks the page shows: enough to fill the pipeline, and to see a gradient that is late come back.
+
+    With micro-batches a tick is a batch that fills the pipeline and drains it, so fewer take the same time.
+    """
+    K, M = schedule.K, schedule.micro_batches
+    return -(-(4 * K + 6) * M // (M + K - 1)) if M > 1 else 4 * K + 6
+
+
+def check_start(method: Method, K: int, options: Mapping[str, Any]) -> None:
+    """Raises BadInput where the page has not what it is asked to open with."""
+    if K not in STAGES:
+        raise BadInput(f"--K {K}: the page has K up to {STAGES[-1]}. The text, --svg and --trace take any.")
+    on_page = choosable(method)
+    for name, value in options.items():
+        if value not in on_page.get(name, (value,)):
+            flag, has = f"--{name.replace('_', '-')}", ", ".join(map(str, on_page[name]))
+            raise BadInput(f"{flag} {value}: the page has {has}. The text, --svg and --trace take any.")

@@ -1,0 +1,54 @@
+"""Reads what `benchmarks.timeline` measured, to lay it over what the simulator predicted for the same run."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fdg_jax.errors import BadInput
+
+LARGEST = 20_000_000  # bytes of a file; that of a timeline has some hundred thousand
+MOST = 20_000  # events on the page
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The measured and the predicted operations of a file timeline.json.
+
+    Returns: {"title": what ran, "rows": number of stages, "measured": [[what, k, batch, begin, end], ...] in ms,
+        "predicted": the same}.
+
+    Raises:
+        BadInput: the file cannot be read, or is not one of `benchmarks.timeline`.
+    """
+    way_out = "Give the timeline.json that python -m benchmarks.timeline --out DIR writes."
+    try:
+        if path.stat().st_size > LARGEST:
+            raise BadInput(f"--measured {path}: the file has more than {LARGEST} bytes. {way_out}")
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"--measured {path} cannot be read: {error.strerror}. {way_out}") from None
+    except (ValueError, RecursionError):
+        raise BadInput(f"--measured {path} is no JSON file. {way_out}") from None
+    try:
+        return parsed(found)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise BadInput(f"--measured {path} is JSON, but no timeline of this project. {way_out}") from None
+
+
+def parsed(found: Any) -> dict[str, Any]:
+    """What `read` returns, of the file's content. KeyError, TypeError, ValueError where it is something else."""
+    events = found["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    made: dict[str, list[list[Any]]] = {"measured": [], "predicted": []}
+    for event in events:
+        if event["ph"] != "X" or event["cat"] == "send":
+            continue
+        k, batch, begin, took = int(event["args"]["k"]), int(event["args"]["batch"]), event["ts"], event["dur"]
+        if not (1 <= k <= 64 and batch >= 0 and math.isfinite(begin) and math.isfinite(took) and took >= 0):
+            raise ValueError(event)
+        made[processes[event["pid"]]].append([str(event["cat"]), k, batch, begin / 1e3, (begin + took) / 1e3])
+    if not made["measured"] or sum(map(len, made.values())) > MOST:
+        raise ValueError("no events, or too many")
+    side = found.get("otherData", {})
+    title = ", ".join(f"{name} {side[name]}" for name in ("side", "model", "batch_size", "K", "cores") if name in side)
+    return {"title": title.removeprefix("side "), "rows": max(e[1] for each in made.values() for e in each), **made}

@@ -1,0 +1,40 @@
+"""How large a learning rate may be where gradients are late: the exact limit on a quadratic.
+
+On h w^2 / 2 with momentum m and gradients that are n updates old, training is the recurrence
+
+    v[t+1] = m v[t] + h w[t-n],   w[t+1] = w[t] - rate v[t+1].
+
+It is stable while all roots of z^(n+1) - (1+m) z^n + m z^(n-1) + rate h lie inside the unit circle (for n = 0 after
+multiplication by z). At the limit a first pair of roots is on it, z = exp(+-iw). The rate there is real and positive,
+which gives one equation for the angle w; for m = 0 it is w = pi / (2n+1), and the limit is 2 sin(pi / (2 (2n+1))) / h.
+"""
+
+import math
+
+MOMENTA = (0.0, 0.5, 0.8, 0.9, 0.95)
+
+
+def stability_limit(staleness: int, momentum: float = 0.0) -> float:
+    """The largest learning rate times h with which the recurrence does not grow.
+
+    Arguments:
+        staleness: n, updates between a gradient's forward pass and its use; 0 or more.
+        momentum: m, in [0, 1).
+
+    Example:
+        >>> round(stability_limit(0), 6), round(stability_limit(1), 6)
+        (2.0, 1.0)
+    """
+
+    def phase(angle: float) -> float:
+        turned = math.atan2(momentum * math.sin(angle), 1 - momentum * math.cos(angle))
+        return (staleness + 0.5) * angle + turned - math.pi / 2
+
+    # The first angle at which the phase is 0: walk to the first step after it, then halve the step.
+    step = math.pi / (64 * (2 * staleness + 1))
+    low = next(step * i for i in range(1, 64 * (2 * staleness + 1) + 1) if phase(step * i) >= -1e-12) - step
+    high = low + step
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if phase(middle) < 0 else (low, middle)
+    return 2 * math.sin(high / 2) * math.hypot(1 - momentum * math.cos(high), momentum * math.sin(high))

@@ -1,0 +1,152 @@
+"""A schedule as a drawing needs it: every operation with its times, its weights and the update it makes.
+
+The times are the simulator's, the versions of the weights those of a run on integers. The page holds the same numbers
+for all choices (fdg_jax.explorer.tables).
+"""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import lcm
+from typing import Any, NamedTuple
+
+from fdg_jax.explorer.choices import AUXILIARY, Times, ticks_shown
+from fdg_jax.methods.interface import Costs, Method
+from fdg_jax.schedule import Op, Schedule
+from fdg_jax.schedule.hardware import Link, Machine
+from fdg_jax.schedule.running import Trace, trace_run
+from fdg_jax.schedule.simulator import run
+from fdg_jax.schedule.tasks import Task, tasks_of
+from fdg_jax.schedule.walk import walk
+
+PARTS = 4  # of a forward pass: all times that can be chosen are whole numbers of these
+
+
+class Shown(NamedTuple):
+    """An operation in a drawing.
+
+    kind, k, batch: which one.
+    begin, end: when it runs, in forward passes.
+    version: the updates of its stage before it.
+    used: for a backward pass, the version that the batch's forward pass used; else `version`.
+    updates: whether its stage updates its weights at its end.
+    """
+
+    kind: str
+    k: int
+    batch: int
+    begin: Fraction
+    end: Fraction
+    version: int
+    used: int
+    updates: bool
+
+
+def unit(schedule: Schedule, cost: Costs) -> int:
+    """How many units of time a forward pass of a whole batch has, so that every operation has a whole number."""
+    below = [Fraction(n).limit_denominator(10**6).denominator for three in cost.values() for n in three]
+    return PARTS * schedule.micro_batches * lcm(*below)
+
+
+def durations(schedule: Schedule, cost: Costs, backward: int) -> dict[str, tuple[int, int]]:
+    """{kind: how long an ordinary stage and how long stage K takes for an operation, in units}.
+
+    Stage K computes the true loss, so it has no auxiliary network.
+    """
+    one = Fraction(unit(schedule, cost), schedule.micro_batches)
+    found = {}
+    for kind, three in cost.items():
+        f, b, auxiliary = (Fraction(n).limit_denominator(10**6) for n in three)
+        last = one * (f + backward * b)
+        found[kind] = (whole(last + one * AUXILIARY * auxiliary), whole(last))
+    return found
+
+
+def whole(number: Fraction) -> int:
+    """That number as an integer. ValueError where it is none."""
+    if number.denominator != 1:
+        raise ValueError(f"{number} is no whole number of units: choices.py has times that timeline.PARTS cannot tell.")
+    return int(number)
+
+
+def machine(schedule: Schedule, method: Method, seconds: Callable[[str, int], Any], message: Any) -> Machine:
+    """The simulator's machine on which operations take `seconds` units and every message takes `message`.
+
+    Where all devices work on every stage together (data parallel), nothing is sent from stage to stage.
+    """
+    spread = method.places is not None
+    return Machine(
+        seconds=lambda kind, k: 0 if kind in ("U", "enter") else seconds(kind, k),
+        size=lambda box, op: 0 if spread else message,
+        link=Link() if spread else Link(seconds_per_byte=1),
+        spread=spread,
+    )
+
+
+def machine_at(schedule: Schedule, method: Method, at: Times) -> Machine:
+    """The machine for one choice of times."""
+    cost = method.costs(schedule.K)
+    taken = durations(schedule, cost, at.backward)
+
+    def seconds(kind: str, k: int) -> int:
+        return whole(taken[kind][k == schedule.K] * (at.factor if k == at.slow else Fraction(1)))
+
+    return machine(schedule, method, seconds, whole(at.link * unit(schedule, cost) / schedule.micro_batches))
+
+
+def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[Task]:
+    """The tasks of the first ticks with their times in units, as the simulator has them."""
+    made = machine_at(schedule, method, at)
+    tasks = tasks_of(schedule, made, ticks)
+    run(tasks, made)
+    return tasks
+
+
+def versions(schedule: Schedule, ticks: int, trace: Trace) -> dict[Op, tuple[int, int, bool]]:
+    """{operation of the first ticks: (version before it, version that its forward pass used, whether it updates)}.
+
+    In the order of dispatch. trace: of a run that has at least so many ticks.
+    """
+    version = trace.version
+    found = {}
+    for t, steps in walk(schedule, schedule.run(ticks)):
+        for step in steps if t <= ticks else ():
+            op = step.op
+            used = version[op._replace(kind="F")] if op.kind == "B" else version[op]
+            found[op] = (version[op], used, step.updates)
+    return found
+
+
+def timeline(schedule: Schedule, method: Method, at: Times = Times(), ticks: int | None = None) -> list[Shown]:  # noqa: B008
+    """The operations of the first ticks, as a drawing shows them.
+
+    Arguments:
+        schedule: what is drawn.
+        method: whose costs count.
+        at: how long things take.
+        ticks: how many ticks; None for as many as the page has.
+
+    Raises:
+        ScheduleError: the schedule is wrong.
+    """
+    ticks = ticks_shown(schedule) if ticks is None else ticks
+    per = unit(schedule, method.costs(schedule.K))
+    told = versions(schedule, ticks, trace_run(schedule, ticks))
+    return [
+        Shown(*op, Fraction(task.begin) / per, Fraction(task.end) / per, *told[op])
+        for task in tasks_at(schedule, method, at, ticks)
+        if (op := Op(task.what, task.k, task.batch)) in told
+    ]
+
+
+def full_tick(schedule: Schedule) -> int:
+    """The first tick in which every stage does all that it will ever do in a tick."""
+    steady = len(schedule.tick(4 * schedule.K + 2, None))
+    return next(t for t in range(1, 4 * schedule.K + 3) if len(schedule.tick(t, None)) == steady)
+
+
+def stalest(shown: Sequence[Shown]) -> Shown | None:
+    """The first backward pass with the most updates since its forward pass, not of the very first weights if there is
+    another; None if no gradient is late."""
+    late = [op for op in shown if op.kind == "B" and op.version > op.used]
+    most = [op for op in late if op.version - op.used == max(op.version - op.used for op in late)]
+    return next((op for op in most if op.used), most[0] if most else None)

@@ -1,0 +1,129 @@
+"""The machine's own Chromium without a window, for tests of pages; they are skipped where there is none."""
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAMS = {"chromium": ("chromium", "chromium-browser", "google-chrome"), "chromedriver": ("chromedriver",)}
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+
+
+def program(name: str) -> str:
+    """The path of a program. Skips the test where it is not installed."""
+    found = next((path for each in PROGRAMS[name] if (path := shutil.which(each))), None)
+    if found is None:
+        pytest.skip(f"{name} is not installed (Debian: apt-get install chromium chromium-driver)")
+    return found
+
+
+class Browser:
+    """A browser with one page.
+
+    driver: selenium's.
+    """
+
+    def __init__(self, driver: Any):
+        self.driver = driver
+
+    def show(self, width: int, height: int = 900, dark: bool = False) -> None:
+        """Sets the size of the window, in pixels, and whether its user likes it dark."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def open(self, file: Path) -> float:
+        """Opens a page. Returns the seconds that it took to load, its scripts included."""
+        self.driver.get(file.as_uri())
+        return self.run("const [n] = performance.getEntriesByType('navigation'); return n.loadEventEnd / 1000")
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """What a script returns, run in the page."""
+        return self.driver.execute_script(script, *arguments)
+
+    def press(self, *keys: str) -> None:
+        """Presses keys, by selenium's names (or characters)."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+    def complaints(self) -> list[str]:
+        """What the page has written on the console since the last call."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """The addresses that were asked for since the last call."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+    def picture(self, file: Path) -> None:
+        """Writes a PNG of the whole page."""
+        height = self.run("return document.documentElement.scrollHeight")
+        width = self.run("return innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        asked = {"captureBeyondViewport": True, "clip": clip}
+        file.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]))
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """A browser that is gone afterwards. profile: a new folder for its files."""
+    chromium, chromedriver = program("chromium"), program("chromedriver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
+
+
+# For every text that is seen: its contrast to what is behind it. Text of an SVG stands on the shape before it.
+CONTRAST = """
+const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+function parts(colour) {
+  canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+  return [...canvas.getImageData(0, 0, 1, 1).data];
+}
+function light([r, g, b]) {
+  const linear = (c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  return 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+}
+function ground(element) {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = parts(getComputedStyle(e).backgroundColor);
+    if (colour[3] === 255) return colour;
+  }
+  return parts("white");
+}
+function behind(element) {
+  const shape = element.ownerSVGElement && [element.previousElementSibling, element.parentElement.querySelector("rect")]
+    .find((each) => each && ["rect", "circle"].includes(each.tagName));
+  const fill = shape && getComputedStyle(shape).fill;
+  return fill && fill !== "none" && !fill.startsWith("url") ? parts(fill) : ground(element);
+}
+const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (walker.nextNode()) {
+  const element = walker.currentNode.parentElement, style = getComputedStyle(element);
+  if (!walker.currentNode.data.trim() || style.visibility === "hidden" || !element.getClientRects().length) continue;
+  if (["SCRIPT", "STYLE", "NOSCRIPT"].includes(element.tagName)) continue;
+  const text = parts(element.ownerSVGElement ? style.fill : style.color), [a, b] = [light(text), light(behind(element))];
+  found.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.tagName + " " + walker.currentNode.data.trim().slice(0, 30)]);
+}
+return found;
+"""  # noqa: E501

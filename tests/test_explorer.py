@@ -1,0 +1,280 @@
+"""The explorer's page holds what the schedules and the simulator say, for everything that can be chosen in it."""
+
+import doctest
+import json
+import random
+import re
+import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import explored
+import numpy as np
+import pytest
+
+from fdg_jax import methods
+from fdg_jax.errors import BadInput
+from fdg_jax.explorer import choices, figure, many_times, measured, page, quadratic, tables, timeline, trace
+from fdg_jax.explorer.choices import Times, Variant
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.schedule import __main__ as command
+from fdg_jax.schedule import bp
+from fdg_jax.schedule.running import trace_run
+from fdg_jax.schedule.simulator import predict
+
+VARIANTS = [variant for _, found in choices.everything() for variant in found]
+MEASURED = Path(__file__).resolve().parent.parent / "benchmarks" / "results" / "timeline.json"
+
+
+@pytest.fixture(scope="module")
+def data():
+    """What the page gets, after its way through JSON."""
+    return json.loads(json.dumps(tables.tables()))
+
+
+# What the page holds
+
+
+def test_the_page_has_every_method_with_every_option_that_changes_its_schedule():
+    found = {method.name: choices.choosable(method) for method, _ in choices.everything()}
+    assert list(found) == methods.names()
+    orders = ("backward-first", "forward-first")
+    assert {name: options for name, options in found.items() if options} == {
+        "fdg": {"order": orders, "accumulate": (1, 2, 3, 4)},
+        "gpipe": {"micro_batches": (1, 2, 4, 8)},
+    }
+    assert len({variant.key for variant in VARIANTS}) == len(VARIANTS) == len(found) - 2 + 2 * 4 + 4
+
+
+def test_operations_versions_and_updates_are_those_of_a_run_on_integers(data):
+    """For every method, option and K."""
+    assert len(data["schedules"]) == len(VARIANTS) * 8
+    for variant in VARIANTS:
+        for K in choices.STAGES:
+            schedule, key = variant.schedule(K), f"{variant.key} {K}"
+            batches = choices.ticks_shown(schedule) + 2 * K
+            ran, passes = trace_run(schedule, batches), [0] * K
+            wanted: list[list[tuple[str, int, int, bool]]] = [[] for _ in range(K)]
+            for op, tick in ran.tick.items():  # in the order in which they were done
+                if tick <= choices.ticks_shown(schedule):
+                    passes[op.k - 1] += op.kind == "B"
+                    updates = op.kind == "B" and passes[op.k - 1] % schedule.accumulate == 0
+                    wanted[op.k - 1].append((op.kind, op.batch, ran.version[op], updates))
+            assert explored.operations(data, key) == wanted, key
+            told = data["schedules"][key]
+            assert tuple(told["staleness"]) == schedule.staleness and tuple(told["memos"]) == ran.memos
+
+
+def same_times(data, variant: Variant, K: int, at: Times) -> None:
+    """Fails unless the page has the simulator's times."""
+    schedule, key = variant.schedule(K), f"{variant.key} {K}"
+    shown = timeline.timeline(schedule, variant.method, at)
+    wanted = [[(op.kind, op.batch, op.begin, op.end) for op in shown if op.k == k] for k in range(1, K + 1)]
+    assert explored.begins(data, key, K, at) == wanted, (key, at)
+    found = predict(schedule, timeline.machine_at(schedule, variant.method, at))
+    per = timeline.unit(schedule, variant.method.costs(K))
+    assert float(explored.seconds(data, key, K, at)) == pytest.approx(found.seconds / per), (key, at)  # floats there
+    timing = data["timings"][data["schedules"][key]["timing"]]
+    work = timing["work"][data["backward"].index(at.backward)]
+    work = [n * (at.factor if at.slow == k else 1) for k, n in enumerate(work, 1)]
+    busy = [float((sum(work) if timing["spread"] else n) / found.seconds) for n in work]
+    assert busy == pytest.approx(found.utilisation), (key, at)
+
+
+def test_times_are_the_simulators_for_a_sample_of_all_choices(data):
+    drawn = random.Random(23)
+    for variant in VARIANTS:
+        K = drawn.choice(choices.STAGES[1:5])
+        same_times(data, variant, K, drawn.choice(list(choices.times(K))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("K", choices.STAGES)
+def test_times_are_the_simulators_for_every_choice(data, K):
+    known = set()
+    for variant in VARIANTS:
+        name = data["schedules"][f"{variant.key} {K}"]["timing"]
+        for at in choices.times(K) if name not in known else ():
+            same_times(data, variant, K, at)
+        known.add(name)  # methods with the same operations share a table
+
+
+def test_methods_share_a_table_of_times_only_if_their_times_are_equal(data):
+    by_name: dict[str, list[Variant]] = {}
+    for variant in VARIANTS:
+        by_name.setdefault(data["schedules"][f"{variant.key} 3"]["timing"], []).append(variant)
+    at = Times(3, Fraction(1, 2), 2, Fraction(3))
+    for shared in by_name.values():
+        shown = [timeline.timeline(each.schedule(3), each.method, at) for each in shared]
+        assert all([op[:5] for op in other] == [op[:5] for op in shown[0]] for other in shown)
+    assert sum(map(len, by_name.values())) == len(VARIANTS) and len(by_name) > 8
+
+
+def test_a_run_that_does_not_repeat_itself_soon_gets_the_simulators_own_average():
+    rows = np.cumsum(np.arange(8))[:, None, None] * np.ones((1, 2, 1), int)
+    assert many_times.growth(rows, 1) == [None]
+    assert many_times.growth(np.arange(8)[:, None, None] * np.array([[[3, 5]]]), 2) == [3, 5]
+    assert many_times.growth(np.array([0, 1, 4, 5, 8, 9, 12])[:, None, None], 1) == [2]
+
+
+@pytest.mark.parametrize("row", [[], [1], [0, 0, 0, 4, 0, 1, 0, 1, 0, 1], [5, 5, 5, 5, 5, 5], [1, 2, 3, 4, 5, 6, 7]])
+def test_a_folded_row_unfolds_to_itself(row):
+    assert explored.unfolded(tables.folded(row), len(row)) == row
+
+
+def test_a_row_that_repeats_itself_is_short():
+    assert tables.folded([0] * 5 + [4] + [0, 1] * 9) == "0*5,4|0,1"
+
+
+# The page
+
+
+def test_the_page_is_whole_small_and_asks_for_nothing(data, monkeypatch):
+    monkeypatch.setattr(page, "tables", lambda start: {**data, "start": start})
+    made = page.page({"method": "fdg", "K": 3})
+    assert 200_000 < len(made.encode()) < 1_600_000
+    assert "{{" not in made.replace("${{", "")
+    assert json.loads(re.findall(r'id="data">(.*?)</script>', made, re.S)[0])["rows"] == data["rows"]
+    assert not re.findall(r"""(?:src|href)=["'](?!#|data:,)|@import|url\((?!#)|fetch\(|XMLHttp|WebSocket""", made)
+    addresses = set(re.findall(r"https?://[^\s\"'<>]+", made))
+    assert addresses <= {"http://www.w3.org/2000/svg"}, "a namespace is no address"
+
+
+def test_nothing_in_a_name_ends_the_element_that_the_data_lies_in():
+    text = page.embedded({"</script><!--<script>": "</SCRIPT>"})
+    assert "<" not in text and json.loads(text) == {"</script><!--<script>": "</SCRIPT>"}
+
+
+# The quadratic
+
+
+def test_the_limit_without_momentum_is_the_known_formula():
+    assert doctest.testmod(quadratic) == (0, 1)
+    for n in range(20):
+        known = 2 * np.sin(np.pi / (2 * (2 * n + 1)))
+        assert quadratic.stability_limit(n) == pytest.approx(known, rel=1e-9)  # of 60 halvings
+
+
+def largest_root(n: int, momentum: float, rate: float) -> float:
+    """The spectral radius of the recurrence of quadratic.py."""
+    coefficients = np.zeros(n + 3)
+    coefficients[:3] = 1, -(1 + momentum), momentum
+    coefficients[n + 1] += rate  # of z times the polynomial, so that n = 0 has a place for it
+    return float(np.abs(np.roots(coefficients)).max())
+
+
+@pytest.mark.parametrize("momentum", quadratic.MOMENTA)
+def test_below_the_limit_the_recurrence_shrinks_and_above_it_grows(momentum):
+    for n in range(15):
+        limit = quadratic.stability_limit(n, momentum)
+        assert largest_root(n, momentum, 0.999 * limit) < 1 < largest_root(n, momentum, 1.001 * limit), n
+
+
+# Picture and trace
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.key)
+def test_the_picture_has_every_operation_and_the_trace_an_arrow_for_every_backward_pass(variant):
+    schedule = variant.schedule(3)
+    shown = timeline.timeline(schedule, variant.method)
+    root = ElementTree.fromstring(figure.figure(shown, "<b> & co", 3, variant.method.words))
+    assert root.find("{http://www.w3.org/2000/svg}title").text == "<b> & co"  # type: ignore[union-attr]
+    end = min(max(op.end for op in shown if op.k == k) for k in range(1, 4))
+    drawn = [each for each in root.iter() if each.get("class") in ("F", "B", "other")]
+    assert len(drawn) == sum(op.begin < end for op in shown)
+    made = json.loads(json.dumps(trace.trace(shown, "title", 3)))["traceEvents"]
+    check_trace(made)
+    for kind, phase in (("B", "s"), ("B", "f")):
+        assert sum(event["ph"] == phase for event in made) == sum(op.kind == kind for op in shown)
+    assert sum(event["ph"] == "C" for event in made) == sum(op.updates for op in shown)
+
+
+def check_trace(events: list[dict]) -> None:
+    """Fails unless these are valid events of the Trace Event Format, with arrows that begin and end in a slice."""
+    slices = [event for event in events if event["ph"] == "X"]
+    for event in events:
+        assert {"ph", "name", "pid", "tid"} <= event.keys()
+        assert event["ph"] in "MXsfC" and (event["ph"] == "M" or event["ts"] >= 0)
+    for k in {event["tid"] for event in slices}:
+        row = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == k)
+        assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(row))  # one after the other
+    arrows = [event for event in events if event["ph"] in "sf"]
+    pairs = {event["id"]: [e for e in arrows if e["id"] == event["id"]] for event in arrows}
+    for begin, end in pairs.values():
+        assert (begin["ph"], end["ph"], end["bp"]) == ("s", "f", "e") and begin["ts"] <= end["ts"]
+        assert (begin["name"], begin["cat"], begin["tid"]) == (end["name"], end["cat"], end["tid"])
+        inside = [[s["name"] for s in slices if s["tid"] == e["tid"] and s["ts"] <= e["ts"] < s["ts"] + s["dur"]]
+                  for e in (begin, end)]  # fmt: skip
+        assert inside[0][0][1:] == inside[1][0][1:] and inside[0][0][0] + inside[1][0][0] == "FB"
+
+
+def test_the_picture_explains_the_stalest_gradient():
+    shown = timeline.timeline(fdg(3), methods.find("fdg"))
+    assert timeline.stalest(shown)[:3] == ("B", 1, 5)  # type: ignore[index]
+    assert "B5 at stage 1 updates version 4 by a gradient that belongs to version 1: 3 updates late." in figure.figure(
+        shown, "", 3, {}
+    )
+    assert timeline.stalest(timeline.timeline(bp(3), methods.find("bp"))) is None
+
+
+# The command
+
+
+def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
+    files = [tmp_path / name for name in ("a.svg", "a.json")]
+    assert command.main(["--K", "2", "--ticks", "5", "--svg", str(files[0]), "--trace", str(files[1])]) == 0
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    assert ElementTree.fromstring(files[0].read_text()).tag.endswith("svg")
+    assert json.loads(files[1].read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--html", "x", "--K", "9"], "--K 9: the page has K up to 8."),
+        (["--html", "x", "--accumulate", "7"], "--accumulate 7: the page has 1, 2, 3, 4."),
+        (["--html", "x", "--ticks", "4"], "--ticks 4: the explorer has its own."),
+        (["--measured", "x"], "--measured belongs to the explorer."),
+        (["--html", "x", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
+        (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
+    ],
+)
+def test_the_command_says_what_is_wrong_before_it_computes(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_open_shows_the_page_that_it_has_written(monkeypatch, tmp_path, capsys):
+    opened = []
+    monkeypatch.setattr(command.webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(page, "tables", lambda start: {"start": start})
+    file = tmp_path / "a b.html"
+    assert command.main(["--method", "ddg", "--K", "4", "--html", str(file), "--open"]) == 0
+    assert opened == [file.as_uri()] and capsys.readouterr().out == f"{file}\n"
+    assert '"start":{"method":"ddg","K":4}' in file.read_text()
+
+
+# A measured run
+
+
+def test_a_measured_run_is_read_as_it_was_written():
+    found = measured.read(MEASURED)
+    events = json.loads(MEASURED.read_text())["traceEvents"]
+    operations = [event for event in events if event["ph"] == "X" and event["cat"] != "send"]
+    assert len(found["measured"]) + len(found["predicted"]) == len(operations) > 50
+    first = operations[0]
+    assert found["measured"][0] == [first["cat"], 1, first["args"]["batch"], 0.0, pytest.approx(first["dur"] / 1e3)]
+    assert found["rows"] == 2 and found["title"].startswith("fdg, model resnet20")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", "[" * 100_000, '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}]}', "\x00"]
+)
+def test_what_is_no_measured_run_is_refused(tmp_path, content):
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(BadInput, match=r"no (JSON file|timeline).*benchmarks\.timeline"):
+        measured.read(tmp_path / "x.json")

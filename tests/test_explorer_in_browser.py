@@ -1,0 +1,283 @@
+"""The explorer in a real browser: what it shows is what the schedules say, and everybody can use it."""
+
+import re
+from fractions import Fraction
+
+import chromium
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from fdg_jax import methods
+from fdg_jax.explorer import choices, measured, page, quadratic, timeline
+from fdg_jax.explorer.choices import Times
+from fdg_jax.schedule.running import trace_run
+
+pytestmark = pytest.mark.slow
+
+HTML_NAME = "<img src=nowhere onerror=\"document.title='broken'\">&amp;<b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """The page, with a measured run."""
+    chromium.program("chromium")  # skips before the page is made
+    made = tmp_path_factory.mktemp("page") / "a page.html"
+    run = {"title": HTML_NAME, "rows": 2}
+    run |= {"measured": [["F", 1, 1, 0.0, 5.0], ["U", 2, 1, 5.0, 6.0]], "predicted": [[HTML_NAME, 1, 1, 0.0, 4.0]]}
+    made.write_text(page.page({"method": "fdg", "K": 3}, run), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory, file):
+    with chromium.browser(tmp_path_factory.mktemp("profile")) as made:
+        yield made
+
+
+@pytest.fixture
+def shown(browser, file):
+    """The page as it is when it opens, 1280 pixels wide; a test may not leave anything on the console."""
+    browser.show(1280)
+    browser.open(file)
+    yield browser
+    assert browser.complaints() == []
+
+
+SET = """
+for (const [id, value] of arguments[0]) {
+  const field = document.getElementById(id);
+  field.value = value;
+  if (field.value !== String(value)) throw new Error(id + " cannot be " + value);
+  field.dispatchEvent(new Event(field.tagName === "SELECT" ? "change" : "input", { bubbles: true }));
+}
+"""
+# Every operation of the upper picture as it is drawn, and what the page says of each backward pass.
+DRAWN = """
+const svg = document.querySelector("#panel-0 svg"), all = [...svg.querySelectorAll(".op")], read = [];
+for (const group of all.filter((each) => each.dataset.kind === "B")) {
+  group.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+  read.push([Number(group.dataset.k), Number(group.dataset.batch), document.getElementById("readout").textContent]);
+}
+const place = (g) => [Number(g.firstChild.getAttribute("x")), Number(g.firstChild.getAttribute("width"))];
+return {
+  ops: all.map((g) => [g.dataset.kind, Number(g.dataset.k), Number(g.dataset.batch), ...place(g)]),
+  read, width: Number(svg.getAttribute("width")), scale, horizon,
+  busy: [...document.querySelectorAll("#panel-0 .labels span")].map((span) => span.textContent),
+  versions: [...svg.querySelectorAll(".ver")].map((g) => [Number(g.dataset.k), Number(g.dataset.version), ...place(g)]),
+};
+"""
+
+
+KEPT = "return [...document.querySelectorAll('#panel-0 tbody tr')].map((row) => row.lastChild.textContent)"
+
+
+def compare(browser, variant: choices.Variant, K: int, at: Times = Times()) -> None:  # noqa: B008
+    """Chooses all that in the page, and fails unless what it draws and says is what the schedule says."""
+    index = {"backward": choices.BACKWARD.index(at.backward), "link": choices.LINK.index(at.link), "slow": at.slow}
+    if at.slow:
+        index["factor"] = choices.FACTOR.index(at.factor)
+    options = choices.choosable(variant.method)
+    asked = [("K", K), *index.items(), ("method-0", variant.method.name)]
+    for name, value in variant.options.items():
+        number = all(str(each).isdigit() for each in options[name])
+        asked.append((f"{name}-0", options[name].index(value) if number else value))
+    browser.run(SET, asked)
+    drawn, schedule = browser.run(DRAWN), variant.schedule(K)
+    wanted = timeline.timeline(schedule, variant.method, at)
+    assert drawn["width"] == pytest.approx(drawn["horizon"] * drawn["scale"])
+    scale, end = drawn["scale"], drawn["horizon"]
+    expected = {op[:3]: op for op in wanted if op.begin < end - 1e-9}
+    found = {tuple(op[:3]): op[3:] for op in drawn["ops"]}
+    assert found.keys() == expected.keys() and len(drawn["ops"]) == len(found)
+    for key, (x, width) in found.items():
+        op = expected[key]
+        assert x == pytest.approx(float(op.begin) * scale, abs=0.01)  # pixels
+        assert width == pytest.approx(max(0.5, float(min(op.end, Fraction(end)) - op.begin) * scale), abs=0.01)
+    trace, said = trace_run(schedule, choices.ticks_shown(schedule)), 0
+    for k, batch, text in drawn["read"]:
+        op = expected["B", k, batch]
+        if op.end <= end + 1e-9:
+            used, now = trace.version[op_of("F", k, batch)], trace.version[op_of("B", k, batch)]
+            assert f"stage {k}, backward pass of batch {batch}: used version {used}, now {now}." in text
+            assert ("not late" in text) == (used == now)
+            assert len(re.findall(r"\d+", text.partition("In between came")[2].partition(":")[0])) == now - used
+            said += 1
+    assert said >= K
+    found = timeline_of_versions(drawn["versions"], K)
+    for k in range(1, K + 1):
+        updates = [float(op.end) * scale for op in wanted if op.k == k and op.updates and op.end < end - 1e-9]
+        assert found[k] == pytest.approx(updates, abs=0.01)
+
+
+def op_of(kind, k, batch):
+    return timeline.Op(kind, k, batch)
+
+
+def timeline_of_versions(strips, K) -> dict[int, list[float]]:
+    """By stage: where a version begins that is not the first."""
+    made: dict[int, list[float]] = {k: [] for k in range(1, K + 1)}
+    for k, version, x, _ in strips:
+        if version:
+            made[k].append(x)
+            assert len(made[k]) == version
+    return made
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_what_is_shown_is_what_the_schedule_says_for_every_option_and_K(shown, name):
+    for variant in choices.variants(methods.find(name)):
+        for K in choices.STAGES:
+            compare(shown, variant, K)
+
+
+def test_sliders_of_times_show_the_simulators_times(shown):
+    for name in ("fdg", "bp", "dni", "gpipe", "data_parallel", "fr"):
+        variant = choices.variants(methods.find(name))[-1]
+        for K in (1, 3, 8):
+            for at in [*choices.times(K)][7::41]:
+                compare(shown, variant, K, at)
+
+
+def test_it_loads_in_two_seconds_without_a_complaint_or_a_request(browser, file):
+    browser.show(1280)
+    browser.requests()
+    seconds = min(browser.open(file) for _ in range(3))  # the machine may be busy with something else
+    assert 0 < seconds < 2
+    assert set(browser.requests()) <= {file.as_uri(), "data:,"}
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_text_has_enough_contrast(shown, dark):
+    shown.show(1280, dark=dark)
+    for asked in ([], [("K", 8), ("method-0", "dni")], [("rate", 90), ("K", 1)], [("now", 0)]):
+        shown.run(SET, asked)
+        found = shown.run(chromium.CONTRAST)
+        assert len(found) > 100
+        assert not [each for each in found if each[0] < 4.5]  # WCAG AA
+
+
+@pytest.mark.parametrize("K", [1, 3, 8])
+def test_nothing_sticks_out_on_a_telephone(shown, K):
+    shown.show(360, 700)
+    shown.run(SET, [("K", K), ("method-1", "gpipe")])
+    assert shown.run("return [document.documentElement.scrollWidth, innerWidth]") == [360, 360]
+
+
+def test_the_keyboard_reaches_everything_and_the_focus_is_seen(shown):
+    wanted = shown.run("return document.querySelectorAll('button, select, input, svg[tabindex], a').length")
+    reached, seen = set(), 0
+    shown.run("document.activeElement.blur()")
+    for _ in range(wanted + 5):
+        shown.press(Keys.TAB)
+        where, outline = shown.run(
+            "const e = document.activeElement, s = getComputedStyle(e);"
+            "return [[...document.querySelectorAll('*')].indexOf(e) + e.tagName, s.outlineStyle + s.outlineWidth]"
+        )
+        if not where.endswith(("BODY", "DIV")):
+            reached.add(where)
+            seen += outline == "solid3px"
+    assert len(reached) == wanted and seen >= wanted
+
+
+def readout(browser):
+    found = re.search(r"^(\S+), stage (\d+), backward pass of batch (\d+)", browser.run(
+        "return document.getElementById('readout').textContent"))  # fmt: skip
+    assert found
+    return found[1], int(found[2]), int(found[3])
+
+
+def test_arrow_keys_go_from_one_backward_pass_to_the_next(shown):
+    assert readout(shown) == ("FDG", 1, 5)
+    shown.run("document.querySelector('#panel-0 svg').focus()")
+    shown.press(Keys.ARROW_RIGHT)
+    assert readout(shown) == ("FDG", 1, 6)
+    shown.press(Keys.ARROW_DOWN, Keys.ARROW_LEFT)
+    assert readout(shown) == ("FDG", 2, 5)
+    shown.press(Keys.HOME)
+    assert readout(shown) == ("FDG", 2, 1)
+    count = "return document.querySelectorAll(arguments[0]).length"
+    assert shown.run(count, "svg .arc") == shown.run(count, "svg .used") == 1
+
+
+def test_time_can_be_stepped_played_and_sent_to_the_steady_state(shown):
+    click = "document.getElementById(arguments[0]).click()"
+    shown.run(click, "start")
+    assert shown.run("return state.now") == 0 and shown.run(KEPT) == ["none"] * 3
+    ends = sorted({op.end for name in ("fdg", "bp") for op in timeline.timeline(
+        methods.find(name).schedule(3), methods.find(name))})  # fmt: skip
+    for end in ends[:6]:
+        shown.run(click, "step")
+        assert shown.run("return state.now") == pytest.approx(float(end))
+    shown.run(click, "back")
+    assert shown.run("return state.now") == pytest.approx(float(ends[4]))
+    shown.run(click, "steady")
+    assert shown.run("return state.now") == 7  # the first B of stage 1: after three F and the B of two stages
+    shown.run(click, "play")
+    shown.driver.set_script_timeout(20)
+    waited = "const done = arguments[0], wait = () => state.now > 7.5 ? done(state.now) : setTimeout(wait, 20); wait()"
+    assert shown.driver.execute_async_script(waited) > 7.5
+    shown.run(click, "play")
+    now = shown.run("return state.now")
+    assert shown.driver.execute_async_script("setTimeout(() => arguments[0](state.now), 200)") == now
+    assert shown.run("return document.querySelectorAll('#panel-0 .op.future').length") > 10
+
+
+@pytest.mark.parametrize("name", ["fdg", "fr", "dni", "gpipe"])
+def test_the_batches_that_a_stage_keeps_are_those_of_the_schedule(shown, name):
+    variant = choices.Variant(methods.find(name), {})  # at the defaults, as the page begins
+    K, schedule = 4, variant.schedule(4)
+    shown.run(SET, [("K", K), ("method-0", name)])
+    wanted = timeline.timeline(schedule, variant.method)
+    for now in (5, 17.5, 30):
+        shown.run("stop(); setTime(arguments[0])", now)
+        kept = shown.run(KEPT)
+        for k in range(1, K + 1):
+            own = [op for op in wanted if op.k == k]
+            last = {op.batch: op.end for op in own if op.kind != "F"}
+            there = [op.batch for op in own if op.kind == "F" and op.end <= now and last.get(op.batch, now + 1) > now]
+            assert kept[k - 1] == (" ".join(map(str, there)) or "none")
+
+
+def test_the_playground_trains_as_the_recurrence_does_and_knows_its_limits(shown):
+    for late, momentum in ((0, 0.0), (3, 0.0), (3, 0.9), (7, 0.5)):
+        limit = quadratic.stability_limit(late, momentum)
+        for rate in (0.97 * limit, 1.03 * limit):
+            w, v = [1.0], 0.0
+            for t in range(400):
+                v = momentum * v + (w[t - late] if t >= late else 1.0)
+                w.append(w[t] - rate * v)
+            got = shown.run("return trained(...arguments)", late, rate, momentum, 400)
+            assert got == pytest.approx(w, rel=1e-9, abs=1e-9)
+            assert (max(map(abs, got[-60:])) < max(map(abs, got[:60]))) == (rate < limit)
+    shown.run(SET, [("K", 4), ("momentum", 1)])
+    limits = shown.run("return [...document.querySelectorAll('.stage')].map((b) => Number(b.dataset.limit))")
+    stale = methods.find("fdg").schedule(4).staleness
+    assert limits == pytest.approx([quadratic.stability_limit(n, quadratic.MOMENTA[1]) for n in stale], abs=1e-6)
+    words = "return [...document.querySelectorAll('.stage')].map((b) => b.textContent.split(': ')[1])"
+    rate = shown.run("return rateAt(game.rate)")
+    assert shown.run(words) == ["grows" if rate > limit else "settles" for limit in limits]
+    shown.run(SET, [("beta", 5)])
+    shrunk = [rate * 0.5 ** (4 - k) for k in range(1, 5)]
+    assert shown.run(words) == ["grows" if r > limit else "settles" for r, limit in zip(shrunk, limits, strict=True)]
+
+
+def test_a_name_that_holds_html_stays_text(shown):
+    assert shown.run("return document.getElementById('measured-title').textContent").startswith(HTML_NAME)
+    assert shown.run("return document.querySelectorAll('img').length") == 0
+    shown.run("data.methods[0].summary = arguments[0]; data.methods[0].name", HTML_NAME)
+    name = shown.run("return data.methods[0].name")
+    shown.run(SET, [("method-0", name)])
+    assert HTML_NAME in shown.run("return document.getElementById('choice-0').textContent")
+    assert shown.run("return [document.querySelectorAll('img, #panels b b').length, document.title]") == [
+        0, "Which weights does a gradient belong to?",
+    ]  # fmt: skip
+
+
+def test_a_measured_run_lies_below_the_derived_one(shown):
+    bars = shown.run("return [...document.querySelectorAll('#measured .op rect')].map((r) => ['x', 'y', 'width'].map((n) => Number(r.getAttribute(n))))")  # noqa: E501
+    assert len(bars) == 3
+    derived, first, second = bars
+    assert derived[0] == first[0] == 0 and derived[2] / first[2] == pytest.approx(4 / 5)
+    assert first[1] > derived[1] and second[1] > first[1] and second[0] == pytest.approx(first[2])
+    assert measured.MOST > 3
