@@ -13,6 +13,8 @@ _MODULE_OF = {
     "Pipeline": "api",
     "Metrics": "engine.losses",
     "Evaluation": "engine.evaluate",
+    "Weighted": "stage.weighted",
+    "from_nnx": "stage.from_nnx",
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
@@ -26,7 +28,9 @@ __all__ = [
     "Evaluation",
     "Metrics",
     "Pipeline",
+    "Weighted",
     "emulate_cpu",
+    "from_nnx",
     "join_processes",
     "load",
     "load_run",
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
     from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
+    from fdg_jax.stage.from_nnx import from_nnx
+    from fdg_jax.stage.weighted import Weighted
     from fdg_jax.storage.saved_pipeline import load
     from fdg_jax.storage.weights import load_weights, save_weights
     from fdg_jax.training.load_run import load_run

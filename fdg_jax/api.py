@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from fdg_jax.checks.arguments import check_read_behind
-from fdg_jax.checks.batches import check_batch, check_indices, checked_batches, copy_arrays
+from fdg_jax.checks.batches import as_pair, check_batch, check_indices, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
@@ -27,6 +27,7 @@ from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import check_finite, check_state
 
 Tree = Any
+Batch = tuple[Tree, Tree] | Mapping[str, Tree]
 ENGINES: dict[str, Callable[[Problem], Engine]] = {
     "pipeline": HostEngine,
     "delay-line": delay_line_engine,
@@ -36,13 +37,18 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {
 class Pipeline(Outcome):
     """A network cut into stages k = 1..K, trained by one of the paper's methods.
 
-    stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and a
-        "dropout" key are handled where a module has them. With `split`, the blocks of a network, any number of them.
+    stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and keys
+        for "dropout" and other random streams are handled where a module has them. With `split`, the blocks of a
+        network, any number of them. docs/own-modules.md says what else modules may do.
     split: cuts the blocks into K stages when shapes are known, in init: "balanced" by FLOPs, "measured" by block times
         on this device, "even", or the first blocks of stages 2..K, as the flag --split. K: by default as many as there
         are `devices`, or as the block numbers say. First weights then depend on init's key alone, not on K.
-    loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K.
-    optimizer: an optax chain; each stage gets its own state of it, after the shrink by beta**(K-k) (Eq. 17).
+    loss: loss(outputs, labels) -> scalar, the mean over the batch, on stage K; or (scalar, {name: number}), whose
+        numbers `Metrics.metrics` and `evaluate` give back. What modules sow as "losses" is minimised beside it.
+    optimizer: an optax chain; each stage gets its own state of it, after the shrink by beta**(K-k) (Eq. 17). Or a list
+        of chains, one a stage, or a function k -> chain. Each sees the gradients of its own stage only: so
+        optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient. For a whole network whose
+        stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
         arguments here. Shrinking by beta is one of these files, and comes first unless the one asked for takes beta.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
@@ -56,6 +62,7 @@ class Pipeline(Outcome):
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
     guard: apply no update with a NaN or an infinity in its gradients; `Metrics.bad` tells of it.
+    gradient_norms: measure the norm of every stage's gradient; `Metrics.gradient_norms` tells it.
     read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
     Raises BadInput with the fact, the numbers and the way out. One thread at a time may call step, train, drain, state
@@ -65,8 +72,10 @@ class Pipeline(Outcome):
     def __init__(
         self,
         stages: Sequence[nn.Module],
-        loss: Callable[[Tree, Tree], jax.Array],
-        optimizer: optax.GradientTransformation,
+        loss: Callable[[Tree, Tree], Tree],
+        optimizer: optax.GradientTransformation
+        | Sequence[optax.GradientTransformation]
+        | Callable[[int], optax.GradientTransformation],
         method: str = "fdg",
         *,
         split: str | Sequence[int] | None = None,
@@ -83,13 +92,15 @@ class Pipeline(Outcome):
         remat: str | Sequence[int] = "none",
         preprocess: Callable[[Tree, jax.Array], Tree] | None = None,
         guard: bool = False,
+        gradient_norms: bool = False,
         read_behind: int = 16,
         **options: Any,
     ):
         self._configuration = given = Configuration(
             stages, loss, optimizer, method, list(ENGINES), engine=engine, beta=beta, correct=correct,
             learning_rate=learning_rate, momentum=momentum, devices=devices, weights=weights, dtype=dtype, remat=remat,
-            preprocess=preprocess, guard=guard, options={"order": order, **options}, cut=split, K=K,
+            preprocess=preprocess, guard=guard, norms=gradient_norms, options={"order": order, **options}, cut=split,
+            K=K,
         )  # fmt: skip
         check_read_behind(read_behind)
         self.K, self.method, self.schedule = given.K, given.method, given.schedule
@@ -101,18 +112,19 @@ class Pipeline(Outcome):
     def init(
         self,
         key: jax.Array,
-        example_batch: tuple[Tree, Tree],
+        example_batch: Batch,
         variables: Sequence[Mapping] | Mapping[str, Tree] | None = None,
     ):
         """Checks that everything fits, then makes the stages' variables (or takes the given ones).
 
         key: a JAX random key; stage k initialises with fold_in(key, k). example_batch: (inputs, labels) as arrays or
-        jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches).
+        jax.ShapeDtypeStruct, of the dtypes that batches will have (for 64 bits see fdg_jax.checks.batches). Each is a
+        tree; labels may be `fdg_jax.Weighted`. A batch may also be a dictionary {"inputs", "labels"} and "weights".
         variables: one Flax dictionary {"params": ..., "batch_stats": ...} a stage, or one for the whole network where
         the stages are its blocks (`export`); they are copied.
         """
         given = self._configuration
-        specs, example = given.specs(key, example_batch, variables)
+        specs, example = given.specs(key, as_pair(example_batch), variables)
         delays = (0,) * self.K  # beside those of the schedule
         problem = Problem(
             self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
@@ -141,14 +153,14 @@ class Pipeline(Outcome):
             raise BadInput("the pipeline has no variables yet. Call init(key, example_batch) first.")
         return self._engine
 
-    def step(self, batch: tuple[Tree, Tree]) -> Metrics | None:
+    def step(self, batch: Batch) -> Metrics | None:
         """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any.
 
         NumPy arrays are copied and may be used again at once. JAX arrays are not: they must not be donated or deleted
         before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;
         where it is cut off later, `interrupted` becomes True.
         """
-        engine = self.engine
+        engine, batch = self.engine, as_pair(batch)
         check_batch(self._example, batch)
         with self._turn:
             engine.step(*copy_arrays(tuple(batch)))
@@ -201,10 +213,10 @@ class Pipeline(Outcome):
         that of the first of several [W]}."""
         return {step: losses for step, losses, _ in self.engine.losses.pending}
 
-    def unsound(self, batch: tuple[Tree, Tree], step: int = 0) -> Unsound | None:
+    def unsound(self, batch: Batch, step: int = 0) -> Unsound | None:
         """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the
         weights of now; None where every stage is sound. step: as `preprocess` gets it. Slow, and changes nothing."""
-        inputs, labels = copy_arrays(tuple(batch))
+        inputs, labels = copy_arrays(tuple(as_pair(batch)))
         return self.engine.unsound(inputs, labels, step)
 
     def drain(self) -> None:
@@ -227,7 +239,7 @@ class Pipeline(Outcome):
         return self.engine.watch()
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None = None) -> Evaluation:
-        """Test loss and top-1 error with the newest weights, batches in flight or not.
+        """Test loss, top-1 error and the loss's metrics with the newest weights, batches in flight or not.
 
         batches of (inputs, labels); transform (traced) takes the inputs to what stage 1 takes. What a module writes
         into a collection of its own is dropped.

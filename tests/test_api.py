@@ -161,13 +161,15 @@ class OnlyEvaluates(nn.Module):
         return nn.Dense(5)(x if not train else x.reshape(3, -1))
 
 
-class Noisy(nn.Module):
+class TakesTurns(nn.Module):
+    """Its variables in training are others than in init, which is made in evaluation mode."""
+
     @nn.compact
-    def __call__(self, x):
-        return nn.Dense(5)(x) + jax.random.normal(self.make_rng("noise"), (5,))
+    def __call__(self, x, train: bool):
+        return nn.Dense(5, name="training" if train else "evaluation")(x)
 
 
-@pytest.mark.parametrize("stage", [OnlyEvaluates(), Noisy()])
+@pytest.mark.parametrize("stage", [OnlyEvaluates(), TakesTurns()])
 def test_what_cannot_be_traced_in_training_mode_is_refused(stage):
     refused(r"stage k=1 \(\w+\) cannot take float32\[16, 8\]", stages=[stage])
 

@@ -34,7 +34,7 @@ def given(**changed):
     ({"stages": nn.Dense(2)}, r"stages is a Dense, not a list. Write stages=\[module"),
     ({"stages": [nn.Dense(2), nn.tanh]}, "stage k=2 is .*tanh.*, not a Flax linen module.*Sequential"),
     ({"stages": [nn.Dense]}, "stage k=1 is the class Dense, not a Flax linen module. Give an instance"),
-    ({"stages": [nnx.Linear(8, 5, rngs=nnx.Rngs(0))]}, "stage k=1 is a flax.nnx Linear, .*nnx modules cannot be used"),
+    ({"stages": [nnx.Linear(8, 5, rngs=nnx.Rngs(0))]}, "k=1 is a flax.nnx Linear, .*nnx modules into fdg_jax.from_nnx"),
     ({"stages": [lambda x: x]}, "stage k=1 is the function <lambda>"),
     ({"loss": 0.5}, r"loss is 0\.5, not a function"),
     ({"optimizer": 0.1}, r"optimizer is 0\.1, no optax optimizer"),

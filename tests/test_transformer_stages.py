@@ -6,6 +6,7 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import oracle
 import pytest
 from small import goes_on_exactly, jit, leaves
@@ -42,11 +43,28 @@ def tokens(n=BATCHES, size=4, seed=0):
 DATA = tokens()
 
 
-def made(K, layers=6, engine="pipeline", cuts=None, method="fdg", model=(), **options):
+def padded(data):
+    """Texts of 0 to T tokens: what lies behind them has no weight."""
+    lengths = np.random.default_rng(1).integers(0, T + 1, (len(data), len(data[0][0]), 1))
+    return [(x, fdg_jax.Weighted(y, np.arange(T) < n)) for (x, y), n in zip(data, lengths, strict=True)]
+
+
+def masked_loss(outputs, labels):
+    return labels.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, labels.labels))
+
+
+PADDED = padded(DATA)
+
+
+def made(K, layers=6, engine="pipeline", cuts=None, method="fdg", model=(), data=DATA, **options):
     blocks, cuts = network(layers, **dict(model)), CUTS[K] if cuts is None else cuts
     stages, start = split.stages(blocks, cuts), split.split_variables(variables(layers, model), cuts)
-    ours = fdg_jax.Pipeline(stages, cross_entropy, optimizer(), method, engine=engine, guard=True, **options)
-    return ours.init(jax.random.key(0), DATA[0], variables=start)
+    ours = fdg_jax.Pipeline(stages, loss_of(data), optimizer(), method, engine=engine, guard=True, **options)
+    return ours.init(jax.random.key(0), data[0], variables=start)
+
+
+def loss_of(data):
+    return cross_entropy if data is DATA else masked_loss
 
 
 def variables(layers, model=()):
@@ -56,9 +74,9 @@ def variables(layers, model=()):
     return jax.tree.map(lambda leaf: (0.1 * random.normal(size=leaf.shape)).astype(leaf.dtype), dict(found))
 
 
-def run(ours):
+def run(ours, data=DATA):
     start = jax.device_get(ours.params)
-    for batch in DATA:
+    for batch in data:
         ours.step(batch)
     ours.drain()
     return start, jax.device_get(ours.params), [m.loss for m in ours.losses(wait=True)]
@@ -74,11 +92,11 @@ def drawing(module):
     return forward
 
 
-def truth(K, layers, start, staleness, cuts=None, model=()):
+def truth(K, layers, start, staleness, cuts=None, model=(), data=DATA):
     stages = split.stages(network(layers, **dict(model)), CUTS[K] if cuts is None else cuts)
     keys = [jax.random.fold_in(jax.random.fold_in(jax.random.key(0), k), 1) for k in range(1, K + 1)]
     first = [{**own, "rng": jax.random.key_data(key)} for own, key in zip(start, keys, strict=True)]
-    return oracle.stashed([drawing(s) for s in stages], cross_entropy, optimizer(), first, DATA, staleness)
+    return oracle.stashed([drawing(s) for s in stages], loss_of(data), optimizer(), first, data, staleness)
 
 
 def far(a, b):
@@ -88,28 +106,28 @@ def far(a, b):
 DROPPED = (("dropout", 0.1),)
 
 
-def test_a_pipeline_with_dropout_adamw_warm_up_and_clipping_is_the_oracle():
-    ours = made(2, 1, cuts=(1,), model=DROPPED)
-    start, params, losses = run(ours)
-    true, true_losses, stale = truth(2, 1, start, fdg(2).staleness, (1,), DROPPED)
+def test_a_pipeline_with_dropout_adamw_warm_up_clipping_and_masks_is_the_oracle():
+    ours = made(2, 1, cuts=(1,), model=DROPPED, data=PADDED)
+    start, params, losses = run(ours, PADDED)
+    true, true_losses, stale = truth(2, 1, start, fdg(2).staleness, (1,), DROPPED, PADDED)
     assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
     np.testing.assert_allclose(losses, true_losses, **ADAM)
     assert ours.staleness == stale == [1, 0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("K", [2, 4, 8])
-def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_and_clipping(K):
-    one, two = (made(K, engine=engine, model=DROPPED) for engine in ("pipeline", "delay-line"))
-    (start, params, losses), (_, _, their_losses) = run(one), run(two)
+@pytest.mark.parametrize(("K", "data"), [(2, DATA), (2, PADDED), (4, PADDED), (8, PADDED)])
+def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_clipping_and_masks(K, data):
+    one, two = (made(K, engine=engine, model=DROPPED, data=data) for engine in ("pipeline", "delay-line"))
+    (start, params, losses), (_, _, their_losses) = run(one, data), run(two, data)
     assert one.parameters_sha256() == two.parameters_sha256() and losses == their_losses
     assert one.staleness == two.staleness == list(fdg(K).staleness)
-    true, true_losses, stale = truth(K, 6, start, fdg(K).staleness, None, DROPPED)
+    true, true_losses, stale = truth(K, 6, start, fdg(K).staleness, None, DROPPED, data)
     assert far([each["params"] for each in params], [each["params"] for each in true]) < ADAM["atol"]
     np.testing.assert_allclose(losses, true_losses, **ADAM)
     assert one.staleness == stale
     early = [max(0, wait - 1) for wait in fdg(K).staleness]
-    wrong = truth(K, 6, start, early, None, DROPPED)[0]
+    wrong = truth(K, 6, start, early, None, DROPPED, data)[0]
     assert far([each["params"] for each in params], [each["params"] for each in wrong]) > 10 * ADAM["atol"]
 
 
@@ -121,16 +139,17 @@ def test_the_engines_agree_bit_for_bit_in_bfloat16_and_with_activations_computed
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # which tells of copies of weights among what is remembered
             remat = "all" if engine == "pipeline" else "none"
-            ours = made(K, engine=engine, model=DROPPED, dtype="bfloat16", remat=remat)
-        ends.append((ours, run(ours)[2]))
+            ours = made(K, engine=engine, model=DROPPED, dtype="bfloat16", remat=remat, data=PADDED)
+        ends.append((ours, run(ours, PADDED)[2]))
     (one, losses), (two, their_losses) = ends
     assert one.staleness == two.staleness == list(fdg(K).staleness)
     # With remat the forward pass is fused into the backward pass, so bfloat16 is rounded in other places (2^-8).
     np.testing.assert_allclose(losses, their_losses, rtol=0.01)
-    same = made(K, engine="delay-line", model=DROPPED, dtype="bfloat16", remat="all")
-    same_losses = run(same)[2]
+    same = made(K, engine="delay-line", model=DROPPED, dtype="bfloat16", remat="all", data=PADDED)
+    same_losses = run(same, PADDED)[2]
     assert same.parameters_sha256() == one.parameters_sha256() and same_losses == losses
-    truly = truth(K, 6, jax.device_get(made(K, model=DROPPED).params), fdg(K).staleness, None, DROPPED)[1]
+    start = jax.device_get(made(K, model=DROPPED).params)
+    truly = truth(K, 6, start, fdg(K).staleness, None, DROPPED, PADDED)[1]
     np.testing.assert_allclose(losses, truly, rtol=0.02)  # bfloat16 against float32: 2^-8 a rounding
 
 

@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fdg_jax import corrections
 from fdg_jax.corrections.interface import Correction, Kind
@@ -49,7 +50,7 @@ def check_problem(stages: Any, loss: Any, optimizer: Any, of: str = "stage") -> 
         stages: a list of Flax linen modules, one for each stage or block.
         of: "stage", or "block" where the list is to be cut into stages.
         loss: loss(outputs, labels) -> scalar.
-        optimizer: an optax optimizer.
+        optimizer: an optax optimizer, or whatever `stage_optimizers` takes.
 
     Returns: the stages.
 
@@ -64,14 +65,49 @@ def check_problem(stages: Any, loss: Any, optimizer: Any, of: str = "stage") -> 
         if not isinstance(stage, nn.Module):
             who = f"stage k={k}" if of == "stage" else f"block {k - 1}"
             raise BadInput(
-                f"{who} is {kind(stage)}, not a Flax linen module. Give an instance of a class on "
-                "flax.linen.Module (functions go into flax.linen.Sequential([...]); flax.nnx modules cannot be used)."
+                f"{who} is {kind(stage)}, not a Flax linen module. Give an instance of a class on flax.linen.Module "
+                "(functions go into flax.linen.Sequential([...]), flax.nnx modules into fdg_jax.from_nnx(...))."
             )
     if not callable(loss):
         raise BadInput(f"loss is {kind(loss)}, not a function. Give loss(outputs, labels) -> scalar.")
-    if not (callable(getattr(optimizer, "init", None)) and callable(getattr(optimizer, "update", None))):
+    if not (is_optimizer(optimizer) or isinstance(optimizer, list | tuple) or is_of_stage(optimizer)):
         raise BadInput(f"optimizer is {kind(optimizer)}, no optax optimizer. Give what optax.sgd(0.1) returns, say.")
     return list(stages)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether it is an optax optimizer (which is a tuple, too)."""
+    return callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))
+
+
+def is_of_stage(value: Any) -> bool:
+    """Whether it may be a function k -> optimizer: one with a single argument, as optax.sgd itself is not."""
+    try:
+        return callable(value) and len(inspect.signature(value).parameters) == 1
+    except (TypeError, ValueError):  # a callable without a signature
+        return False
+
+
+def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformation]:
+    """The optimizer of each stage k = 1..K.
+
+    Arguments:
+        optimizer: one for all stages, a list of K, or a function k -> optimizer.
+        K: number of stages.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    if is_optimizer(optimizer):
+        return [optimizer] * K
+    way_out = "Give one optax optimizer, a list with one for each stage, or a function of k = 1..K that returns one."
+    found: list[Any] = [optimizer(k) for k in range(1, K + 1)] if callable(optimizer) else list(optimizer)
+    if len(found) != K:
+        raise BadInput(f"optimizer is a list of {len(found)}, but there are K={K} stages. {way_out}")
+    for k, each in enumerate(found, 1):
+        if not is_optimizer(each):
+            raise BadInput(f"the optimizer of stage k={k} is {kind(each)}, no optax optimizer. {way_out}")
+    return found
 
 
 def check_beta(beta: Any) -> None:

@@ -5,7 +5,7 @@ JAX computes in 32 bits: it casts 64-bit NumPy arrays without a word, on the hos
 if the example was 64-bit as well. So a batch's dtypes must be those of the example, or what JAX casts them to.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,12 +16,22 @@ import numpy as np
 from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.shapes import describe
+from fdg_jax.stage.weighted import Weighted
 from fdg_jax.storage.plain import check_usable
 
 Tree = Any
 Pair = tuple[Tree, Tree]
 NAMES = ("inputs", "labels")
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
+
+
+def as_pair(batch: Any) -> Any:
+    """A batch {"inputs": ..., "labels": ...} as (inputs, labels), its "weights", if any, as those of the labels; any
+    other batch as it is."""
+    if not isinstance(batch, Mapping) or not {*NAMES} <= batch.keys() <= {*NAMES, "weights"}:
+        return batch
+    labels = batch["labels"]
+    return batch["inputs"], Weighted(labels, batch["weights"]) if "weights" in batch else labels
 
 
 def copy_arrays(tree: Tree) -> Tree:
@@ -58,6 +68,9 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
         BadInput: it is not such a pair, an array cannot be used, or lengths differ or are 0.
     """
     if not isinstance(batch, tuple | list) or len(batch) != 2:
+        if isinstance(batch, Mapping):
+            names = ", ".join(map(str, batch)) or "nothing"
+            raise BadInput(f"{fact} that is a dictionary has inputs, labels and perhaps weights; this one has {names}.")
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
     lengths = set()
     for name, tree in zip(NAMES, batch, strict=True):
@@ -73,9 +86,20 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
             lengths.add(leaf.shape[0])
     if len(lengths) > 1:
         raise BadInput(f"inputs and labels of one batch differ in length: {sorted(lengths)}.")
+    check_weights(batch[1])
     if 0 in lengths:
         raise BadInput(f"{fact} of 0 examples trains nothing and has no mean loss. Leave empty batches out.")
     return tuple(jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree) for tree in batch)  # type: ignore
+
+
+def check_weights(labels: Tree) -> None:
+    """Raises BadInput if labels have weights that are not one for each example or token."""
+    if not isinstance(labels, Weighted):
+        return
+    weights, shapes = labels.weights, [label.shape for label in jax.tree.leaves(labels.labels)]
+    if not isinstance(weights, ARRAYS) or any(weights.shape != shape[: len(weights.shape)] for shape in shapes):
+        fact = f"the weights are {describe(weights)}, the labels {describe(labels.labels)}"
+        raise BadInput(f"{fact}. Give one weight for each example [batch], or for each token [batch, T].")
 
 
 def check_example(batch: Any) -> Pair:
@@ -150,7 +174,9 @@ def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
     use = "evaluate([(inputs, labels), ...]), a list also for a single batch"
     if not isinstance(batches, Iterable):
         raise BadInput(f"evaluate takes batches of (inputs, labels), not {kind(batches)}. Use {use}.")
-    for batch in batches:
+    if isinstance(batches, Mapping):
+        raise BadInput(f"evaluate takes a list of batches, not a single one. Use {use}.")
+    for batch in map(as_pair, batches):
         check_labels(example[1], batch_shapes(batch, "each batch of evaluate", use)[1])
         yield copy_arrays(tuple(batch))
 

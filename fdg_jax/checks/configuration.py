@@ -23,12 +23,13 @@ from fdg_jax.checks.arguments import (
     check_options,
     check_problem,
     check_rate,
+    stage_optimizers,
 )
 from fdg_jax.checks.batches import check_example
 from fdg_jax.corrections.interface import Correction, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.stage import remat as rematerialisation
-from fdg_jax.stage.functions import ComputeOptions, Spec
+from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of
 from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
@@ -49,8 +50,8 @@ class Configuration:
     def __init__(
         self,
         stages: Sequence[nn.Module],
-        loss: Callable[[Tree, Tree], jax.Array],
-        optimizer: optax.GradientTransformation,
+        loss: Callable[[Tree, Tree], Tree],
+        optimizer: Any,
         method: str,
         engines: Sequence[str],
         *,
@@ -65,6 +66,7 @@ class Configuration:
         remat: str | Sequence[int],
         preprocess: Callable[[Tree, jax.Array], Tree] | None,
         guard: bool,
+        norms: bool,
         options: Mapping[str, Any],
         cut: Any = None,
         K: int | None = None,
@@ -96,7 +98,8 @@ class Configuration:
         self.devices = check_devices(devices, K)
         spread = self.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
-        self.loss, self.optimizer, self.preprocess, self.guard = loss, optimizer, preprocess, guard
+        self.optimizers = stage_optimizers(optimizer, K)
+        self.loss, self.preprocess, self.guard, self.norms = loss, preprocess, guard, norms
 
     @property
     def stage_class(self) -> type[Stage]:
@@ -125,8 +128,9 @@ class Configuration:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):
             variables = cutting.cut_variables(variables, self.stages)
-        stages = list(zip(self.stages, self.compute, self.other_weights, strict=True))
-        shapes = check_shapes(stages, self.loss, self.optimizer, self.preprocess, example, variables)
+        stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
+        shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
+        loss = lambda *a, report=self.loss: loss_of(report(*a))  # noqa: E731  # it must not hold this object
         corrected, specs = self.stage_corrections(), []
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
@@ -138,18 +142,21 @@ class Configuration:
                 k=k,
                 K=self.K,
                 module=module,
-                optimizer=correction.around(self.optimizer),
-                loss=self.loss,
+                optimizer=correction.around(self.optimizers[k - 1]),
+                loss=self.loss if shapes.report is shapes.loss else loss,
+                report=self.loss,
                 variables=made,
                 x=x,
                 y=[*shapes.inputs, shapes.outputs][k],
                 outputs=shapes.outputs,
                 labels=shapes.labels,
                 value=shapes.loss,
+                reported=shapes.report,
                 key=jax.random.fold_in(stage_key, 2),
                 options=self.stage_options,
                 compute=compute,
                 guard=self.guard,
+                norms=self.norms,
                 correction=correction,
             )
             specs.append(spec)
@@ -184,11 +191,13 @@ class Configuration:
         given = {"K": self.K, "method": self.method.name, "beta": self.beta, "weights": self.weights}
         schedule, options = self.schedule, dict(specs[0].options)
         given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
+        given["gradient norms"] = self.norms
         given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
         given |= {"correct": self.correct, **options, "random key": np.ravel(plain(key)).tolist()}
         if not callable(self.learning_rate):
             given |= {"learning rate": self.learning_rate, "momentum": self.momentum}
         shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}
+        shapes["what the loss returns"] = describe(specs[0].reported)
         for spec in specs:
             state = f"{describe(spec.variables)} in {spec.compute.precision.compute_dtype or 'its own dtype'}"
             shapes[f"as stage k={spec.k}"] = f"{type(spec.module).__name__} with {state}, giving {describe(spec.y)}"

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, loss_and_errors
+from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, tally
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
@@ -23,6 +23,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.schedule import Box, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
+from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import cotangent
@@ -31,6 +32,7 @@ from fdg_jax.transport.devices import all_here
 
 Tree = Any
 COUNT = jax.ShapeDtypeStruct((), np.int32)
+NORM = jax.ShapeDtypeStruct((), np.float32)
 
 
 class HostEngine:
@@ -69,7 +71,7 @@ class HostEngine:
         platform = self.transport.here.device.platform
         compiled = partial(programs.jit, platform=platform, reductions=False)
         self._preprocess = compiled(problem.preprocess) if problem.preprocess else None
-        self._tally = compiled(partial(loss_and_errors, problem.specs[-1].loss))
+        self._tally = compiled(partial(tally, problem.specs[-1].report))
         self._transform = CompiledTransform(lambda transform: transform)
         dtype = problem.specs[-1].value.dtype
         self._micro_batches = MicroBatches(schedule.micro_batches, self.last, self.transport.here, dtype)
@@ -90,12 +92,14 @@ class HostEngine:
         self.transport.watch(note)
         return unfinished
 
-    def on_loss(self, number: int, loss: jax.Array | None) -> None:
-        """Adds the loss of a whole batch, once all its micro-batches have one. loss: None in other processes."""
+    def on_loss(self, number: int, report: Tree) -> None:
+        """Adds the loss of a whole batch, once all its micro-batches have one. report: None in other processes."""
         spec = self.problem.specs[-1]
-        whole = self._micro_batches.loss(number, self.transport.tell(spec.k, loss, spec.value))
+        whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
-            self.losses.add(self._before_drain + whole[0], whole[1], self.bad())
+            batch, report = whole
+            told = Told(self.bad(), self.norms(), metrics_of(report))
+            self.losses.add(self._before_drain + batch, loss_of(report), told)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
@@ -149,6 +153,12 @@ class HostEngine:
         bad = {k: stage.bad for k, stage in self.stages.items()}
         return [self.transport.tell(k, bad.get(k), COUNT) for k in guarded]
 
+    def norms(self) -> list[Any]:
+        """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
+        measured = [spec.k for spec in self.problem.specs if spec.norms]
+        norms = {k: stage.norm for k, stage in self.stages.items()}
+        return [self.transport.tell(k, norms.get(k), NORM) for k in measured]
+
     def refused(self) -> tuple[int, ...]:
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
         return tuple(map(int, jax.device_get(self.bad())))
@@ -200,7 +210,7 @@ class HostEngine:
     @cached_property
     def _tally_shapes(self) -> Tree:
         last = self.problem.specs[-1]
-        return jax.eval_shape(partial(loss_and_errors, last.loss), last.outputs, last.labels)
+        return jax.eval_shape(partial(tally, last.report), last.outputs, last.labels)
 
     def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""

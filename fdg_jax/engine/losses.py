@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +21,32 @@ class Metrics(NamedTuple):
     loss: the batch's loss, at the weights of its forward pass.
     bad: for each stage of a guarded pipeline, the number of its first refused update (0: none), as far as known by
         then.
+    metrics: what the loss function returned beside the loss, {name: number}.
+    gradient_norms: with `Pipeline(gradient_norms=True)`, for each stage the norm of the gradient that it was last
+        updated by when this loss was computed, before beta and the optimizer change it; 0 before its first update.
+        Stages are at different batches, as `staleness` says.
     """
 
     step: int
     loss: float
     bad: tuple[int, ...] = ()
+    metrics: Mapping[str, float] = {}
+    gradient_norms: tuple[float, ...] = ()
+
+
+class Told(NamedTuple):
+    """What comes with the losses of a dispatch, as arrays that may be under way.
+
+    bad, norms: for each stage, as in `Metrics`; norms are [] of one batch, or [W] of several.
+    metrics: as in `Metrics`, each [] or [W].
+    """
+
+    bad: Sequence[jax.Array] = ()
+    norms: Sequence[jax.Array] = ()
+    metrics: Mapping[str, jax.Array] = {}
+
+
+NOTHING = Told()
 
 
 class PendingLosses:
@@ -37,36 +58,42 @@ class PendingLosses:
     early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
         is after the same batch in every process of a pipeline.
     finished: what has been read and not been taken.
-    pending: (step, losses, bad) of what has not been read.
+    pending: (step, losses, what comes with them) of what has not been read.
     """
 
     def __init__(self, limit: int, early: bool = True):
         self.limit, self.early, self.finished = limit, early, list[Metrics]()
-        self.pending = deque[tuple[int, jax.Array, Sequence[jax.Array]]]()
+        self.pending = deque[tuple[int, jax.Array, Told]]()
 
-    def add(self, step: int, losses: jax.Array, bad: Sequence[jax.Array] = ()) -> None:
+    def add(self, step: int, losses: jax.Array, told: Told = NOTHING) -> None:
         """Adds the losses of a dispatch, then reads what is finished.
 
         Arguments:
             step: the batch's number, or that of the first of several.
             losses: [] of one batch, or [W] of several.
-            bad: for each stage, the number of its first refused update.
+            told: what comes with them.
         """
-        self.pending.append((step, losses, bad))
+        self.pending.append((step, losses, told))
         while self.pending and (len(self.pending) > self.limit or self.ready(*self.pending[0][1:])):
             self.read()
 
-    def ready(self, losses: jax.Array, bad: Sequence[jax.Array]) -> bool:
+    def ready(self, losses: jax.Array, told: Told) -> bool:
         """Whether these arrays have been computed and are to be read now."""
-        return self.early and jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, bad))
+        return self.early and jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, jax.tree.leaves(told)))
 
     def read(self) -> None:
         """Reads the oldest losses, and waits for them if they are not finished."""
-        step, losses, bad = self.pending[0]
+        step, losses, told = self.pending[0]
+        leaves, structure = jax.tree.flatten(told)
         # This may wait, so Ctrl-C may come here. Nothing has been removed by then.
-        losses, *bad = jax_internals.fetch([losses, *bad])
-        refused = tuple(int(number) for stages in bad for number in np.ravel(stages))
-        read = [Metrics(step + i, float(loss), refused) for i, loss in enumerate(np.ravel(losses))]
+        losses, *leaves = jax_internals.fetch([losses, *leaves])
+        told = jax.tree.unflatten(structure, leaves)
+        refused = tuple(int(number) for stages in told.bad for number in np.ravel(stages))
+        read = []
+        for i, loss in enumerate(np.ravel(losses)):
+            metrics = {name: float(np.ravel(values)[i]) for name, values in told.metrics.items()}
+            norms = tuple(float(np.ravel(values)[i]) for values in told.norms)
+            read.append(Metrics(step + i, float(loss), refused, metrics, norms))
         self.pending.popleft()
         self.finished += read
 

@@ -1,7 +1,8 @@
 """Splits a batch into M micro-batches on its way in, and joins their M losses on the way out (GPipe).
 
-The parts are as equal as can be. Each counts by its share of the examples. The backward pass of a part's mean loss
-begins with this share as its cotangent, so that the parts' gradients add up to the gradient of the batch's mean.
+The parts are as equal as can be. Each counts by its share of the examples, or of their weights. The backward pass of a
+part's mean loss begins with this share as its cotangent, so that the parts' gradients add up to the gradient of the
+batch's mean.
 """
 
 from functools import partial
@@ -9,9 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.stage.weighted import Weighted
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -30,9 +33,10 @@ class MicroBatches:
     def __init__(self, M: int, last: Place | None, told: Place, dtype: Any):
         self.M, self.last, self.told, self.dtype = M, last, told, dtype
         self._cut = jax.jit(partial(cut, M=M))
-        self._weighted = jax.jit(lambda shares, losses: sum(s * loss for s, loss in zip(shares, losses, strict=True)))
+        self._mean = jax.jit(lambda shares, reports: jax.tree.map(partial(weighted_sum, shares), *reports))
+        self._by_weight = jax.jit(partial(shares_of_weights, M=M, dtype=dtype))
         self._shares: Any = None
-        self._losses: list[jax.Array] = []
+        self._losses: list[Tree] = []
 
     def check(self, labels: Tree) -> None:
         """Raises BadInput if a batch has fewer examples than M."""
@@ -59,6 +63,8 @@ class MicroBatches:
             return [{"x": x, "labels": labels}]
         sizes = np.array(self.sizes(labels))
         shares = (sizes / sizes.sum()).astype(self.dtype)
+        if isinstance(labels, Weighted):
+            shares = self._by_weight(self.told.put_weights(labels.weights))
         self._shares = self.told.put_weights(shares)
         labels = self.last.put_batch(labels) if self.last else None
         parts = zip(self._cut(x), self._cut(labels), shares, strict=True)
@@ -68,22 +74,34 @@ class MicroBatches:
         """Drops the losses of a batch whose other parts will not come."""
         self._losses = []
 
-    def loss(self, number: int, loss: jax.Array) -> tuple[int, jax.Array] | None:
+    def loss(self, number: int, report: Tree) -> tuple[int, Tree] | None:
         """Takes the loss of a part.
 
         Arguments:
             number: the part's number, counted over all batches, from 1.
-            loss: its mean loss.
+            report: its mean loss, or (that, metrics).
 
-        Returns: (batch, its loss) if this was the batch's last part, else None.
+        Returns: (batch, the same of the batch) if this was the batch's last part, else None.
         """
         if self.M == 1:
-            return number, loss
-        self._losses.append(loss)
+            return number, report
+        self._losses.append(report)
         if number % self.M:
             return None
-        whole, self._losses = self._weighted(self._shares, self._losses), []
+        whole, self._losses = self._mean(self._shares, self._losses), []
         return number // self.M, whole
+
+
+def weighted_sum(shares: jax.Array, *parts: jax.Array) -> jax.Array:
+    """The mean of a batch from the means of its parts."""
+    return sum(share * part for share, part in zip(shares, parts, strict=True))  # type: ignore[return-value]
+
+
+def shares_of_weights(weights: jax.Array, M: int, dtype: Any) -> jax.Array:
+    """The share of each part in the weight of a batch; equal shares if there is no weight in it."""
+    sums = jnp.stack([jnp.sum(part.astype(dtype)) for part in cut(weights, M)])
+    total = jnp.sum(sums)
+    return jnp.where(total > 0, sums / jnp.where(total > 0, total, 1), 1 / M).astype(dtype)
 
 
 def bounds(n: int, M: int) -> list[int]:

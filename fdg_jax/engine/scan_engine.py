@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, loss_and_errors
+from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, tally
 from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.stage import delay_line
-from fdg_jax.stage.functions import flax_variables, make_stage_functions
-from fdg_jax.stage.nonfinite import Guarded, guard_updates
+from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
+from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import Reading, number
 
@@ -29,15 +29,14 @@ class ScanEngine:
     Its members are those of `Engine` (fdg_jax.engine.interface).
 
     run: the state of the run.
-    one: one step, (run, inputs, labels) -> (run, (loss, first refused updates or None)).
+    one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).
     """
 
     def __init__(self, problem: Problem):
         self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
         self.device = problem.places[0].device
         stages = [
-            guard_updates(*make_stage_functions(spec)) if spec.guard else make_stage_functions(spec)
-            for spec in problem.specs
+            watch_updates(*make_stage_functions(spec), spec.guard, spec.norms) for spec in problem.specs
         ]
         self.functions, states = zip(*stages, strict=True)
         functions, schedule = self.functions, problem.schedule
@@ -60,10 +59,10 @@ class ScanEngine:
 
         def one(run, inputs, labels):
             x = problem.preprocess(inputs, run.entered) if problem.preprocess else inputs
-            loss, held = delay_line.forward(functions, lines, run.stages, x, labels)
+            report, held = delay_line.forward(functions, lines, run.stages, x, labels)
             run = delay_line.backward(functions, lines, run, held)
             refused = bad(run)
-            return run, (loss, jnp.stack(refused) if refused else None)
+            return run, (report, jnp.stack(refused) if refused else None, norms(run))
 
         def window(run, images, labels, indices):
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
@@ -88,8 +87,8 @@ class ScanEngine:
         arrays = jax.device_put((inputs, labels), self.device)
         self.begin(1)
         with self.tick():
-            self.run, (loss, bad) = self._step(self.run, *arrays)
-            self.advance(1, loss, bad)
+            self.run, told = self._step(self.run, *arrays)
+            self.advance(1, *told)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch], in one dispatch.
@@ -102,8 +101,8 @@ class ScanEngine:
         rows = jax.device_put(indices, self.device)
         self.begin(len(indices))
         with self.tick():
-            self.run, (losses, bad) = self._window(self.run, *self._resident[2], rows)
-            self.advance(len(indices), losses, None if bad is None else bad[-1])
+            self.run, (report, bad, norms) = self._window(self.run, *self._resident[2], rows)
+            self.advance(len(indices), report, None if bad is None else bad[-1], norms)
 
     @contextmanager
     def tick(self) -> Iterator[None]:
@@ -117,11 +116,12 @@ class ScanEngine:
             raise
         self.within_tick = False
 
-    def advance(self, batches: int, losses: jax.Array, bad: jax.Array | None) -> None:
-        """Notes the losses of a dispatch."""
+    def advance(self, batches: int, report: Tree, bad: jax.Array | None, norms: list[jax.Array]) -> None:
+        """Notes the losses of a dispatch, and what comes with them."""
         if self.unfinished is not None:
-            self.unfinished.end(losses)
-        self.losses.add(self.entered + 1, losses, () if bad is None else [bad])
+            self.unfinished.end(loss_of(report))
+        told = Told(() if bad is None else [bad], norms, metrics_of(report))
+        self.losses.add(self.entered + 1, loss_of(report), told)
         self.entered += batches
 
     def drain(self) -> None:
@@ -155,10 +155,10 @@ class ScanEngine:
         return [int(value) for value in jax.device_get(self.run.updates)]
 
     def evaluated(self, transform: Callable[[Tree], Tree] | None) -> Callable:
-        """Makes run(stages, inputs, labels) -> (loss, errors) for a transform."""
+        """Makes run(stages, inputs, labels) -> Tally for a transform."""
 
         def run(stages, inputs, labels):
-            return loss_and_errors(self.problem.specs[-1].loss, self.outputs(stages, inputs, transform), labels)
+            return tally(self.problem.specs[-1].report, self.outputs(stages, inputs, transform), labels)
 
         return run
 
@@ -221,4 +221,11 @@ class ScanEngine:
 
 def bad(run: delay_line.DelayState) -> list[jax.Array]:
     """For each guarded stage, the number of its first refused update."""
-    return [stage.opt_state.bad for stage in run.stages if isinstance(stage.opt_state, Guarded)]
+    found = [first_refused(stage.opt_state) for stage in run.stages]
+    return [count for count in found if count is not None]
+
+
+def norms(run: delay_line.DelayState) -> list[jax.Array]:
+    """For each stage whose gradients are measured, the norm of the newest."""
+    found = [newest_norm(stage.opt_state) for stage in run.stages]
+    return [norm for norm in found if norm is not None]

@@ -26,6 +26,7 @@ from jax import lax
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
+from fdg_jax.stage.weighted import without_weights
 
 # How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
 # 2048, and Adam. With so many, SGD at the paper's rate of 0.1 diverges (LOG.md, 2026-11-21).
@@ -63,6 +64,7 @@ def local_loss(loss: Callable[[Any, Any], jax.Array], outputs: Outputs, labels: 
     value = loss(outputs.scores, labels)
     if outputs.features is None:
         return value
+    labels = without_weights(labels)
     truth = similarity(one_hot(labels.reshape(-1) if outputs.scores.ndim == 3 else labels, outputs.scores.shape[-1]))
     return (1 - MATCHING) * value + MATCHING * jnp.mean(jnp.square(similarity(outputs.features) - truth))
 
@@ -187,7 +189,7 @@ class Synthesizer(nn.Module):
                 return layers.Conv(self.width, size=5, name=name)(x)
             return nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name=name)(x)
 
-        x = hidden(vectors(check_activations(y)), "hidden1")
+        x, labels = hidden(vectors(check_activations(y)), "hidden1"), without_weights(labels)
         if self.conditional:
             label = nn.Dense(self.width, use_bias=False, kernel_init=layers.torch_linear, name="label")
             shift = label(one_hot(labels.reshape(-1) if y.ndim == 3 else labels, self.classes))

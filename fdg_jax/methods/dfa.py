@@ -15,7 +15,7 @@ import numpy as np
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
-from fdg_jax.stage.functions import LOSSES, Spec, add_sown, make_apply, make_functions, make_outputs
+from fdg_jax.stage.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
 from fdg_jax.stage.stage import Stage
 
 
@@ -88,14 +88,14 @@ def kept_axes(spec: Spec) -> int:
 
 def with_error(spec: Spec):
     """Stage K's functions. Its forward pass returns the gradient of the loss at the outputs, beside the loss."""
-    apply, loss = make_apply(spec.module, spec.compute), spec.loss
+    apply, loss, report_of = make_apply(spec.module, spec.compute), spec.loss, spec.report
 
     def objective(params, extra, x, labels):
         y, changed = apply(params, extra, x, train=True)
         sown = changed.pop(LOSSES, None)
         error = jax.grad(lambda y: jnp.sum(loss(y, labels)))(jax.lax.stop_gradient(y))
-        value = loss(y, labels)
-        return add_sown(value, sown), ({"loss": value, "dy": error}, changed)
+        report = report_of(y, labels)
+        return add_sown(loss_of(report), sown), ({"loss": report, "dy": error}, changed)
 
     return make_functions(objective, make_outputs(apply, spec.compute), spec.optimizer, spec.value.dtype, spec.compute)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from fdg_jax.stage.functions import Spec, StageState
+from fdg_jax.stage.gradient_norms import first_refused, newest_norm
 from fdg_jax.stage.packing import Layout, Packing, Unpacked
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import number
@@ -58,6 +59,7 @@ class Checkpointed:
     updates: int
     staleness: int
     bad: Any
+    norm: Any
     _forward: Callable[..., Any]
     _copy: Callable[..., Any]
     _correct: Callable[..., Any] | None
@@ -125,7 +127,8 @@ class Checkpointed:
         summed = number(flat, "summed")
         self.sum = self.restored_packed(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.pack_now(self.place.put_weights(state))
-        self.bad = np.int32(state.opt_state.bad) if self.spec.guard else None
+        self.bad = np.int32(first_refused(state.opt_state)) if self.spec.guard else None
+        self.norm = np.float32(newest_norm(state.opt_state)) if self.spec.norms else None
         self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")
         self.summed, self.since = summed, number(flat, "since")
         self.line.clear()

@@ -65,14 +65,16 @@ class Spec(NamedTuple):
     k, K: the stage's number from 1, and the number of stages.
     module: the Flax module.
     optimizer: the user's optax chain, with what the correction adds to it.
-    loss: the user's loss(outputs, labels). Stage K computes it; a method may use it in other stages, too.
+    loss: the user's loss(outputs, labels) -> scalar. Stage K computes it; a method may use it in other stages, too.
+    report: the user's loss as it is: what stage K tells of a batch, its loss or (its loss, {name: number}).
     variables: the module's initial variables {"params": ..., "batch_stats": ..., "rng": ...}.
     x, y: the stage's inputs and outputs.
-    outputs, labels, value: the outputs of stage K, the labels, the value of the loss.
+    outputs, labels, value, reported: the outputs of stage K, the labels, the value of the loss, and of `report`.
     key: a random key for what the method adds.
     options: the method's options, by name.
     compute: how the module is computed.
     guard: whether updates with non-finite gradients are refused (fdg_jax.stage.nonfinite).
+    norms: whether gradients are measured (fdg_jax.stage.gradient_norms).
     correction: what is done about late gradients.
     """
 
@@ -81,17 +83,20 @@ class Spec(NamedTuple):
     module: nn.Module
     optimizer: optax.GradientTransformation
     loss: Loss
+    report: Callable[[Tree, Tree], Tree]
     variables: dict[str, Tree]
     x: Tree
     y: Tree
     outputs: Tree
     labels: Tree
     value: Tree
+    reported: Tree
     key: Array
     options: Mapping[str, Any]
     compute: ComputeOptions = DEFAULT_COMPUTE
     guard: bool = False
     correction: Correction = NONE
+    norms: bool = False
 
     @property
     def last(self) -> bool:
@@ -107,7 +112,8 @@ class Functions(NamedTuple):
     """A stage as pure functions. `labels` is None if the stage does not need them.
 
     forward(params, extra, x, labels) -> (messages, extra, closure): in training mode. messages: {"x": outputs}, or
-        {"loss": loss} for stage K. closure: the VJP closure, without the arguments that it can be given again.
+        {"loss": what the loss function returned} for stage K. closure: the VJP closure, without the arguments that it
+        can be given again.
     backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
         the cotangent of the outputs; None stands for the loss's own cotangent, 1.
     update(params, opt_state, grads) -> (params, opt_state).
@@ -205,7 +211,7 @@ def functions(
     Arguments:
         module: the Flax module.
         optimizer: the optax optimizer.
-        loss: loss(outputs, labels), for stage K only.
+        loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only.
         loss_dtype: the dtype of the loss, for stage K only.
         compute: how the module is computed.
 
@@ -218,10 +224,20 @@ def functions(
         sown = changed.pop(LOSSES, None)
         if loss is None:
             return y if sown is None else (y, sown), ({"x": y}, changed)
-        value = loss(y, labels)
-        return add_sown(value, sown), ({"loss": value}, changed)
+        report = loss(y, labels)
+        return add_sown(loss_of(report), sown), ({"loss": report}, changed)
 
     return make_functions(objective, make_outputs(apply, compute), optimizer, loss_dtype, compute)
+
+
+def loss_of(report: Tree) -> Any:
+    """The loss in what the user's loss function returned, the loss alone or (loss, metrics)."""
+    return report[0] if isinstance(report, tuple | list) else report
+
+
+def metrics_of(report: Tree) -> dict[str, Array]:
+    """The metrics in it, {} if there are none."""
+    return dict(report[1]) if isinstance(report, tuple | list) else {}
 
 
 def add_sown(value: Array, sown: Array | None) -> Array:
@@ -287,7 +303,7 @@ def make_stage_functions(spec: Spec) -> tuple[Functions, StageState]:
     Returns: (its functions, its initial state).
     """
     params, extra = split_variables(spec.variables)
-    loss, loss_dtype = (spec.loss, spec.value.dtype) if spec.last else (None, None)
+    loss, loss_dtype = (spec.report, spec.value.dtype) if spec.last else (None, None)
     state = StageState(params, extra, spec.optimizer.init(params))
     return functions(spec.module, spec.optimizer, loss, loss_dtype, spec.compute), state
 

@@ -16,11 +16,14 @@ from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, first_line, sentence
 from fdg_jax.stage.dependence import dependences
+from fdg_jax.stage.from_nnx import refuse_bridges
 from fdg_jax.stage.functions import (
     ComputeOptions,
     SownLosses,
     functions,
     init_variables,
+    loss_of,
+    metrics_of,
     split_variables,
     takes_train,
 )
@@ -37,7 +40,7 @@ class Shapes(NamedTuple):
 
     inputs: of each stage.
     outputs: of stage K.
-    labels, loss: of the labels and the value of the loss.
+    labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
     draws: for each stage, whether it draws random numbers.
     compute: for each stage, how it is computed, with what its module asks for.
     inits: for each stage, the jitted function that makes its Flax variables of a key. It has been traced already.
@@ -47,6 +50,7 @@ class Shapes(NamedTuple):
     outputs: Tree
     labels: Tree
     loss: jax.ShapeDtypeStruct
+    report: Tree
     draws: list[bool]
     compute: list[ComputeOptions]
     inits: list[Callable[[jax.Array], dict[str, Tree]]]
@@ -68,15 +72,14 @@ def describe(tree: Tree) -> str:
 
 
 def check_shapes(
-    stages: Sequence[tuple[nn.Module, ComputeOptions, str]], loss, optimizer, preprocess, example_batch, variables
+    stages: Sequence[tuple[nn.Module, ComputeOptions, str, Any]], loss, preprocess, example_batch, variables
 ) -> Shapes:
     """Follows an example batch through all stages in training mode, without computing anything.
 
     Arguments:
-        stages: for each stage its module, how it is computed, and the option that makes its backward pass use other
-            weights than its forward pass ("" if none does).
-        loss: loss(outputs, labels) -> scalar.
-        optimizer: the optax optimizer.
+        stages: for each stage its module, how it is computed, the option that makes its backward pass use other
+            weights than its forward pass ("" if none does), and its optax optimizer.
+        loss: loss(outputs, labels) -> scalar or (scalar, metrics).
         preprocess: (inputs, step) -> what stage 1 takes; or None.
         example_batch: (inputs, labels), as arrays or shapes.
         variables: for each stage the Flax variables that are given; None if none are.
@@ -90,11 +93,12 @@ def check_shapes(
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     inputs, draws, computes, inits, before = [], [], [], [], f"the input is {describe(x)}"
-    for k, (module, compute, other) in enumerate(stages, 1):
+    for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
         way_out, fact = check_switch(who, module), f"{who} cannot take {describe(x)}; {before}."
-        seen = trace_or_refuse(fact, trace_module, module, compute, x, way_out=way_out)
+        with nn.intercept_methods(refuse_bridges):
+            seen = trace_or_refuse(fact, trace_module, module, compute, x, way_out=way_out, who=who)
         y, made, compute = seen.y, seen.variables, seen.compute
         check_evaluation(who, module, compute, made, x)
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
@@ -111,14 +115,26 @@ def check_shapes(
         computes.append(compute)
         inits.append(seen.init)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
-    fact = f"the loss cannot take outputs {describe(x)} with labels {describe(labels)}."
-    value = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), x, labels)
-    found = f"the loss of outputs {describe(x)} and labels {describe(labels)} is {describe(value)}"
+    report = check_loss(loss, x, labels)
+    return Shapes(inputs, x, labels, loss_of(report), report, draws, computes, inits)
+
+
+def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
+    """The shapes of what a loss returns. Raises BadInput unless that is one number, or (it, {name: number})."""
+    fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
+    report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels)
+    found = f"the loss of outputs {describe(outputs)} and labels {describe(labels)} is {describe(report)}"
+    pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
+    value: Any = loss_of(report) if pair else report
     if getattr(value, "shape", None) != ():
         raise BadInput(f"{found}, not one number.")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
-    return Shapes(inputs, x, labels, value, draws, computes, inits)
+    for name, metric in metrics_of(report).items():
+        if not isinstance(name, str) or getattr(metric, "shape", None) != () or metric.dtype.kind == "c":
+            fact = f"the loss returns (loss, metrics), and its metric {name!r} is {describe(metric)}"
+            raise BadInput(f"{fact}. Give a dictionary of numbers, each the mean over the batch: {{'accuracy': ...}}.")
+    return report
 
 
 def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree) -> Tree:
@@ -139,15 +155,21 @@ def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: T
 
     way_out = (
         "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
-        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want. Use another optimizer."
+        "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want, and one set of "
+        "parameters, where optax.lookahead wants two. Use another optimizer."
     )
     trace_or_refuse(f"the optimizer cannot train {who}.", jax.eval_shape, update, params, way_out=way_out)
 
 
-def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = ""):
-    """The result of tracing something of the user's, or BadInput with the fact and what the user's code raised."""
+def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
+    """The result of tracing something of the user's, or BadInput with the fact and what the user's code raised.
+
+    who: what is traced, where this library itself may refuse it.
+    """
     try:
         return run(*arguments)
+    except BadInput as error:
+        raise BadInput(f"{who}: {error}" if who else str(error)) from error
     except Exception as error:  # whatever a user's module raises when shapes do not fit
         way_out = way_out or "Change one of the two, or cut the network elsewhere."
         raise BadInput(f"{fact} {sentence(error)} {way_out}") from error
@@ -180,6 +202,8 @@ def check_evaluation(who: str, module: nn.Module, compute: ComputeOptions, varia
     params, extra = split_variables(variables)
     try:
         jax.eval_shape(functions(module, optax.identity(), compute=compute).outputs, params, extra, x)
+    except BadInput as error:
+        raise BadInput(f"{who} can be trained but not evaluated: {error}") from error
     except Exception as error:  # whatever a user's module raises
         raise BadInput(
             f"{who} can be trained but not evaluated: {first_line(error)} This library tells a module which of the two "

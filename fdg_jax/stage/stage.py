@@ -19,7 +19,7 @@ from fdg_jax.machine import programs
 from fdg_jax.stage.checkpointing import Checkpointed, Memo
 from fdg_jax.stage.correcting import forward_program, gradient_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
-from fdg_jax.stage.nonfinite import guard_updates
+from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
 from fdg_jax.stage.packing import Layout, packed
 from fdg_jax.transport.devices import Place
 
@@ -66,9 +66,7 @@ class Stage(Checkpointed):
     ):
         self.k, self.place, self.stashed = spec.k, place, stashed
         self.accumulate, self.mean, self.delay = accumulate, mean, delay
-        functions, state = self.make(spec)
-        if spec.guard:
-            functions, state = guard_updates(functions, state)
+        functions, state = watch_updates(*self.make(spec), spec.guard, spec.norms)
         # opt_state is donated, and some optimizers begin with the weights themselves (averages): hence a copy.
         opt_state = jax.tree.map(jnp.copy, state.opt_state)
         state = state._replace(opt_state=opt_state, correction=spec.correction.start(state.params))
@@ -85,6 +83,7 @@ class Stage(Checkpointed):
         self.updates, self.staleness = 0, 0
         # With a guard: the number of the first refused update, after the newest one. The copy in `state` is donated.
         self.bad: Any = np.int32(0) if guard else None
+        self.norm: Any = np.float32(0) if spec.norms else None  # likewise, of the newest gradient
 
         def backward(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
@@ -92,7 +91,9 @@ class Stage(Checkpointed):
 
         def update(params, opt_state, grads):
             params, opt_state = functions.update(params, opt_state, grads)
-            return params, opt_state, layout.opt_state.unpack(opt_state).bad + 0 if guard else None
+            plain = layout.opt_state.unpack(opt_state)
+            copies = [None if told is None else told + 0 for told in (first_refused(plain), newest_norm(plain))]
+            return params, opt_state, copies
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (LOG.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds in the
@@ -198,7 +199,7 @@ class Stage(Checkpointed):
         grads, since, summed = self.sum, self.since, self.summed
         if self.mean and summed > 1:
             grads = self._divide(grads, self.place.put_weights(np.int32(summed)))
-        params, opt_state, self.bad = self._update(self.state.params, self.state.opt_state, grads)
+        params, opt_state, (self.bad, self.norm) = self._update(self.state.params, self.state.opt_state, grads)
         self.state = self.state._replace(params=params, opt_state=opt_state)
         self.staleness = max(self.staleness, self.updates - since)
         self.updates += 1

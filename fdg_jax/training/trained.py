@@ -17,7 +17,7 @@ import numpy as np
 from fdg_jax import models, split
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
-from fdg_jax.engine.evaluate import Evaluation, evaluate, loss_and_errors
+from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.runs.options import FIELDS, Options
@@ -180,10 +180,10 @@ class Trained:
         Raises:
             BadInput: the data set is not there, or it is not the one that the run was trained on.
         """
-        loss, platform = partial(loss_and_errors, setup.cross_entropy), jax.local_devices()[0].platform
-        tally = programs.jit(loss, platform, reductions=False)
+        platform = jax.local_devices()[0].platform
+        run = programs.jit(partial(tally, setup.cross_entropy), platform, reductions=False)
         found = self.test_batches(data_dir) if batches is None else batches
-        return evaluate(lambda images, labels: tally(self.outputs(images), np.asarray(labels)), found)
+        return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
     def test_batches(self, data_dir: str | os.PathLike[str] | None = None) -> Iterable:
         """The test images of the run's data set, in the batches in which the run evaluates."""

@@ -1,0 +1,232 @@
+"""Turns a flax.nnx module into a linen module, which stages and blocks are made of.
+
+`flax.nnx.bridge.ToLinen` does the same for a single call. In training it has two faults that nobody would notice: it
+knows nothing of training and evaluation, so that dropout stays on, and where no random key is passed to it, it drops
+the same units in every step. `from_nnx` passes `train` on and asks for a key for every stream that the module has.
+"""
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import nnx
+from flax.traverse_util import unflatten_dict
+
+from fdg_jax.errors import BadInput
+from fdg_jax.stage.functions import LOSSES
+
+Tree = Any
+Path = tuple[str, ...]
+STREAMS = ("params", "dropout", "default")  # of the nnx.Rngs that makes a module; "default" stands in for all others
+NOT_SET = ("deterministic", "use_running_average", "training", "is_training", "rngs")  # arguments that nobody sets
+WAY_OUT = "Use fdg_jax.from_nnx(the class, its arguments), which passes `train` on to module.train() and module.eval()."
+
+
+def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """A stage, or a block, that is a flax.nnx module.
+
+    In training the module is as after `module.train()`, in evaluation as after `module.eval()`: there `nnx.Dropout` is
+    off and `nnx.BatchNorm` uses running averages. If its `__call__` has an argument `train`, that is set, too. Every
+    random stream gets another key in every step. `nnx.Param` and its subclasses are trained; they are "params" in
+    `Pipeline.params`, `nnx.BatchStat` is "batch_stats", and variables of any other type are a collection of their own,
+    which is kept from step to step. What it sows as "losses" is minimised; what else it sows is dropped.
+
+    Arguments:
+        make: the module's class, or a function that makes it; it gets args, kwargs and `rngs`, an `nnx.Rngs`, so that
+            the first weights depend on the key of `Pipeline.init`. Or a module that is there already, whose weights are
+            the first ones.
+        args, kwargs: what `make` gets.
+
+    Returns: a linen module with `__call__(x, train)`.
+
+    Raises:
+        BadInput: `make` is something else. `Pipeline.init` raises it for a module that cannot be used: one whose
+            `__call__` needs an argument that nobody sets (`deterministic`, `rngs`, ...), or that draws random numbers
+            or changes its batch statistics in evaluation, too.
+
+    Example: `from_nnx(nnx.Linear, 8, 64)`
+    """
+    if isinstance(make, nnx.Module):
+        if args or kwargs:
+            raise BadInput(f"from_nnx got a {type(make).__name__} that is made already, and arguments to make it of.")
+        return FromNNX(Given(make))
+    if not callable(make):
+        fact = f"from_nnx takes a class of flax.nnx.Module, a function or a module, not {make!r}"
+        raise BadInput(f"{fact}. Use from_nnx(nnx.Linear, 8, 64), say.")
+    return FromNNX(Made(make, args, kwargs))
+
+
+class Made:
+    """Makes a module. make, args, kwargs: as those of `from_nnx`."""
+
+    def __init__(self, make: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        self.make, self.args, self.kwargs = make, args, kwargs
+
+    def __call__(self, rngs: nnx.Rngs) -> Any:
+        called = self.make.__init__ if isinstance(self.make, type) else self.make
+        kinds = {} if called is object.__init__ else inspect.signature(called).parameters
+        takes = "rngs" in kinds or any(each.kind is each.VAR_KEYWORD for each in kinds.values())
+        return self.make(*self.args, **self.kwargs, **({"rngs": rngs} if takes else {}))
+
+
+class Given:
+    """A module that is there already. It stays as it is."""
+
+    def __init__(self, module: nnx.Module):
+        self.graph, self.state = nnx.split(module)
+
+    def __call__(self, rngs: nnx.Rngs) -> Any:
+        del rngs
+        return nnx.merge(self.graph, jax.tree.map(lambda leaf: leaf, self.state))  # it would become the module's own
+
+
+class FromNNX(nn.Module):
+    """The linen module that `from_nnx` returns.
+
+    make: makes the nnx module of an `nnx.Rngs`.
+    """
+
+    make: Callable[[nnx.Rngs], Any]
+
+    @nn.compact
+    def __call__(self, x: Any, train: bool) -> Any:
+        graph, shapes = nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(**dict.fromkeys(STREAMS, 0)))))
+        values, keys = self.values(shapes), cache(lambda stream: self.key(stream, train))
+        leaves, before = [], {}
+        for at, leaf in nnx.to_flat_state(shapes):
+            if isinstance(leaf, nnx.RngKey):
+                value = keys_like(leaf, jax.random.fold_in(keys(leaf.tag), zlib.crc32(str(at).encode())))
+            elif isinstance(leaf, nnx.RngState):
+                value = jax.numpy.zeros(leaf.get_value().shape, leaf.get_value().dtype)
+            else:
+                value = found(values, place(at, leaf))
+            before[at] = value
+            leaves.append((at, leaf.replace(value) if isinstance(leaf, nnx.Variable) else value))
+        module = nnx.merge(graph, nnx.from_flat_state(leaves))
+        y = self.run(module, x, train)
+        if not self.is_initializing():
+            self.keep(module, before, train)
+        return y
+
+    def values(self, shapes: Any) -> dict[str, dict[str, Any]]:
+        """The module's variables as nested dictionaries by collection: those that linen has, at first the first ones.
+
+        shapes: the state of the module, as shapes.
+        """
+
+        @cache
+        def first() -> dict[str, Any]:
+            module = self.make(nnx.Rngs(**{stream: self.make_rng(stream) for stream in STREAMS}))
+            return nested((place(at, leaf), raw(leaf)) for at, leaf in nnx.to_flat_state(nnx.state(module)))
+
+        places = nested((place(at, leaf), None) for at, leaf in nnx.to_flat_state(shapes))
+
+        def variable(kind: str, name: str) -> Any:
+            return self.variable(kind, name, lambda: first()[kind][name]).value
+
+        return {kind: {name: variable(kind, name) for name in names} for kind, names in places.items()}
+
+    def key(self, stream: str, train: bool) -> jax.Array:
+        """The key of a random stream in this step. In evaluation nobody may draw from it."""
+        if not train or stream == "params":
+            return jax.random.key(0)
+        key = self.make_rng(stream)
+        return key if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+
+    def run(self, module: Any, x: Any, train: bool) -> Any:
+        """Calls the module in training or in evaluation mode, and sows as linen does what it sows as losses."""
+        parameters = inspect.signature(type(module).__call__).parameters
+        for name, parameter in parameters.items():
+            if name in NOT_SET and parameter.default is parameter.empty:
+                fact = f"{type(module).__name__}.__call__ has an argument `{name}` without a default, set by nobody"
+                raise BadInput(f"{fact}. Leave that to module.train() and module.eval(), or take an argument `train`.")
+        (module.train if train else module.eval)()
+        losses = nnx.variable_type_from_name(LOSSES, allow_register=True)
+        y, sown = nnx.capture(module, losses)(x, **({"train": train} if "train" in parameters else {}))
+        for at, leaf in nnx.to_flat_state(sown):
+            self.sow(LOSSES, ".".join(map(str, at)), raw(leaf))
+        return y
+
+    def keep(self, module: Any, before: Mapping[Any, Any], train: bool) -> None:
+        """Puts what the call has changed where linen keeps it. before: the values of the state before the call."""
+        after, who = [], type(module).__name__
+        for at, leaf in nnx.to_flat_state(nnx.state(module)):
+            if at not in before:
+                raise BadInput(f"{who} makes {'.'.join(map(str, at))} when it is called. Make it in __init__.")
+            changed, (kind, *_) = not same(raw(leaf), before[at]), place(at, leaf) or ("",)
+            if changed and not train and isinstance(leaf, nnx.RngState):
+                self.refuse(who, f"draws from the random stream {leaf.tag!r}")
+            if changed and not train and kind == "batch_stats":
+                self.refuse(who, "changes its batch statistics")
+            after.append((place(at, leaf), raw(leaf)))
+        for kind, names in nested(after).items():
+            if kind != "params" and self.is_mutable_collection(kind):
+                for name, value in names.items():
+                    self.put_variable(kind, name, value)
+
+    def refuse(self, who: str, fact: str) -> None:
+        """Raises BadInput for what a module does in evaluation."""
+        raise BadInput(
+            f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
+            "modules: heed these, or give __call__ an argument `train`."
+        )
+
+
+def place(at: tuple[Any, ...], leaf: Any) -> Path:
+    """(collection, names...) of a leaf of an nnx state; () of a random stream, which is no variable of linen's."""
+    if isinstance(leaf, nnx.RngState):
+        return ()
+    kind = "params" if isinstance(leaf, nnx.Param) else "batch_stats" if isinstance(leaf, nnx.BatchStat) else "arrays"
+    if kind == "arrays" and isinstance(leaf, nnx.Variable):
+        kind = nnx.variable_name_from_type(type(leaf), allow_register=True)
+    return (kind, *map(str, at))
+
+
+def nested(leaves: Any) -> dict[str, dict[str, Any]]:
+    """{collection: {name: ...}} of leaves by their places."""
+    return unflatten_dict({at: value for at, value in leaves if at})
+
+
+def found(tree: Any, at: Path) -> Any:
+    """What lies in nested dictionaries at a place."""
+    for name in at:
+        tree = tree[name]
+    return tree
+
+
+def raw(leaf: Any) -> Any:
+    """The value of a leaf of an nnx state."""
+    return leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the very same arrays, as a variable's are if nobody has set it."""
+    one, other = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(one) == len(other) and all(x is y for x, y in zip(one, other, strict=True))
+
+
+def keys_like(leaf: Any, key: jax.Array) -> jax.Array:
+    """As many keys as a stream has: one, or several of a module that was made under a vmap."""
+    shape = leaf.get_value().shape
+    return jax.random.split(key, shape) if shape else key
+
+
+def refuse_bridges(next_call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    """For flax.linen.intercept_methods: raises BadInput for a `flax.nnx.bridge.ToLinen` around a module that is not the
+    same in training and in evaluation, unless its caller says by an argument which of the two it is."""
+    bridge = context.module
+    told = {*NOT_SET} & kwargs.keys()
+    if isinstance(bridge, nnx.bridge.ToLinen) and context.method_name == "__call__" and not told:
+        made = nnx.eval_shape(lambda: Made(bridge.nnx_class, tuple(bridge.args), bridge.kwargs)(nnx.Rngs(0)))
+        draws = any(isinstance(leaf, nnx.RngState) for _, leaf in nnx.to_flat_state(nnx.state(made)))
+        names = {"use_running_average", *(["deterministic"] if draws else [])}
+        switches = [each for _, each in nnx.iter_modules(made) if names & vars(each).keys()]
+        if switches:
+            whole, part = (type(each).__name__ for each in (made, switches[0]))
+            fact = f"flax.nnx.bridge.ToLinen around {whole} does not tell its {part} whether it is trained or evaluated"
+            raise BadInput(f"{fact}, so it would stay in one mode. {WAY_OUT}")
+    return next_call(*args, **kwargs)

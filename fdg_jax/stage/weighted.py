@@ -1,0 +1,46 @@
+"""Labels with a weight for every example or every token, so that padding, masks and repeated examples count as they
+should: in the loss, which takes the weights, and in every average over batches, which needs to know them.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+Array = jax.Array
+
+
+class Weighted(NamedTuple):
+    """Labels and their weights, to be given as the labels of a batch. The loss gets this object, too.
+
+    labels: the labels themselves, a tree of arrays [batch, ...].
+    weights: a number from 0 for each example [batch] or token [batch, T]: its shape is how the labels' shape begins.
+
+    Example: `loss = lambda outputs, labels: labels.mean(cross_entropy(outputs, labels.labels))`, with a cross-entropy
+    that gives a number for each label.
+    """
+
+    labels: Tree
+    weights: Array
+
+    def mean(self, values: Array) -> Array:
+        """The weighted mean: sum(weights * values) / sum(weights), and 0 where all weights are 0.
+
+        Arguments:
+            values: one number for each weight, or several [*weights.shape, ...], which share it.
+        """
+        weights = self.spread(values.shape, jnp.promote_types(values.dtype, jnp.float32))
+        total = jnp.sum(weights)
+        return jnp.sum(weights * values) / jnp.where(total > 0, total, 1)
+
+    def spread(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+        """The weights for values of that shape, which begins as theirs."""
+        weights = jnp.asarray(self.weights, dtype)
+        more = len(shape) - weights.ndim
+        return jnp.broadcast_to(weights.reshape(*weights.shape, *[1] * more), shape)
+
+
+def without_weights(labels: Tree) -> Tree:
+    """The labels themselves, with or without weights."""
+    return labels.labels if isinstance(labels, Weighted) else labels

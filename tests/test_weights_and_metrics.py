@@ -1,0 +1,248 @@
+"""Weights of examples and tokens, losses with metrics, and batches as dictionaries: equal to plain loops."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from small import CLASSES, as_functions, batches, cross_entropy, mostly_slow, parts, recipe
+
+import fdg_jax
+from fdg_jax import Weighted, methods
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.fdg import fdg
+
+per_label = optax.softmax_cross_entropy_with_integer_labels
+# The programs of the stages and of the plain loops round sums differently: observed 3e-7 at values of order 1.
+CLOSE = {"rtol": 0, "atol": 1e-5}
+T = 4
+
+
+def weighted_loss(outputs, labels):
+    return labels.mean(per_label(outputs, labels.labels))
+
+
+def with_metrics(outputs, labels):
+    right = jnp.argmax(outputs, -1) == labels
+    return cross_entropy(outputs, labels), {"right": jnp.mean(right), "largest": jnp.mean(jnp.max(outputs, -1))}
+
+
+def examples(n, size=16, seed=1, last=None):
+    """Batches with weights, some of them 0; the last batch has another size."""
+    rng = np.random.default_rng(seed)
+    found = [(x, Weighted(y, rng.choice([0.0, 0.5, 1, 3], size).astype(np.float32))) for x, y in batches(n, size)]
+    x, (y, w) = found[-1]
+    return [*found[:-1], (x[:last], Weighted(y[:last], w[:last]))]
+
+
+def tokens(n, size=6, seed=2):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, size, T, 8)).astype(np.float32)
+    y = rng.integers(0, CLASSES, (n, size, T)).astype(np.int32)
+    mask = np.arange(T) < rng.integers(0, T + 1, (n, size, 1))  # texts of 0 to T tokens
+    return [(a, Weighted(b, m)) for a, b, m in zip(x, y, mask, strict=True)]
+
+
+class Tokens(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(jnp.tanh(nn.Dense(12)(x)))
+
+
+def made(K, batch, loss, engine="pipeline", stages=None, **options):
+    ours = fdg_jax.Pipeline(stages or parts(K), loss, recipe(), engine=engine, **options)
+    return ours.init(jax.random.PRNGKey(0), batch)
+
+
+def by_hand(ours, data):
+    """(loss, error) of an evaluation in plain NumPy, example by example, token by token."""
+    losses, wrong, total = 0.0, 0.0, 0.0
+    for x, (labels, weights) in data:
+        scores = np.asarray(ours.predict(x), np.float64)
+        for row, label, weight in zip(scores.reshape(-1, CLASSES), labels.ravel(), weights.ravel(), strict=True):
+            losses += float(weight) * (np.log(np.sum(np.exp(row))) - row[label])
+            wrong += float(weight) * (np.argmax(row) != label)
+            total += float(weight)
+    return losses / total, 100 * wrong / total
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline", "scan"))
+def test_an_evaluation_with_weights_is_a_plain_loop_also_with_a_last_batch_of_another_size(engine):
+    for data, stages in ((examples(4, last=5), None), (tokens(4), [Tokens(12), Tokens(CLASSES)])):
+        ours = made(2, data[0], weighted_loss, engine, stages)
+        nothing = data[0][0], Weighted(data[0][1].labels, np.zeros_like(data[0][1].weights))
+        found = ours.evaluate([*data, nothing])
+        loss, error = by_hand(ours, data)
+        np.testing.assert_allclose(found.loss, loss, rtol=1e-5)
+        np.testing.assert_allclose(found.error_percent, error, rtol=1e-5)  # sums of weights in float32
+        assert found.images == sum(len(x) for x, _ in data) + len(nothing[0])
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline"))
+def test_training_with_weights_is_the_oracle(engine):
+    data = examples(6, last=7)
+    ours = made(2, data[0], weighted_loss, engine)
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    true, losses, _ = oracle.stashed(as_functions(parts(2)), weighted_loss, recipe(), start, data, fdg(2).staleness)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), jax.device_get(ours.params), true)
+    np.testing.assert_allclose([each.loss for each in ours.losses(wait=True)], losses, **CLOSE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bool", "int32", "float32"])
+def test_weights_of_any_sort_are_numbers_and_no_weight_is_a_mean_of_0(name):
+    weights = np.array([[True, False], [False, False]]).astype(name)
+    values = np.array([[3.0, 5.0], [7.0, np.float32(2)]], np.float32)
+    assert float(Weighted(None, weights).mean(values)) == 3
+    assert float(Weighted(None, weights[1]).mean(values[1])) == 0
+    assert float(Weighted(None, weights[:, 0]).mean(values)) == 4  # an example's weight counts for its tokens
+
+
+@pytest.mark.slow
+def test_micro_batches_count_by_their_weights():
+    data, ends = [*examples(3), *examples(1, size=11)], []
+    data[1][1].weights[:4] = 0  # the first of four parts
+    for method, options in (("bp", {}), ("gpipe", {"micro_batches": 4})):
+        stages = [nn.Sequential([nn.Dense(12), nn.tanh]), nn.Dense(CLASSES)]  # a batch norm would see one part only
+        ours = made(2, data[0], weighted_loss, stages=stages, method=method, **options)
+        for batch in data:
+            ours.step(batch)
+        ends.append((jax.device_get(ours.params), [each.loss for each in ours.losses(wait=True)]))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), *ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_takes_weights_and_metrics(method):
+    def loss(outputs, labels):
+        return labels.mean(per_label(outputs, labels.labels)), {"half": jnp.float32(0.5)}
+
+    options = {"stages": [nn.Dense(12), nn.Dense(CLASSES)]} if method == "fa" else {}
+    data = examples(4)
+    ours = made(2, data[0], loss, method=method, **options)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    seen = ours.losses(wait=True)
+    assert np.isfinite([each.loss for each in seen]).all() and [each.metrics for each in seen] == [{"half": 0.5}] * 4
+    assert ours.evaluate(data).metrics == {"half": 0.5}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aux", ["predsim", "linear"])
+def test_local_heads_and_synthesizers_look_at_the_labels_beside_the_weights(aux):
+    data = examples(3)
+    for options in ({"method": "dgl", "aux": aux}, {"method": "dni", "conditional": aux == "linear"}):
+        ours = made(2, data[0], weighted_loss, **options)
+        for batch in data:
+            ours.step(batch)
+        ours.drain()
+        assert np.isfinite([each.loss for each in ours.losses(wait=True)]).all()
+
+
+def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
+    class First(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.tanh(nn.Dense(12)(x["a"]) + x["b"])
+
+    def loss(outputs, labels):
+        return labels.mean(per_label(outputs, labels.labels["class"])) + 0.1 * jnp.mean(labels.labels["zero"])
+
+    data = [
+        {"inputs": {"a": x, "b": x[:, :1]}, "labels": {"class": y, "zero": 0 * x}, "weights": w}
+        for x, (y, w) in examples(3)
+    ]
+    one, two = (made(2, data[0], loss, stages=[First(), nn.Dense(CLASSES)]) for _ in range(2))
+    for batch in data:
+        one.step(batch)
+        two.step((batch["inputs"], Weighted(batch["labels"], batch["weights"])))
+    assert one.state_sha256() == two.state_sha256()
+    assert one.evaluate(data).loss > 0 and one.evaluate(data).error_percent is None
+    again = made(2, data[0], loss, stages=[First(), nn.Dense(CLASSES)])
+    again.restore(one.state())
+    for ours in (one, again):
+        ours.drain()
+    assert again.state_sha256() == one.state_sha256()
+    assert one.unsound(data[0]) is None
+
+
+@pytest.mark.parametrize(("weights", "said"), [
+    (np.ones((16, 3), np.float32), r"the weights are float32\[16, 3\], the labels int32\[16\]\. Give one weight for"),
+    (np.ones(15, np.float32), r"differ in length: \[15, 16\]"), ([1.0] * 16, "an array of numbers is needed"),
+])  # fmt: skip
+def test_weights_that_do_not_fit_are_refused(weights, said):
+    x, (y, _) = examples(1)[0]
+    with pytest.raises(BadInput, match=said):
+        made(2, (x, Weighted(y, weights)), weighted_loss)
+
+
+def test_batches_that_have_no_weights_or_none_that_count_are_refused():
+    data = examples(2)
+    ours, (x, (y, w)) = made(2, data[0], weighted_loss), data[0]
+    with pytest.raises(BadInput, match=r"the labels are .*, at init they were .*: other arrays"):
+        ours.step((x, y))
+    with pytest.raises(BadInput, match=r"the weights of 16 examples add up to 0\.0"):
+        ours.evaluate([(x, Weighted(y, 0 * w))])
+    with pytest.raises(BadInput, match="dictionary has inputs, labels and perhaps weights; this one has x, y"):
+        ours.step({"x": x, "y": y})
+
+
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline", "scan"))
+def test_metrics_of_the_loss_are_in_metrics_and_averaged_by_evaluation(engine):
+    data = [*batches(3), *batches(1, size=5)]
+    ours = made(2, data[0], with_metrics, engine)
+    plain = made(2, data[0], cross_entropy, engine)
+    before, n = ours.evaluate(data), sum(len(x) for x, _ in data)
+    scores = [np.asarray(ours.predict(x)) for x, _ in data]
+    right = sum(int(np.sum(np.argmax(s, -1) == y)) for s, (_, y) in zip(scores, data, strict=True))
+    assert before.metrics["right"] == pytest.approx(right / n, rel=1e-6)
+    assert before.error_percent == pytest.approx(100 - 100 * right / n)
+    largest = sum(float(np.sum(s.max(-1), dtype=np.float64)) for s in scores) / n
+    assert before.metrics["largest"] == pytest.approx(largest, rel=1e-5)
+    for one in (ours, plain):
+        for batch in data:
+            one.step(batch)
+        one.drain()
+    (seen, same) = (one.losses(wait=True) for one in (ours, plain))
+    np.testing.assert_allclose([each.loss for each in seen], [each.loss for each in same], rtol=1e-6)  # other programs
+    assert [set(each.metrics) for each in seen] == [{"right", "largest"}] * 4 and same[0].metrics == {}
+    assert 0 <= seen[0].metrics["right"] <= 1
+
+
+def test_metrics_of_a_window_are_those_of_its_batches():
+    x, y = (np.concatenate(arrays) for arrays in zip(*batches(3), strict=True))
+    ends = []
+    for engine in ("pipeline", "scan"):
+        ours = made(1, (x[:16], y[:16]), with_metrics, engine, stages=[nn.Dense(CLASSES)], gradient_norms=True)
+        ours.train(x, y, np.arange(48, dtype=np.int32).reshape(3, 16))
+        ours.drain()
+        seen = ours.losses(wait=True)
+        ends.append([[m.loss, *m.metrics.values(), *m.gradient_norms] for m in seen])
+        assert [len(row) for row in ends[-1]] == [4] * 3
+    scan = ends[1]
+    np.testing.assert_allclose([row[:3] for row in ends[0]], [row[:3] for row in scan], **CLOSE)
+
+
+@pytest.mark.parametrize(("metrics", "said"), [
+    ({"per": lambda x: x}, r"its metric 'per' is float32\[16, 5\]. Give a dictionary of numbers"),
+    ({1: jnp.mean}, "its metric 1 is"),
+])  # fmt: skip
+def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
+    def loss(outputs, labels):
+        return cross_entropy(outputs, labels), {name: get(outputs) for name, get in metrics.items()}
+
+    with pytest.raises(BadInput, match=said):
+        made(1, batches(1)[0], loss, stages=[nn.Dense(CLASSES)])
+
+
+def test_a_loss_that_is_a_pair_of_something_else_is_refused():
+    with pytest.raises(BadInput, match="not one number"):
+        made(1, batches(1)[0], lambda o, y: (cross_entropy(o, y), jnp.float32(1)), stages=[nn.Dense(CLASSES)])
