@@ -5,9 +5,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
 from threading import Condition, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -24,7 +25,10 @@ from fdg_jax.transport.gathering import Absent
 from fdg_jax.transport.joining import JOINING_SECONDS
 from fdg_jax.transport.notices import Notices
 
+Answer = TypeVar("Answer")
+
 LATE_SECONDS = 10.0  # after which a process that is waited for is named
+KEEPER_SECONDS = 1.0  # in which process 0, which keeps the notices, gives one that is there
 END_SECONDS = 5.0  # for the others to end, too
 FIRST_ENDS_SECONDS = 60.0  # the same for process 0, which still writes the report
 current: list["JoinedPeers"] = []  # the processes that this one has joined
@@ -58,22 +62,59 @@ class JoinedPeers(Peers):
         """As `Peers.share`. Raises Silent where another process does not answer."""
         if not name:
             self.shared, name = self.shared + 1, f"shared {self.shared}"
-        self.notices.put(f"{name}/{self.process}", json.dumps(value))
-        return [json.loads(self.wait(f"{name}/{process}", process)) for process in range(self.processes)]
+        self.leave(f"{name}/{self.process}", json.dumps(value))
+        return [json.loads(self.wait(name, process)) for process in range(self.processes)]
+
+    def leave(self, name: str, text: str) -> None:
+        """Leaves a notice. Process 0 keeps all of them, so this waits for it, too."""
+        if self.process == 0:
+            self.notices.put(name, text)
+            return
+        done: SimpleQueue[Exception | None] = SimpleQueue()
+
+        def put() -> None:
+            error = None
+            try:
+                self.notices.put(name, text)
+            except JaxRuntimeError as failed:
+                error = failed
+            done.put(error)
+
+        def ended(seconds: float) -> tuple[Exception | None] | None:
+            with contextlib.suppress(Empty):
+                return (done.get(timeout=seconds),)
+
+        Thread(target=put, name="notice", daemon=True).start()
+        (error,) = self.answer(ended, lambda: 0)
+        if error:
+            raise error
 
     def wait(self, name: str, process: int) -> str:
-        """Waits for a notice of another process, which is named if it is late."""
+        """What a process has left under a name, under which this one has left something, too."""
+
+        def who() -> int:
+            return process if self.notices.wait(f"{name}/{self.process}", KEEPER_SECONDS) is not None else 0
+
+        return self.answer(lambda seconds: self.notices.wait(f"{name}/{process}", seconds), who)
+
+    def answer(self, ask: Callable[[float], Answer | None], who: Callable[[], int]) -> Answer:
+        """Waits for an answer of another process, which is named if it is late.
+
+        Arguments:
+            ask: ask(seconds) -> the answer; None if it has not come in so many seconds.
+            who: which process is waited for. It is process 0 where not even this process's own notice can be read.
+        """
         began, waited = time.monotonic(), 0.0
         while True:
-            seconds = 0.0 if self.silence else min(LATE_SECONDS, self.seconds - waited)
-            if (text := self.notices.wait(name, seconds)) is not None:
-                return text
+            seconds = 0.0 if self.silence else max(0.0, min(LATE_SECONDS, self.seconds - waited))
+            if (answer := ask(seconds)) is not None:
+                return answer
             waited = time.monotonic() - began
             if waited >= self.seconds:
-                self.silence = self.silence or f"process {process} has not answered for {waited:,.0f} s."
+                self.silence = self.silence or f"process {who()} has not answered for {waited:,.0f} s."
             if self.silence:  # perhaps another thread's: nobody waits for the same end a second time
                 raise Silent(self.silence)
-            fact = f"process {self.process} has waited {waited:,.0f} s for process {process}"
+            fact = f"process {self.process} has waited {waited:,.0f} s for process {who()}"
             print(f"WARNING: {fact}, which is late.", file=sys.stderr, flush=True)
 
     def on_one_core(self) -> bool:
@@ -96,7 +137,7 @@ class JoinedPeers(Peers):
         with self.condition:
             if self.mine and not self.asked:
                 self.asked = True
-                self.notices.put(f"meeting {self.meetings}", "asked for")
+                self.leave(f"meeting {self.meetings}", "asked for")
             while self.deciding:
                 self.condition.wait()
             self.calls += 1
