@@ -42,7 +42,7 @@ class Stage(nn.Module):
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
         for number, block in enumerate(self.blocks, start=self.first):
-            named = block.clone(parent=self, name=block_name(number))
+            named = block.copy(parent=self, name=block_name(number))
             x = named(x, train=train) if takes_train(block) else named(x)
         return x
 

@@ -127,3 +127,24 @@ def test_variables_of_another_network_are_refused():
         ours.init(KEY, (X, Y), {"params": {"block006": {}}})
     with pytest.raises(BadInput, match="the variables have None as 'params'"):
         ours.init(KEY, (X, Y), {"params": None})
+
+
+class Around(nn.Module):
+    inner: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def test_blocks_may_be_made_of_modules_from_outside_and_one_block_may_stand_twice():
+    twice = nn.Sequential([nn.Dense(4), nn.tanh])
+    blocks = [twice, Around(nn.Sequential([nn.Dense(4, name="mine"), nn.tanh])), twice, nn.Dense(5)]
+    x = X + np.arange(4, dtype=np.float32)
+    whole = split.init_whole(blocks, KEY, jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert set(whole["params"]) == {"block000", "block001", "block002", "block003"}
+    assert set(whole["params"]["block001"]["inner"]) == set(whole["params"]["block002"]) == {"layers_0"}
+    y = x
+    for stage, own in zip(split.stages(blocks, (1, 2)), split.split_variables(whole, (1, 2)), strict=True):
+        y = stage.apply(own, y, False)
+    np.testing.assert_array_equal(y, split.whole(blocks).apply(whole, x, False))
