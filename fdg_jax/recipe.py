@@ -6,6 +6,7 @@ Each stage has an optimizer of its own, so nothing here knows the gradients of o
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 
@@ -44,8 +45,9 @@ def optimizer(
     elif name == "muon":
         made = optax.contrib.muon(
             learning_rate, beta=momentum, adam_b1=momentum, adam_b2=b2, weight_decay=weight_decay,
-            adam_weight_decay=weight_decay, weight_decay_mask=mask, consistent_rms=MUON_RMS,
+            adam_weight_decay=weight_decay, consistent_rms=MUON_RMS,
         )  # fmt: skip
+        made = decaying(made, mask) if mask else made
     else:
         make = {"adamw": optax.adamw, "lion": optax.lion}[name]
         made = make(learning_rate, b1=momentum, b2=b2, weight_decay=weight_decay, mask=mask)
@@ -55,6 +57,17 @@ def optimizer(
 def matrices(params: Any) -> Any:
     """Which parameters have two axes or more: kernels and embeddings, and not biases and scales of norms."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def decaying(optimizer: optax.GradientTransformation, mask: Any) -> optax.GradientTransformation:
+    """An optimizer that uses parameters for their decay only, with those of the mask (params -> tree) decayed: it sees
+    zeros for the others. optax's muon has a mask for its matrices, and none for its adamw. The state is its own."""
+
+    def update(updates, state, params=None):
+        seen = jax.tree.map(lambda leaf, decayed: leaf if decayed else jnp.zeros_like(leaf), params, mask(params))
+        return optimizer.update(updates, state, seen)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def clipped(optimizer: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
