@@ -4,6 +4,7 @@ It imports none of the commands and no JAX, so that it answers at once. Benchmar
 repository: they are not part of the installed package.
 """
 
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from fdg_jax.checks import names
 from fdg_jax.errors import did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
+from fdg_jax.options.parser import continued
 
 COMMANDS = {
     "Train a network": {
@@ -60,6 +62,13 @@ def asked_for() -> dict[str, list[str]]:
     }
 
 
+def row(name: str, text: str, width: int) -> str:
+    """A row of the list, in lines that fit the terminal."""
+    columns = max(width + 24, min(100, shutil.get_terminal_size().columns))
+    indent = " " * (width + 4)
+    return textwrap.fill(f"  {name:{width}}  {text}", columns, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def overview() -> str:
     """The text that lists all commands, in groups."""
     width = max(len(command) for group in COMMANDS.values() for command in group)
@@ -68,12 +77,11 @@ def overview() -> str:
         f"for another. Each of these is a command: {python_command()} -m NAME",
     ]
     for title, group in COMMANDS.items():
-        rows = [f"  {command:{width}}  {does}" for command, does in group.items() if can_run_here(command)]
+        rows = [row(command, does, width) for command, does in group.items() if can_run_here(command)]
         lines += ["", title, *rows] if rows else []
     lines += ["", "What a training command can be asked for"]
-    for flag, found in asked_for().items():
-        lines += textwrap.wrap(f"  {flag:{width}}  {', '.join(found)}", 100, subsequent_indent=" " * (width + 4))
-    return "\n".join([*lines, "", "For example", *(f"  {python_command()} {words}" for words in EXAMPLES)])
+    lines += [row(flag, ", ".join(found), width) for flag, found in asked_for().items()]
+    return "\n".join([*lines, "", "For example", *(continued(f"{python_command()} {words}") for words in EXAMPLES)])
 
 
 @output.forgiving()

@@ -53,6 +53,12 @@ def test_outside_the_repository_its_commands_are_not_listed(tmp_path, monkeypatc
     assert "fdg_jax.schedule" in text and "benchmarks" not in text and "Measure" not in text
 
 
+def test_the_list_is_no_wider_than_a_terminal_of_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(overview, "python_command", lambda: ".venv/bin/python")
+    assert max(map(len, overview.overview().splitlines())) <= 80
+
+
 def test_the_examples_of_the_list_are_accepted(capsys):
     for example in overview.EXAMPLES:
         _, module, *words = example.split()

@@ -4,7 +4,6 @@ Exit codes: 0 all processes ended with 0; 2 bad input; 130, 143, 129 and 138 sto
 SIGUSR1; otherwise that of the process that failed first, 128 + n if signal n killed it.
 """
 
-import argparse
 import itertools
 import math
 import os
@@ -44,7 +43,6 @@ def parser() -> Parser:
         prog="python -m fdg_jax.launch",
         usage="%(prog)s --processes N [OPTIONS] -- WORDS FOR PYTHON",
         description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")

@@ -20,7 +20,7 @@ WIDEST = 100  # columns of --help: longer lines are hard to read, however wide t
 
 class Help(argparse.HelpFormatter):
     """Breaks the lines of --help between words only: a flag or a value with a hyphen stays whole. Lines that begin with
-    two spaces, such as examples, stay as they are."""
+    two spaces, such as examples, stay as they are, and an empty line ends a paragraph."""
 
     def __init__(self, *arguments: Any, **named: Any):
         width = min(WIDEST, shutil.get_terminal_size().columns - 2)
@@ -31,10 +31,23 @@ class Help(argparse.HelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         made: list[str] = []
-        for is_example, lines in itertools.groupby(text.splitlines(), lambda line: line.startswith("  ")):
+        for stays, lines in itertools.groupby(text.splitlines(), lambda line: not line or line.startswith("  ")):
             whole = list(lines)
-            made += whole if is_example else self._split_lines("\n".join(whole), width - len(indent))
+            made += whole if stays else self._split_lines("\n".join(whole), width - len(indent))
         return "\n".join(indent + line for line in made)
+
+
+def continued(command: str, width: int = 80) -> str:
+    """A command line for --help, indented. A long one goes on in the next line, before a flag, as a shell takes it."""
+    parts = re.split(r" (?=--)", command)
+    lines = ["  " + parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 3 <= width:  # a space, and room for " \\" behind it
+            lines[-1] += f" {part}"
+        else:
+            lines[-1] += " \\"
+            lines.append("      " + part)
+    return "\n".join(lines)
 
 
 class Parser(argparse.ArgumentParser):

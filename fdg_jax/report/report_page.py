@@ -145,7 +145,8 @@ def table(rows: Iterable[tuple[str, Any]]) -> str:
 
 USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY
 
-Writes report.html and curves.png of a run again, from the other files of its directory."""
+Writes report.html and curves.png of a run again, from the other files of its
+directory."""
 
 
 def main(arguments: list[str]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
 from fdg_jax.options import values
-from fdg_jax.options.parser import Parser
+from fdg_jax.options.parser import Parser, continued
 from fdg_jax.runs import config_file, joining_options, optimizers, start_options
 from fdg_jax.runs import options as declared
 from fdg_jax.runs.config_file import Found
@@ -149,17 +149,20 @@ def add_start(box: Any, name: str, default: Any) -> None:
 
 def examples(program: Program) -> str:
     """The end of --help: a few commands as a person types them."""
+    text = bool(program.datasets) and data.unit(program.datasets[0]) == "tokens"
     if not program.datasets:
         first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
     else:
-        where = "" if data.unit(program.datasets[0]) == "tokens" else "--data-dir data "
-        first = {f"{where}--steps 50": "the first 50 batches"}
+        first = {f"{'' if text else '--data-dir data '}--steps 50": "the first 50 batches"}
+    # The optimizers for text divide a gradient by its own size, so a constant beta would change nothing there.
+    option, values = ("dropout", "0,0.1,0.2") if text else ("beta", "0.2,0.5,1")
     found = first | {
-        "--K 3 --beta 0.5 --dry-run": "what would this run cost?",
-        "--config runs/a/config.json --beta 0.8": "run a again, with one thing changed",
-        "--run-dir runs/b --sweep beta=0.2,0.5,1 --jobs 2": "three runs and their table",
+        "--K 3 --dry-run": "what would this run cost?",
+        f"--config runs/a/config.json --{option} {values.split(',')[1]}": "run a again, with one thing changed",
+        f"--run-dir runs/b --sweep {option}={values} --jobs 2": "three runs and their table",
     }
-    return "\n".join(["Examples:", *(f"  # {does}\n  {program.command} {flags}" for flags, does in found.items())])
+    shown = [f"  # {does}\n{continued(f'{program.command} {flags}')}" for flags, does in found.items()]
+    return "\n".join(["Examples:", *shown])
 
 
 def add(box: Any, name: str, program: Program) -> None:
