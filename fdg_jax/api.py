@@ -14,6 +14,7 @@ import optax
 from fdg_jax.checks.arguments import check_read_behind
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
+from fdg_jax.corrections.interface import Kind
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
 from fdg_jax.engine.interface import Engine, Problem
@@ -22,6 +23,7 @@ from fdg_jax.engine.turn import Turn
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
 from fdg_jax.outcome import Outcome
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import check_finite, check_state
@@ -50,10 +52,11 @@ class Pipeline(Outcome):
         optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient. For a whole network whose
         stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
-        arguments here. Shrinking by beta is one of these files, and comes first unless the one asked for takes beta.
+        arguments here; or a `Kind` of your own. Shrinking by beta is one of these files, and comes first unless the
+        one asked for takes beta.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
-    method: a file of fdg_jax/methods. beta, order, weights, and further keyword arguments (accumulate, aux, ...): as
-        the flags of the same names; a method refuses those it does not have.
+    method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
+        (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
     devices: one per stage; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
@@ -76,12 +79,12 @@ class Pipeline(Outcome):
         optimizer: optax.GradientTransformation
         | Sequence[optax.GradientTransformation]
         | Callable[[int], optax.GradientTransformation],
-        method: str = "fdg",
+        method: str | Method = "fdg",
         *,
         split: str | Sequence[int] | None = None,
         K: int | None = None,
         beta: float = 1.0,
-        correct: str = "none",
+        correct: str | Kind = "none",
         learning_rate: optax.ScalarOrSchedule | None = None,
         momentum: float | None = None,
         devices: Sequence[Any] | None = None,

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "fdg_jax").rglob("*.py"))
-OTHERS = ("tests", "benchmarks", "experiments", "tools")
+OTHERS = ("tests", "benchmarks", "examples", "experiments", "tools")
 EVERYTHING = PACKAGE + [file for folder in OTHERS for file in sorted((ROOT / folder).rglob("*.py"))]
 LOCKS = ["requirements.txt", "requirements-cuda12.txt", "requirements-peers.txt"]
 
@@ -111,10 +111,10 @@ def test_requirements_of_the_peers_pin_the_same_versions_and_add_pytorch():
     assert "torch" in {name for name, _ in peers.keys() - own.keys()}
 
 
-@pytest.mark.parametrize("folder", ["fdg_jax", "tests", "benchmarks", "experiments"])
+@pytest.mark.parametrize("folder", ["fdg_jax", "tests", "benchmarks", "examples", "experiments"])
 def test_every_import_is_a_declared_dependency(folder):
     declared = {distribution(text) for text in project()["project"]["dependencies"]}
-    if folder != "fdg_jax":
+    if folder not in ("fdg_jax", "examples"):
         declared |= {distribution(text) for text in project()["dependency-groups"]["dev"]}
     own = {"fdg_jax", "tests", "benchmarks", "experiments"}
     own |= {file.stem for file in (ROOT / "tests").rglob("*.py")}  # pytest puts their folders on the path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("fdg_jax", "benchmarks", "experiments")
+PACKAGES = ("fdg_jax", "benchmarks", "experiments", "examples")
 BELOW_STAGES = ("errors", "machine", "storage", "transport")
 BELOW_API = (*BELOW_STAGES, "options", "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
 # Who may import whom, from the lowest room to the highest.
@@ -118,7 +118,7 @@ def forbidden(module: str, other: str) -> str:
     """Why a module may not import another, "" where it may."""
     ours, theirs = module.partition(".")[0], other.partition(".")[0]
     if ours != theirs:
-        downwards = {"benchmarks": ("fdg_jax",), "experiments": ("benchmarks", "fdg_jax")}
+        downwards = {"benchmarks": ("fdg_jax",), "examples": ("fdg_jax",), "experiments": ("benchmarks", "fdg_jax")}
         return "" if theirs in downwards.get(ours, ()) else f"{module} imports {other}"
     here, there = room(module), room(other)
     if ours != "fdg_jax" or here == there or not here or other == "fdg_jax":
@@ -200,6 +200,7 @@ def test_no_module_imports_itself_by_way_of_others():
         ("fdg_jax.api", "import benchmarks.memory"),
         ("fdg_jax.api", "from experiments import table3"),
         ("benchmarks.memory", "from experiments import table3"),
+        ("examples.digits", "import benchmarks.memory"),
         ("fdg_jax.a_new_room.module", "from fdg_jax import errors"),
     ],
 )

@@ -33,7 +33,7 @@ def text_without_encoding(call: ast.Call) -> bool:
     return isinstance(mode, str) and set(mode) <= set("rwaxt+")
 
 
-@pytest.mark.parametrize("folder", ["fdg_jax", "experiments", "benchmarks", "tools"])
+@pytest.mark.parametrize("folder", ["fdg_jax", "examples", "experiments", "benchmarks", "tools"])
 def test_every_text_file_is_opened_with_its_encoding(folder):
     files = sorted(Path(ROOT / folder).rglob("*.py"))
     assert not [where(file, call) for file, tree in trees(files) for call in unencoded(tree)]

@@ -26,8 +26,9 @@ from fdg_jax.checks.arguments import (
     stage_optimizers,
 )
 from fdg_jax.checks.batches import check_example
-from fdg_jax.corrections.interface import Correction, Late
+from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
+from fdg_jax.methods.interface import Method
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of
 from fdg_jax.stage.precision import precision
@@ -52,12 +53,12 @@ class Configuration:
         stages: Sequence[nn.Module],
         loss: Callable[[Tree, Tree], Tree],
         optimizer: Any,
-        method: str,
+        method: str | Method,
         engines: Sequence[str],
         *,
         engine: str,
         beta: float,
-        correct: str,
+        correct: str | Kind,
         learning_rate: optax.ScalarOrSchedule | None,
         momentum: float | None,
         devices: Sequence[Any] | None,
@@ -81,7 +82,7 @@ class Configuration:
         check_beta(beta)
         self.K = K = len(self.stages)
         self.method = names.find_method(method)
-        self.beta, self.weights, self.correct = beta, weights or "stashed", correct
+        self.beta, self.weights, self.correct = beta, weights or "stashed", getattr(correct, "name", correct)
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
         self.corrections, asked = check_corrections(correct, beta, asked, self.method)

@@ -39,7 +39,11 @@ def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
 
 
 def find_method(name: Any) -> interface.Method:
-    """The method of that name. Raises BadInput if there is none, or if its file does not define METHOD."""
+    """The method of that name; a `Method` is itself. Raises BadInput if there is none, or if its file does not define
+    METHOD."""
+    if isinstance(name, interface.Method):
+        name.accepted({})
+        return name
     known = methods.names()
     if not isinstance(name, str):
         raise BadInput(f"method={name!r} is no name. Use one of {', '.join(known)}, in quotes.")

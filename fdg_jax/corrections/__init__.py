@@ -29,7 +29,10 @@ def names() -> list[str]:
 
 
 def find(name: Any) -> Kind:
-    """The correction of that name. BadInput where there is none, or where its file does not describe one."""
+    """The correction of that name; a `Kind` is itself. BadInput where there is none, or where it is not whole."""
+    if isinstance(name, Kind):
+        check(name, f"correction {name.name}")
+        return name
     if not isinstance(name, str) or name not in names():
         hint = did_you_mean(str(name), names())
         raise BadInput(f"correction {name!r} is not known.{hint} The corrections are {', '.join(names())}.")
