@@ -21,7 +21,7 @@ from fdg_jax.options import values
 KEYWORDS = {
     *("stages", "loss", "optimizer", "method", "beta", "correct", "learning_rate", "momentum", "devices", "engine"),
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
-    *("variables", "split", "K"),
+    *("variables", "split", "K", "gradient_norms"),
 }
 
 
