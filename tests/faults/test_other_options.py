@@ -70,16 +70,20 @@ def test_a_command_line_for_text_trains_or_is_refused_in_a_sentence(seed, all_of
     tell(fuzz(seed, count, texts(), with_words(place), place, capsys, language_model.main))
 
 
+CHECKPOINTS = ["1", "2", "3", "best", "0", "9", "-1", "x", "1.5", "", "１"]
+TARGETS = [*6 * ["out"], "o.safetensors", "file", "there", "no/x", "", "mine", "o\n"]
+
+
 @st.composite
 def uses(draw, to):
     """Words for `evaluate`, or for `export` if `to`: of a run that there is, of what is none, and nonsense."""
-    said = [draw(st.sampled_from(["mine", "mine", "mine", "run", "there", "file", "nowhere", "damaged", "", "--"]))]
+    said = [draw(st.sampled_from([*9 * ["mine"], "run", "there", "file", "nowhere", "damaged", "", "--"]))]
     if draw(st.booleans()):
-        said += ["--checkpoint", draw(st.sampled_from(["1", "2", "3", "best", "0", "9", "-1", "x", "1.5", "", "１"]))]
+        said += ["--checkpoint", draw(st.sampled_from([*CHECKPOINTS, *CHECKPOINTS[:3]]))]
     if draw(st.booleans()) and draw(st.booleans()):
         said += ["--data-dir", draw(st.sampled_from(["there", "nowhere", "file", ""]))]
     if to and draw(st.integers(0, 9)):
-        said += ["--to", draw(st.sampled_from(["out", "o.safetensors", "file", "there", "no/x", "", "mine", "o\n"]))]
+        said += ["--to", draw(st.sampled_from(TARGETS))]
     return said + draw(st.sampled_from([[]] * 9 + [["--help"], ["--chekpoint", "1"], ["--to"], ["more"]]))
 
 
