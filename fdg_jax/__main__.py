@@ -31,7 +31,7 @@ COMMANDS = {
         "fdg_jax.export": "write its weights into a safetensors file",
     },
     "Understand the methods": {
-        "fdg_jax.schedule": "draw which stage does what, tick by tick",
+        "fdg_jax.schedule": "draw which stage does what; --open: explore it",
         "fdg_jax.methods": "compare them: locks, memory, ideal time",
     },
     "Measure and reproduce (in the repository)": {

@@ -390,19 +390,19 @@ function staleWords(p) {
   if (!most) {
     return ["None: no gradient is late", `Between a batch's forward and backward pass a stage of ${call(p.method.name)} makes no other update.`];
   }
-  const last = p.staleness[K - 1] ? "" : ` Stage ${K} computes the loss itself and goes back at once: its gradients are never late.`;
+  const last = p.staleness[K - 1] ? "" : ` Stage ${K} computes the loss and goes back at once: it is never late.`;
   const M = p.accumulate > 1 ? ` (Each update takes ${p.accumulate} backward passes, so there are fewer updates to miss.)` : "";
-  return [`Stage ${k}: its gradients are ${plural(p.mean[k - 1], "update")} late`,
-    `A batch leaves stage ${k} first and comes back to it last: up through the ${plural(K - k, "stage")} above and down again. ` +
-    `All that time stage ${k} works on other batches and updates its weights.${last}${M}`];
+  return [`Stage ${k}: ${plural(p.mean[k - 1], "update")} late`,
+    `A batch leaves stage ${k} first and comes back to it last: up through ${plural(K - k, "stage")} and down again. ` +
+    `Meanwhile stage ${k} works on other batches and updates its weights.${last}${M}`];
 }
 
 function costWords(p) {
   const most = Math.max(...p.staleness), limit = data.limits[0][most], memos = Math.max(...p.memos);
   const keeps = memos ? `A stage keeps up to ${memos} batch${memos > 1 ? "es" : ""} from one tick to the next.` : "";
   if (!most) return ["No lateness", `The largest stable learning rate is that of plain gradient descent. ${keeps}`];
-  return [`Stage ${p.staleness.indexOf(most) + 1} needs a learning rate ${shown(2 / limit, 1)} times smaller`,
-    `On a quadratic, a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
+  return [`A ${shown(2 / limit, 1)} times smaller learning rate`,
+    `Stage ${p.staleness.indexOf(most) + 1} needs it: on a quadratic, a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
     make("a", { href: "#h-play", style: "color:var(--accent)" }, "Try it below.")];
 }
 
