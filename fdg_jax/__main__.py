@@ -27,6 +27,7 @@ COMMANDS = {
         "fdg_jax.experiments.report": "write the report of a run again",
     },
     "Use what was trained": {
+        "fdg_jax.compare": "runs beside one another: numbers, options, curves",
         "fdg_jax.evaluate": "test loss and error of a run, at any checkpoint",
         "fdg_jax.export": "write its weights into a safetensors file",
     },

@@ -1,7 +1,8 @@
-"""The explorer in a real browser: what it shows is what the schedules say, and everybody can use it."""
+"""Pages in a real browser: the explorer shows what the schedules say; it and comparisons can be used by everybody."""
 
 import re
 from fractions import Fraction
+from pathlib import Path
 
 import chromium
 import pytest
@@ -10,6 +11,7 @@ from selenium.webdriver.common.keys import Keys
 from fdg_jax import methods
 from fdg_jax.explorer import choices, measured, page, quadratic, timeline
 from fdg_jax.explorer.choices import Times
+from fdg_jax.report import comparison, comparison_page, results
 from fdg_jax.schedule.running import trace_run
 
 pytestmark = pytest.mark.slow
@@ -281,3 +283,19 @@ def test_a_measured_run_lies_below_the_derived_one(shown):
     assert derived[0] == first[0] == 0 and derived[2] / first[2] == pytest.approx(4 / 5)
     assert first[1] > derived[1] and second[1] > first[1] and second[0] == pytest.approx(first[2])
     assert measured.MOST > 3
+
+
+def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):
+    file, results_of = tmp_path / "compared.html", Path(__file__).resolve().parent.parent / "experiments" / "results"
+    runs = [run for name in ("decisive", "paper-3-epochs") for run in results.read(results_of / f"{name}.jsonl")]
+    file.write_text(comparison_page.page(comparison.compare(runs)), encoding="utf-8")
+    browser.requests()
+    for dark in (False, True):
+        for width in (1280, 360):
+            browser.show(width, dark=dark)
+            assert 0 < browser.open(file) < 2
+            assert browser.run("return document.documentElement.scrollWidth") == width
+            found = browser.run(chromium.CONTRAST)
+            assert len(found) > 100 and not [each for each in found if each[0] < 4.5]
+    assert browser.run("return document.querySelectorAll('polyline').length") == 8 * 2 * 3
+    assert set(browser.requests()) <= {file.as_uri(), "data:,"} and browser.complaints() == []

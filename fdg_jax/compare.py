@@ -1,0 +1,56 @@
+"""The command `python -m fdg_jax.compare RUN RUN ...`: what differs between runs, and what came out."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import output
+from fdg_jax.options.parser import Parser
+from fdg_jax.report import comparison, comparison_page, results
+
+EPILOG = """Runs that differ only in their seed are one row: the median, and the lowest and highest. Runs that go on, or
+were killed, are compared by what is known so far."""
+
+
+@output.forgiving()
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    parser = Parser(
+        prog="python -m fdg_jax.compare",
+        description="Compares runs: final numbers, differences in options, speed and memory, and as a page the curves "
+        "over batches, examples and time.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="A run directory, or a *.jsonl file with a result in each line, as in experiments/results.",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="Write a page with the curves, too.")
+    try:
+        given = parser.parse_args(arguments)
+        made = comparison.compare([run for path in given.runs for run in results.read(path)])
+        print(comparison.text(made))
+        if given.html is not None:
+            write(given.html, comparison_page.page(made))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def write(file: Path, content: str) -> None:
+    """Writes a file and prints its name. Raises BadInput where it cannot be written."""
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        fact = f"--html {file} cannot be written: {error.strerror or error}"
+        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
+    print(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,126 @@
+"""Curves as SVG that follows the page's colours: a line for each group of runs, and a band where seeds differ."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from fdg_jax.report.results import Group, Point, Result
+
+WIDTH, HEIGHT, LEFT, BOTTOM = 420, 250, 44, 34
+MOST = 240  # points of a line: more are not seen
+DASHES = ("", "7 4", "2 3", "9 3 2 3")
+COLOURS = 6
+
+
+class Line(NamedTuple):
+    """A group's curve. middle, low, high: [(x, y), ...] of the median and of the range of its runs."""
+
+    name: str
+    middle: list[tuple[float, float]]
+    low: list[tuple[float, float]]
+    high: list[tuple[float, float]]
+
+
+def lines(found: Sequence[Group], of: Callable[[Result], list[Point]], x: str) -> list[Line]:
+    """The curves of groups.
+
+    Arguments:
+        found: the groups.
+        of: the points of a run.
+        x: "batches", "examples" or "seconds": what they are drawn over.
+    """
+    made = []
+    for group in found:
+        curves = [[(getattr(p, x), p.value) for p in of(run) if getattr(p, x) is not None] for run in group.runs]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        ends = min(curve[-1][0] for curve in curves)  # all of them have come that far
+        starts = max(curve[0][0] for curve in curves)
+        places = thinned([point[0] for point in curves[0] if starts <= point[0] <= ends]) or [ends]
+        at = [(place, sorted(value_at(curve, place) for curve in curves)) for place in places]
+        middle = [(place, (v[(len(v) - 1) // 2] + v[len(v) // 2]) / 2) for place, v in at]
+        low, high = [(place, v[0]) for place, v in at], [(place, v[-1]) for place, v in at]
+        made.append(Line(group.name, middle, *((low, high) if len(curves) > 1 else ([], []))))
+    return made
+
+
+def thinned(places: Sequence[float]) -> list[float]:
+    """At most MOST of them, the first and the last included."""
+    if len(places) <= MOST:
+        return list(places)
+    return [places[round(i * (len(places) - 1) / (MOST - 1))] for i in range(MOST)]
+
+
+def value_at(curve: Sequence[tuple[float, float]], x: float) -> float:
+    """A curve's value, on a straight line between its points."""
+    i = bisect_left(curve, (x, -math.inf))
+    if i == 0 or (i < len(curve) and curve[i][0] == x):
+        return curve[min(i, len(curve) - 1)][1]
+    if i == len(curve):
+        return curve[-1][1]
+    (a, va), (b, vb) = curve[i - 1], curve[i]
+    return va + (vb - va) * (x - a) / (b - a)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Some round numbers from low to high."""
+    step = 10 ** math.floor(math.log10((high - low) / 4 or 1))
+    step *= next(n for n in (1, 2, 5, 10) if (high - low) / (n * step) <= 5)
+    first = math.ceil(low / step)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def short(number: float) -> str:
+    """1500 -> 1.5k"""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:g}{letter}"
+    return f"{number:g}"
+
+
+def chart(drawn: Sequence[Line], title: str, across: str, styles: dict[str, int]) -> str:
+    """An SVG element.
+
+    Arguments:
+        drawn: the curves.
+        title: what they show.
+        across: what the horizontal axis counts.
+        styles: {name of a group: its number}, which decides its colour and dashes.
+    """
+    if not drawn:
+        return f'<p class="none">{escape(title)} over {escape(across)}: not known of these runs.</p>'
+    everything = [point for line in drawn for part in line[1:] for point in part]
+    right = max(x for x, _ in everything) or 1
+    low, high = min(y for _, y in everything), max(y for _, y in everything)
+    margin = 0.06 * (high - low) or 0.5
+    low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
+
+    def place(point: tuple[float, float]) -> str:
+        x, y = point[0] / right, (high - point[1]) / (high - low)
+        return f"{LEFT + x * (WIDTH - LEFT - 8):.1f},{8 + y * (HEIGHT - BOTTOM - 8):.1f}"
+
+    parts = []
+    for y in ticks(low, high):
+        at = place((0, y)).partition(",")[2]
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="y" x="{LEFT - 6}" y="{float(at) + 4:.1f}">{short(y)}</text>')
+    for x in ticks(0, right):
+        at = min(float(place((x, low)).partition(",")[0]), WIDTH - 14.0)  # all of a number is seen
+        parts.append(f'<text x="{at:g}" y="{HEIGHT - 16}">{short(x)}</text>')
+    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 2}">{escape(across)}</text>')
+    for line in drawn:
+        style = styles[line.name]
+        colour = f"c{style % COLOURS}"
+        if line.low:
+            around = " ".join(map(place, [*line.low, *reversed(line.high)]))
+            parts.append(f'<polygon class="band {colour}" points="{around}"/>')
+        dash, along = DASHES[style % len(DASHES)], " ".join(map(place, line.middle))
+        parts.append(f'<polyline class="line {colour}" stroke-dasharray="{dash}" points="{along}"/>')
+        if len(line.middle) <= 12:
+            spots = [place(point).split(",") for point in line.middle]
+            parts += [f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in spots]
+    label = f"{title} over {across}"
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'

@@ -1,0 +1,251 @@
+"""What runs have come to, read from their directories or from a table's results file; runs grouped by all but the seed.
+
+A run directory may be of a run that goes on or was killed. A results file (`experiments/results/*.jsonl`) has a
+finished run in each line.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import reading
+from fdg_jax.runs.options import FIELDS, asked_of, written
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
+from fdg_jax.storage import strict_json
+
+# Options that decide nothing of what is trained: what may change on resuming, and how it is watched.
+OTHER = {"seed", "log_every", "window", *(name for name, field in FIELDS.items() if field.metadata["free"])}
+
+LONGEST = 48  # characters of a name that sentences can repeat
+
+
+class Point(NamedTuple):
+    """A measured value of a run. seconds: of training until then, by images/s; None where no speed was measured."""
+
+    batches: int
+    examples: float
+    seconds: float | None
+    value: float
+
+
+class Result(NamedTuple):
+    """A run.
+
+    name: what it is called on the command line or in its file.
+    options: all of its options.
+    finished: whether it has come to its end.
+    losses, errors: training losses, and test errors in percent.
+    final: what summary.json has: "test_error_percent", "train_loss", "seconds", "images_per_second" and so on.
+    memory_bytes: the predicted memory of each stage; [] where it is not known.
+    """
+
+    name: str
+    options: dict[str, Any]
+    finished: bool
+    losses: list[Point]
+    errors: list[Point]
+    final: dict[str, Any]
+    memory_bytes: list[int]
+
+
+def read(path: Path) -> list[Result]:
+    """The runs of a run directory, or of a results file. Raises BadInput where it is neither."""
+    if path.is_dir():
+        if not (path / CONFIG).exists():
+            raise BadInput(f"{path} has no {CONFIG}: it is no run directory. Name run directories or *.jsonl files.")
+        return [of_directory(path)]
+    if path.suffix == ".jsonl":
+        return of_file(path)
+    raise BadInput(f"{path} is no directory and no *.jsonl file. Name run directories or experiments/results/*.jsonl.")
+
+
+def of_directory(path: Path) -> Result:
+    """The run in a directory."""
+    config, events = reading.config(path), reading.events(path)
+    finished = (path / SUMMARY).exists()
+    final = reading.summary(path) if finished else {}
+    train = [event for event in events if event.get("train_loss") is not None]
+    test = [event for event in events if event.get("test_error_percent") is not None]
+    if not finished:  # what is known so far
+        final = {name: train[-1][name] for name in ("train_loss",) if train}
+        final |= {"test_error_percent": test[-1]["test_error_percent"]} if test else {}
+    name = f"{unit(final or (train[-1] if train else {}))}_per_second"
+    speeds = {event["step"]: event.get(name) for event in train}
+    per_example = config.get("block_size") or 1 if name.startswith("tokens") else 1
+    clock = seconds_at(speeds, config["batch_size"] * per_example, final.get(name))
+    stages = config.get("stages")
+    memory = [stage["memory_bytes"]["total"] for stage in stages if stage.get("memory_bytes")] if stages else []
+    size = config["train_size"] or 0
+    return Result(
+        path.name or str(path),
+        {option: config[option] for option in FIELDS if option in config},
+        finished,
+        points(train, "train_loss", size, config["batch_size"], clock),
+        points(test, "test_error_percent", size, config["batch_size"], clock),
+        final,
+        memory,
+    )
+
+
+def seconds_at(speeds: Mapping[int, float | None], units: int, mean: float | None) -> dict[int, float]:
+    """{batch: seconds of training until it}, by the speeds of the lines before it; {} if there are none.
+
+    Arguments:
+        speeds: {batch: images/s or tokens/s since the line before}; None while programs may have been compiled.
+        units: images or tokens of a batch.
+        mean: what stands for a missing speed; None: the speed of the next line that has one.
+    """
+    known = [speed for speed in speeds.values() if speed]
+    usual = mean or (statistics.median(known) if known else 0.0)
+    found, before, seconds = {0: 0.0}, 0, 0.0
+    for step, speed in sorted(speeds.items()) if usual else ():
+        seconds += (step - before) * units / (speed or usual)
+        found[step], before = seconds, step
+    return found if usual else {}
+
+
+def points(
+    events: Sequence[Mapping[str, Any]], name: str, size: int, batch_size: int, clock: Mapping[int, float]
+) -> list[Point]:
+    """A run's values of one name. size: examples of the training set; 0 where that is unknown."""
+    found = []
+    for event in events:
+        if event[name] is not None:
+            step = event["step"]
+            examples = event["epoch"] * size if size else float(step * batch_size)
+            found.append(Point(step, examples, clock.get(step) if step in clock else between(clock, step), event[name]))
+    return found
+
+
+def between(clock: Mapping[int, float], step: int) -> float | None:
+    """The time at a batch that has no line of its own; None beyond the last one."""
+    later = min((s for s in clock if s > step), default=None)
+    if later is None:
+        return clock[max(clock)] if clock and step - max(clock) <= 0 else None
+    earlier = max(s for s in clock if s < step)
+    return clock[earlier] + (clock[later] - clock[earlier]) * (step - earlier) / (later - earlier)
+
+
+def of_file(path: Path) -> list[Result]:
+    """The runs of a results file."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(of_line(strict_json.parse(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            fact = f"{path}, line {number} is no result of a training run ({type(error).__name__}: {error})"
+            raise BadInput(f"{fact}. Files that python -m experiments collects have one in each line.") from None
+    if not found:
+        raise BadInput(f"{path} is empty. Name a file with a result in each line.")
+    return found
+
+
+def of_line(line: dict[str, Any]) -> Result:
+    """The run in a line of a results file. KeyError, TypeError where it is something else."""
+    options, curve = dict(line["options"]), line.get("training_curve") or {}
+    size, batch_size, steps, epochs = options["train_size"] or 0, options["batch_size"], line["steps"], line["epochs"]
+    per_epoch = steps / epochs if epochs else 1.0
+    columns = zip(curve.get("epoch", ()), curve.get("train_loss", ()), strict=True)
+    losses = [{"step": round(e * per_epoch), "epoch": float(e), "loss": v} for e, v in columns]
+    errors = line.get("evaluations") or [{"step": steps, "epoch": epochs, **line}]
+    name = f"{unit(line)}_per_second"
+    units = batch_size * (options.get("block_size") or 1 if name.startswith("tokens") else 1)
+    speed = line.get(name)
+    clock = {e["step"]: e["step"] * units / speed for e in (*losses, *errors)} if speed else {}
+    return Result(
+        line["name"],
+        {option: options[option] for option in FIELDS if option in options},
+        True,
+        points(losses, "loss", size, batch_size, clock),
+        points(errors, "test_error_percent", size, batch_size, clock),
+        {**line, "test_error_percent": float(line["test_error_percent"])},
+        [],
+    )
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed only.
+
+    name: what tells it from the others. short: what a sentence calls it.
+    differs: {option: value} of those options that are not equal in all groups.
+    """
+
+    name: str
+    short: str
+    differs: dict[str, Any]
+    runs: list[Result]
+
+
+def key(run: Result) -> tuple[tuple[str, str], ...]:
+    """What two runs must have in common to be of one group. An option that an old file lacks is at its default."""
+    return tuple((name, repr(value_of(run, name))) for name in FIELDS if name not in OTHER)
+
+
+def value_of(run: Result, name: str) -> Any:
+    """The value of an option."""
+    return run.options.get(name, FIELDS[name].default)
+
+
+def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
+    """Runs by all options but the seed and those that decide nothing.
+
+    Returns: (the groups in the order of their first runs, the options that all have in common).
+    """
+    found: dict[Any, list[Result]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    names = [name for name in FIELDS if name not in OTHER]
+    firsts = [same[0] for same in found.values()]
+    differs = [name for name in names if len({repr(value_of(run, name)) for run in firsts}) > 1]
+    common = {name: value_of(firsts[0], name) for name in names if name not in differs} if firsts else {}
+    made = []
+    for first, same in zip(firsts, found.values(), strict=True):
+        own = {name: value_of(first, name) for name in differs}
+        name = called(first, own)
+        made.append(Group(name, name, own, same))
+    if any(len(group.name) > LONGEST for group in made):  # then sentences call them by a letter
+        named = enumerate(made)
+        made = [g._replace(name=f"{letter(i)}: {g.name}", short=f"{letter(i)} ({method_of(g)})") for i, g in named]
+    return made, common
+
+
+def letter(i: int) -> str:
+    """A, B, ..., Z, A1, B1, ..."""
+    return chr(ord("A") + i % 26) + (str(i // 26) if i >= 26 else "")
+
+
+def method_of(group: Group) -> str:
+    """A group's method and K."""
+    return f"{value_of(group.runs[0], 'method')}, K={value_of(group.runs[0], 'K')}"
+
+
+def called(run: Result, differs: Mapping[str, Any]) -> str:
+    """A short name for a run's group: method, K, and what tells it from the others and is not at its default."""
+    method, K, by = value_of(run, "method"), value_of(run, "K"), asked_of("methods")
+    shown = [method, f"K={K}"]
+    for name, value in differs.items():
+        of_others = method not in by.get(name, (method,)) or (name == "split" and K == 1)
+        if name not in ("method", "K") and value != FIELDS[name].default and not of_others:
+            shown.append(f"{name}={written(value)}")
+    return ", ".join(shown)
+
+
+class Spread(NamedTuple):
+    """The median and the range of some runs' numbers. n: how many have one."""
+
+    median: float
+    least: float
+    most: float
+    n: int
+
+
+def spread(numbers: Sequence[float | None]) -> Spread | None:
+    """The median and range of those that are there; None of none."""
+    there = [number for number in numbers if number is not None]
+    return Spread(statistics.median(there), min(there), max(there), len(there)) if there else None

@@ -1,0 +1,161 @@
+"""Runs beside one another: the numbers are theirs, seeds are grouped, and chance is named where it may be at work."""
+
+import json
+import statistics
+import time
+from pathlib import Path
+
+import made_up_runs
+import pytest
+
+from experiments.harness.run_table import Run
+from fdg_jax import compare
+from fdg_jax.errors import BadInput
+from fdg_jax.report import comparison, comparison_page, lines, results
+
+RESULTS = Path(__file__).resolve().parent.parent / "experiments" / "results"
+
+
+def made(folder, name="a", error: float | None = 31.25, **flags):
+    run = Run(name, {"method": "fdg", "K": 2, "seed": 0, "beta": 1.0, **flags})
+    return made_up_runs.make(folder, run, error, note="")
+
+
+def compared(*paths):
+    return comparison.compare([run for path in paths for run in results.read(path)])
+
+
+def test_runs_that_differ_in_their_seed_are_one_row_with_median_and_range(tmp_path):
+    paths = [made(tmp_path, f"s{i}", error, seed=i) for i, error in enumerate((30.0, 32.0, 31.0))]
+    found = compared(*paths, made(tmp_path, "bp", 40.0, method="bp", K=1))
+    assert [group.name for group in found.groups] == ["fdg, K=2", "bp, K=1"]
+    assert [row[1] for row in found.rows] == ["3", "1"]
+    column = found.heads.index("test error % at the end")
+    assert [row[column] for row in found.rows] == ["31.00 (30.00 to 32.00)", "40.00"]
+    assert found.groups[1].differs == {"method": "bp", "K": 1} and found.common["momentum"] == 0.9
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((30.0, 31.0), (32.0, 33.0), "Every seed of the first is below every seed of the second (2 and 2 seeds)."),
+        ((30.0, 33.0), (32.0, 34.0), "Their seeds overlap, so chance may explain the difference."),
+        ((30.0,), (32.0, 33.0), "There is one seed of at least one of them, so chance may explain the difference."),
+    ],
+)
+def test_chance_is_named_where_it_may_be_the_reason(tmp_path, first, second, said):
+    paths = [made(tmp_path, f"a{i}", error, seed=i) for i, error in enumerate(first)]
+    paths += [made(tmp_path, f"b{i}", error, seed=i, beta=0.5) for i, error in enumerate(second)]
+    found = compared(*paths)
+    a, b = statistics.median(first), statistics.median(second)
+    lowest = f"Lowest test error: fdg, K=2, {a:.2f}%; then fdg, K=2, beta=0.5, {b - a:.2f} points more."
+    assert found.said[:2] == [lowest, said]
+
+
+def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
+    found = compared(made(tmp_path, "a", None), made(tmp_path, "b", beta=0.5))
+    assert [row[1] for row in found.rows] == ["1, 1 unfinished", "1"]
+    last = made_up_runs.events(5)[-1]["test_error_percent"]
+    assert found.rows[0][2] == f"{last:.2f}" and found.rows[0][found.heads.index("images/s")] == "-"
+
+
+def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
+    lines_of_file = [json.loads(line) for line in (RESULTS / "paper-3-epochs.jsonl").read_text().splitlines()]
+    found = compared(RESULTS / "paper-3-epochs.jsonl")
+    assert sum(len(group.runs) for group in found.groups) == len(lines_of_file)
+    for group in found.groups:
+        differs = {name: group.differs[name] for name in ("method", "K", "beta")}
+        errors = [line["test_error_percent"] for line in lines_of_file
+                  if {name: line["options"][name] for name in differs} == differs]  # fmt: skip
+        assert [run.final["test_error_percent"] for run in group.runs] == errors and len(errors) == 3
+        for run in group.runs:
+            of_run = next(line for line in lines_of_file if line["name"] == run.name)
+            assert [point.value for point in run.losses] == of_run["training_curve"]["train_loss"]
+            last = run.errors[-1]
+            assert (last.batches, last.examples, last.value) == (1173, 150000, of_run["test_error_percent"])
+            assert last.seconds == pytest.approx(1173 * 128 / of_run["images_per_second"])
+
+
+def test_time_is_the_sum_of_the_lines_by_their_own_speeds():
+    clock = results.seconds_at({10: None, 20: 100.0, 30: 50.0}, 10, 200.0)
+    assert clock == pytest.approx({0: 0, 10: 0.5, 20: 1.5, 30: 3.5})
+    assert results.between(clock, 25) == pytest.approx(2.5) and results.between(clock, 31) is None
+    assert results.seconds_at({10: None}, 10, None) == {}
+
+
+def test_long_names_are_called_by_a_letter(tmp_path):
+    other = {"model": "wrn16_4", "dataset": "digits", "learning_rate": 0.05, "beta": 0.25}
+    found = compared(made(tmp_path, "a", 30.0), made(tmp_path, "b", 31.0, **other))
+    assert found.groups[1].name.startswith("B: fdg, K=2, beta=0.25, model=wrn16_4, ")
+    assert found.said[0].startswith("Lowest test error: A (fdg, K=2), 30.00%; then B (fdg, K=2), 1.00")
+    assert "They are of different data sets, so their errors do not compare." in found.said
+    assert results.letter(25) == "Z" and results.letter(26) == "A1"
+
+
+def test_a_curve_is_the_median_of_its_runs_and_ends_with_the_first_of_them():
+    def run(values):
+        places = [results.Point(10 * i, 0.0, None, value) for i, value in enumerate(values, 1)]
+        return results.Result("", {}, True, places, [], {}, [])
+
+    group = results.Group("x", "x", {}, [run([1, 2, 3, 9]), run([3, 6, 9]), run([2, 2, 2])])
+    (line,) = lines.lines([group], lambda run: run.losses, "batches")
+    assert line.middle == [(10, 2), (20, 2), (30, 3)]
+    assert line.low == [(10, 1), (20, 2), (30, 2)] and line.high == [(10, 3), (20, 6), (30, 9)]
+    assert lines.lines([group], lambda run: run.losses, "seconds") == []
+    assert lines.value_at([(0, 0.0), (10, 5.0)], 4) == 2
+
+
+def test_the_page_asks_for_nothing_and_names_that_hold_html_stay_text(tmp_path):
+    note = "<script>alert(1)</script>"
+    paths = [made(tmp_path, "a", data_dir=note), made(tmp_path, "b", beta=0.5, dataset="digits")]
+    found = compared(*paths)
+    found = found._replace(said=[note], common={**found.common, "model": note})
+    text = comparison_page.page(found)
+    assert "<script" not in text and "&lt;script&gt;alert(1)" in text
+    assert "http" not in text.replace("http-equiv", "") and "url(" not in text
+    assert text.count("<polyline") == 2 * 2 * 3  # groups; test error and loss; over batches, examples and time
+    unfinished = comparison_page.page(compared(made(tmp_path, "c", None)))  # no speed is known
+    assert unfinished.count("<polyline") == 2 * 2 and unfinished.count("not known of these runs") == 2
+
+
+@pytest.mark.slow
+def test_three_hundred_epochs_are_compared_in_seconds_and_the_page_is_small(tmp_path):
+    path = made(tmp_path)
+    events = [
+        {"step": i, "epoch": i / 400, "train_loss": 1.0, "learning_rate": 0.1, "images_per_second": 200.0 + i % 7}
+        for i in range(1, 120_001)
+    ]
+    errors = [{"step": 400 * i, "epoch": i, "test_loss": 1.0, "test_error_percent": 60.0} for i in range(1, 301)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*events, *errors]))
+    began = time.monotonic()
+    text = comparison_page.page(compared(path, path))
+    assert time.monotonic() - began < 10 * 2  # of two such runs
+    assert len(text) < 200_000
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        *((line, "line 1 is no result") for line in ("{}", "nonsense", "[1]", '{"options": {}, "name": "x"}')),
+    ],
+)
+def test_what_is_no_results_file_is_refused(tmp_path, content, said):
+    (tmp_path / "x.jsonl").write_text(content)
+    with pytest.raises(BadInput, match=said):
+        results.read(tmp_path / "x.jsonl")
+
+
+def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
+    path = made(tmp_path, "a")
+    assert compare.main([str(path), "--html", str(tmp_path / "x.html")]) == 0
+    out = capsys.readouterr().out
+    assert "31.25" in out and out.splitlines()[-1] == str(tmp_path / "x.html")
+    assert (tmp_path / "x.html").read_text().startswith("<!DOCTYPE html>")
+    for words, said in (
+        ([str(tmp_path)], "has no config.json: it is no run directory"),
+        ([str(tmp_path / "nowhere")], "is no directory and no *.jsonl file"),
+        ([str(path), "--html", str(tmp_path / "no" / "x")], "cannot be written: No such file"),
+    ):
+        assert compare.main(words) == 2
+        assert said in capsys.readouterr().err
