@@ -112,6 +112,8 @@ function redraw() {
     $(`choice-${i}`).querySelector("p")?.replaceChildren(...(views[i] ? views[i].verdict() : []));
   });
   const [other] = pictures.flatMap((p) => Object.entries(p.method.words)), item = $("legend").children[2];
+  const every = pictures.every((p) => p.accumulate === 1);
+  $("legend").children[1].lastChild.data = every ? " its backward pass, and an update" : " its backward pass";
   item.hidden = !other;
   if (other) item.replaceChildren(make("span", { class: "key S" }, `${other[0]}3`), other[1]);
   for (const view of views) view.scroll.scrollLeft = left;
@@ -146,7 +148,8 @@ class View {
     const { busy, seconds, mean, method } = this.p, late = Math.max(...mean);
     const share = busy.reduce((a, b) => a + b, 0) / busy.length;
     const said = `Devices work ${percent(share)} of the time, a batch every ${shown(seconds)}, gradients `;
-    return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.`];
+    const together = this.p.spread ? " All devices work on one stage after the other, each on its share of the batch." : "";
+    return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.${together}`];
   }
 
   /** The hatching of time in which a device waits. Each picture has its own, as ids are unique in a page. */
@@ -175,7 +178,8 @@ class View {
   /** The operations of a stage and the versions of its weights. Returns [element, begin, end, operation]. */
   row(ops, width) {
     const k = ops[0].k, y = HEAD + (k - 1) * ROW, made = [];
-    this.svg.append(draw("rect", { class: "wait", x: 0, y, width, height: OP, style: this.index ? "fill:url(#hatch-2)" : "" }));
+    const hatched = this.p.spread ? "hatch-a" : "wait"; // where all devices share every stage, none waits beside one
+    this.svg.append(draw("rect", { class: hatched, x: 0, y, width, height: OP, style: this.index && !this.p.spread ? "fill:url(#hatch-2)" : "" }));
     let begin = 0, version = 0;
     for (const op of [...ops.filter((each) => each.updates), { end: horizon, last: true }]) {
       const end = Math.min(op.end, horizon);
@@ -565,7 +569,7 @@ function showMeasured() {
       svg.append(group);
     }
   });
-  for (let i = 0; i <= 6; i++) svg.append(draw("g", { class: "axis" }, draw("text", { x: Math.min(width - 30, Math.max(12, i * width / 6)), y: found.rows * 64 + 14 }, `${shown(end * i / 6, 0)} ms`)));
+  for (let i = 0; i <= 6; i++) svg.append(draw("g", { class: "axis" }, draw("text", { x: Math.min(width - 30, Math.max(18, i * width / 6)), y: found.rows * 64 + 14 }, `${shown(end * i / 6, 0)} ms`)));
   $("measured-title").textContent = `${found.title}. Above in each row: derived from the schedule and the time of each operation alone. Below: what was measured.`;
   $("measured-panel").replaceChildren(make("div", { class: "panel" }, make("div", { class: "scroll" }, labels, svg)));
 }
