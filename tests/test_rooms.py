@@ -31,9 +31,9 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "split": ("errors", "models", "stage"),
     "block_times": ("recipe", "machine", "layers", "stage"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
-    "explorer": ("errors", "options", "schedule", "methods"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "split", "block_times", "methods"),
+    "explorer": ("errors", "options", "schedule", "methods", "checks"),
     "outcome": ("split", *BELOW_API),
     "api": ("recipe", "outcome", *BELOW_API),
     "runs": (

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from fdg_jax import methods
+from fdg_jax.checks.names import find_method
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options import values
@@ -96,9 +97,9 @@ def variants(method: Method) -> list[Variant]:
 
 
 def everything() -> Iterator[tuple[Method, list[Variant]]]:
-    """All methods, each with its variants."""
+    """All methods, each with its variants. Raises BadInput where a file of one's own is unfinished."""
     for name in methods.names():
-        method = methods.find(name)
+        method = find_method(name)
         yield method, variants(method)
 
 

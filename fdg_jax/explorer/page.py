@@ -20,7 +20,7 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
         measured: a measured run, as `measured.read` returns it.
 
     Raises:
-        ScheduleError: a schedule is wrong.
+        BadInput: the schedule of a method is wrong, or its file is.
     """
     folder = files("fdg_jax.explorer")
     made = folder.joinpath("page.html").read_text(encoding="utf-8")

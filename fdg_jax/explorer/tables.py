@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.explorer import choices, many_times, quadratic
 from fdg_jax.explorer.choices import Variant
 from fdg_jax.explorer.timeline import durations, full_tick, unit, versions
@@ -76,13 +76,17 @@ class Tables:
         self.known: dict[Any, str] = {}  # what decides the times -> the name of their table
 
     def add(self, variant: Variant, K: int) -> bool:
-        """Adds a variant with K stages. Returns whether it takes that many."""
+        """Adds a variant with K stages. Returns whether it takes that many. BadInput where its schedule is wrong."""
         try:
             schedule = variant.schedule(K)
         except BadInput:
             return False
         ticks = choices.ticks_shown(schedule)
-        trace = validate(schedule, max(ticks, 4 * K + 2))  # until it has been steady for a while
+        try:
+            trace = validate(schedule, max(ticks, 4 * K + 2))  # until it has been steady for a while
+        except ScheduleError as error:  # of a file of one's own
+            fact = f"fdg_jax/methods/{variant.method.name}.py: with K={K} its schedule is wrong: {error}"
+            raise BadInput(f"{fact}\nMend the file, or take it away: the page has all methods.") from None
         told = versions(schedule, ticks, trace)
         words: list[list[str]] = [[] for _ in range(K)]
         for op, (version, _, updates) in told.items():
@@ -158,7 +162,7 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         start: what is chosen when the page opens: "method", "K" and options of the method.
 
     Raises:
-        ScheduleError: a schedule is wrong.
+        BadInput: the schedule of a method is wrong, or its file is.
     """
     made, listed = Tables(), []
     for method, variants in choices.everything():
