@@ -8,7 +8,7 @@ and images are [n, channels, height, width] (here channels are last; so a networ
 has the rows of that matrix in another order, which the mean over pixels avoids). In PyTorch:
 
     safetensors.torch.save_file(network.state_dict(), FILE)
-    network.load_state_dict(safetensors.torch.load_file(FILE), strict=False)  # num_batches_tracked stays as it was
+    network.load_state_dict(safetensors.torch.load_file(FILE))  # PyTorch itself sets num_batches_tracked to 0
 """
 
 import argparse

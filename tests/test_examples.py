@@ -227,7 +227,6 @@ def test_pytorch_computes_the_same_logits(tmp_path):
     np.testing.assert_allclose(found, network.eval()(there).detach(), rtol=1e-4, atol=1e-5)  # sums in another order
     run(tmp_path, FOLDER / "torch_weights.py", "in", "--to", "out")
     trained = Network().eval()
-    missing, unexpected = trained.load_state_dict(load_torch(tmp_path / "out"), strict=False)
-    assert (missing, unexpected) == (["bn1.num_batches_tracked"], [])
+    trained.load_state_dict(load_torch(tmp_path / "out"))  # PyTorch itself sets num_batches_tracked to 0
     found = uncut.apply(ours.from_torch(load_file(tmp_path / "out")), images, train=False)
     np.testing.assert_allclose(found, trained(there).detach(), rtol=1e-4, atol=1e-5)
