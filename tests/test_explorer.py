@@ -255,10 +255,16 @@ def check_trace(events: list[dict]) -> None:
 def test_the_picture_explains_the_stalest_gradient():
     shown = timeline.timeline(fdg(3), methods.find("fdg"))
     assert timeline.stalest(shown)[:3] == ("B", 1, 5)  # type: ignore[index]
-    assert "B5 at stage 1 updates version 4 by a gradient that belongs to version 1: 3 updates late." in figure.figure(
+    assert "B5 at stage 1 updates version 4 by a gradient that belongs to version 1: 3 updates late. " in figure.figure(
         shown, "", 3, {}
     )
     assert timeline.stalest(timeline.timeline(bp(3), methods.find("bp"))) is None
+
+
+def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_path):
+    assert command.main(["--K", "3", "--ticks", "11", "--svg", str(tmp_path / "fdg.svg")]) == 0
+    kept = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "fdg.svg"
+    assert kept.read_text() == (tmp_path / "fdg.svg").read_text(), "python -m fdg_jax.schedule writes it, see docs"
 
 
 # The command

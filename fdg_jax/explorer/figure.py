@@ -15,11 +15,11 @@ STYLE = """
   text { font: 12px system-ui, sans-serif; fill: #1b2430 } .small { font-size: 10px } .title { font-size: 15px; font-weight: 600 }
   .back { fill: #ffffff } .idle { fill: #e4e8ee } .F { fill: #0b62a8 } .B { fill: #b3430e } .other { fill: #6a3d9a }
   .in { fill: #ffffff } .even { fill: #d6dce4 } .odd { fill: #bcc6d2 } .used { fill: #f2c94c } .arc { fill: none; stroke: #1b2430; stroke-width: 2 }
-  .head { fill: #1b2430 } .mark { stroke: #1b2430; stroke-width: 2 }
+  .head { fill: #1b2430 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6ebf2 } .back { fill: #141a22 } .idle { fill: #263140 } .F { fill: #8cc4f2 } .B { fill: #f5a673 } .other { fill: #c9a7ec }
-    .in { fill: #10151b } .even { fill: #2e3a4a } .odd { fill: #415064 } .used { fill: #a87c0a } .arc { stroke: #e6ebf2 }
-    .head { fill: #e6ebf2 } .mark { stroke: #e6ebf2 }
+    .in { fill: #10151b } .even { fill: #2e3a4a } .odd { fill: #415064 } .used { fill: #7d5a00 } .arc { stroke: #e6ebf2 }
+    .head { fill: #e6ebf2 }
   }
 """  # noqa: E501
 
@@ -42,7 +42,7 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str])
     for k in range(1, K + 1):
         parts += row([op for op in shown if op.k == k], k, end, late)
     if late:
-        parts += arc(late, next(op for op in shown if (op.kind, op.k, op.batch) == ("F", late.k, late.batch)))
+        parts += arc(late, [op for op in shown if op.k == late.k])
     parts += [text(12, height - 30 + 16 * i, line, "small") for i, line in enumerate(legend(late, words))]
     size = f'viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
@@ -89,14 +89,25 @@ def row(shown: Sequence[Shown], k: int, end: float, late: Shown | None) -> list[
     return parts
 
 
-def arc(late: Shown, forward: Shown) -> list[str]:
-    """The arc from a backward pass to the forward pass of its batch."""
+def arc(late: Shown, own: Sequence[Shown]) -> list[str]:
+    """The arc from a backward pass to the forward pass of its batch, and the numbers of the updates in between.
+
+    own: the operations of its stage.
+    """
+    forward = next(op for op in own if (op.kind, op.batch) == ("F", late.batch))
+    between = [op for op in own if op.updates and late.used <= op.version < late.version]
     y = TOP + (late.k - 1) * ROW + 13
     a, b = across(float(forward.begin + forward.end) / 2), across(float(late.begin + late.end) / 2)
     return [
         f'<path class="arc" d="M{b:g} {y} C{b:g} {y - 26} {a:g} {y - 26} {a:g} {y - 4}"/>',
         f'<path class="head" d="M{a - 5:g} {y - 8} L{a + 5:g} {y - 8} L{a:g} {y} Z"/>',
+        *(count(i, across(float(op.end)), y + HEIGHT + STRIP - 2) for i, op in enumerate(between, 1)),
     ]
+
+
+def count(number: int, x: float, y: float) -> str:
+    """A number in a dot."""
+    return f'<circle class="head" cx="{x:g}" cy="{y}" r="8"/>' + text(x, y + 3.5, str(number), "in small", True)
 
 
 def legend(late: Shown | None, words: Mapping[str, str]) -> list[str]:
@@ -107,5 +118,5 @@ def legend(late: Shown | None, words: Mapping[str, str]) -> list[str]:
         return [" ".join(first), "No gradient is late: each belongs to the weights that it updates."]
     n = late.version - late.used
     second = f"{late.kind}{late.batch} at stage {late.k} updates version {late.version} by a gradient that belongs to "
-    second += f"version {late.used}: {n} update{'s' * (n > 1)} late."
+    second += f"version {late.used}: {n} update{'s' * (n > 1)} late. The numbers count them."
     return [" ".join(first), second]
