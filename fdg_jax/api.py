@@ -128,7 +128,7 @@ class Pipeline(Outcome):
         """
         given = self._configuration
         specs, example = given.specs(key, as_pair(example_batch), variables)
-        delays = (0,) * self.K  # beside those of the schedule
+        delays = tuple(self.schedule.wait(k) for k in range(1, self.K + 1))
         problem = Problem(
             self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
             self._read_behind,

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-SCALE_FREE = ("adamw", "lion", "muon")  # which divide a gradient by its own size: a constant factor cancels
+from fdg_jax.optimizers.nadam import nadam
+from fdg_jax.optimizers.rotation import rotation
+
+# Which divide a gradient by its own size, so that a constant factor cancels.
+SCALE_FREE = ("adamw", "lion", "muon", "nadam", "rotation")
 MUON_RMS = 0.2  # of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
 WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
 
@@ -29,12 +33,13 @@ def optimizer(
 
     Arguments:
         name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon is for matrices (embedding and head
-            included, unlike its author's) and has adamw for all other parameters.
+            included, unlike its author's) and has adamw for all other parameters. nadam and rotation are those of
+            fdg_jax.optimizers.
         learning_rate: a number, or an optax schedule, which counts the stage's own updates.
-        momentum: of sgd and muon; beta1 of adamw and lion.
+        momentum: of sgd and muon; beta1 of the others.
         weight_decay: coupled with sgd, decoupled with the others.
         decay: what it is for: "all" parameters, or "matrices", those with two axes or more.
-        b2: beta2 of adamw, lion and muon's adamw.
+        b2: beta2 of all but sgd, for muon of its adamw.
         clip_norm: the largest norm of the stage's gradient; 0 for any.
 
     Returns: an optax optimizer. Clipping has no state, so checkpoints do not depend on it.
@@ -49,7 +54,7 @@ def optimizer(
         )  # fmt: skip
         made = decaying(made, mask) if mask else made
     else:
-        make = {"adamw": optax.adamw, "lion": optax.lion}[name]
+        make = {"adamw": optax.adamw, "lion": optax.lion, "nadam": nadam, "rotation": rotation}[name]
         made = make(learning_rate, b1=momentum, b2=b2, weight_decay=weight_decay, mask=mask)
     return clipped(made, clip_norm) if clip_norm else made
 

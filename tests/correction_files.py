@@ -4,7 +4,7 @@ import sys
 
 from fdg_jax import corrections
 
-DC_ASGD = """
+TAYLOR = """
 import dataclasses
 
 import jax
@@ -15,7 +15,7 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    strength: float = option(0.5, "dc_asgd: how much of g * g * (weights now - weights then) is added.")
+    strength: float = option(0.5, "taylor: how much of g * g * (weights now - weights then) is added.")
 
     def __post_init__(self):
         if self.strength < 0:
@@ -30,7 +30,7 @@ def make(late: Late, strength: float) -> Correction:
     return Correction(gradient=gradient)
 
 
-CORRECTION = Kind(name="dc_asgd", summary="delay compensation", make=make, options=Options)
+CORRECTION = Kind(name="taylor", summary="a first-order guess", make=make, options=Options)
 """
 AHEAD = """
 import dataclasses
@@ -65,8 +65,8 @@ CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", mak
 
 def put_into(folder, monkeypatch):
     """Writes both files into a folder, and has corrections searched for there too."""
-    (folder / "dc_asgd.py").write_text(DC_ASGD)
+    (folder / "taylor.py").write_text(TAYLOR)
     (folder / "ahead.py").write_text(AHEAD)
     monkeypatch.setattr(corrections, "__path__", [*corrections.__path__, str(folder)])
-    for name in ("dc_asgd", "ahead"):
+    for name in ("taylor", "ahead"):
         monkeypatch.delitem(sys.modules, f"fdg_jax.corrections.{name}", raising=False)

@@ -23,25 +23,34 @@ def updated(optimizer, factor, params, opt_state, grads):
     return optax.apply_updates(params, updates), opt_state
 
 
-def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, correct=None):
+def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, correct=None, rules=None):
     """modules: K functions (params, extra, x) -> (y, extra). delays[k-1]: updates a gradient of stage k waits.
-    correct(grads, weights then, weights now) -> grads, of the stages whose gradients wait.
+    correct(grads, weights then, weights now) -> grads, of the stages whose gradients wait. rules: what is done about
+    late gradients, one object a stage that has some of forward(w), gradient(g, then, now), updated(before, after) and
+    optimizer.
 
     Returns (variables per stage after the drain, losses, measured staleness per stage)."""
     K = len(modules)
     params, extras = map(list, zip(*[split(v) for v in variables], strict=True))
-    opt = [optimizer.init(p) for p in params]
+    rules = [rule if delay else None for rule, delay in zip(rules or [None] * K, delays, strict=True)]
+    chains = [getattr(rule, "optimizer", optimizer) for rule in rules]
+    opt = [chain.init(p) for chain, p in zip(chains, params, strict=True)]
     waiting, made, stale, losses = [[] for _ in modules], [0] * K, [[] for _ in modules], []
 
     def use_oldest(k):
         grads, version, then = waiting[k].pop(0)
         if correct and delays[k]:
             grads = correct(grads, then, params[k])
-        params[k], opt[k] = update(beta ** (K - 1 - k), params[k], opt[k], grads)
+        grads, before = told(k, "gradient", grads, then, params[k]), params[k]
+        params[k], opt[k] = updates[k](beta ** (K - 1 - k), params[k], opt[k], grads)
+        told(k, "updated", before, params[k])
         stale[k].append(made[k] - version)
         made[k] += 1
 
-    update = jit(partial(updated, optimizer))
+    def told(k, what, first, *rest):
+        return getattr(rules[k], what)(first, *rest) if hasattr(rules[k], what) else first
+
+    updates = [jit(partial(updated, chain)) for chain in chains]
 
     @jit
     @partial(jax.value_and_grad, has_aux=True)
@@ -53,8 +62,8 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, c
         return loss_fn(x, labels), new
 
     for x, labels in batches:
-        before = list(params)
-        (loss, extras), grads = backprop(params, extras, x, labels)
+        before = [told(k, "forward", p) for k, p in enumerate(params)]
+        (loss, extras), grads = backprop(before, extras, x, labels)
         losses.append(float(loss))
         for k in range(K):
             waiting[k].append((grads[k], made[k], before[k]))
@@ -66,9 +75,11 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, c
     return [{"params": p, **e} for p, e in zip(params, extras, strict=True)], losses, [max(s) for s in stale]
 
 
-def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
-    """Algorithm I by the letter, every backward pass at today's weights. layers: K lists of (params, x) -> y, each
-    linear in its own weights given its input, so that "old activations, current weights" means one thing only.
+def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0, rules=None):
+    """Algorithm I by the letter, every backward pass at today's weights, or at what rules[k-1].backward makes of them.
+
+    layers: K lists of (params, x) -> y, each linear in its own weights given its input, so that "old activations,
+    current weights" means one thing only.
 
     A tick: stage k backwards batch t-2K+k+1 and forwards batch t-k+1. With order="ddg" it is DDG's instead: batch t
     goes forward through all stages, then stage k backwards batch t-K+k. Returns (params per stage, losses)."""
@@ -104,8 +115,12 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0):
             losses.append(float(loss))
 
     def backward(k, b):
-        grads, dy_in[k - 1, b] = back(k, params[k - 1], inputs.pop((k, b)), dy_in.pop((k, b)))
+        rule, before = rules[k - 1] if rules else None, params[k - 1]
+        at = rule.backward(before) if rule else before
+        grads, dy_in[k - 1, b] = back(k, at, inputs.pop((k, b)), dy_in.pop((k, b)))
         params[k - 1], opt[k - 1] = update(beta ** (K - k), params[k - 1], opt[k - 1], grads)
+        if rule:
+            rule.updated(before, params[k - 1])
 
     def tick(t):
         if order == "ddg":

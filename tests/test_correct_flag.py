@@ -25,23 +25,24 @@ SEARCHED = (
     "sys.exit(max(cifar.main(words.split()) for words in sys.argv[1:]))\n"
 )
 WRONG = [
-    ("--correct dcasgd", "correction 'dcasgd' is not known. Did you mean dc_asgd"),
+    ("--correct tailor", "correction 'tailor' is not known. Did you mean taylor"),
     ("--strength 2", "--strength 2.0: correction none has no such option (it has: none)"),
     ("--correct ahead --strength 2", "correction ahead has no such option (it has: --horizon)"),
-    ("--correct dc_asgd --strength -1", "strength=-1.0: it cannot be negative"),
-    ("--correct dc_asgd --strength much", "--strength: 'much' is not a number"),
+    ("--correct taylor --strength -1", "strength=-1.0: it cannot be negative"),
+    ("--correct taylor --strength much", "--strength: 'much' is not a number"),
     ("--correct shrink --method bp --beta 0", "--beta 0.0: the shrinking factor lies in (0, 1]"),
     ("--method bp --beta 0.5", "method bp has no such option"),
     ("--correct shrink", "--correct shrink: with beta 1, which is the default, it changes no gradient. Add"),
     ("--correct shrink --method ddg --K 3", "such as --beta 0.5 (or --beta 1, if that is what you want)."),
-    ("--method gpipe --correct dc_asgd", "--correct dc_asgd: with method gpipe no gradient is late"),
+    ("--method gpipe --correct taylor", "--correct taylor: with method gpipe no gradient is late"),
 ]
 
 
 def test_the_command_explains_the_options_of_a_correction_that_was_added(tmp_path):
     code, out, err = run(tmp_path, "--help", script=SEARCHED)
     assert (code, err) == (0, "")
-    assert "late gradients: ahead, dc_asgd, none, shrink." in " ".join(out.split())
+    known = "ahead, anticipate, cosine, dc_asgd, gap_aware, none, rate, shrink, t2, taylor;"
+    assert f"late gradients: {known}" in " ".join(out.split())
     assert "--strength FLOAT" in out and "--horizon H" in out and "(default: 0.5)" in out
 
 
@@ -82,7 +83,7 @@ def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(
 def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_path):
     small = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 2 --K 2"
     short = f"{small} --warmup off --no-tensorboard"
-    asked = f"{short} --correct dc_asgd --strength 20"
+    asked = f"{short} --correct taylor --strength 20"
     lines = [
         f"{asked} --engine pipeline --run-dir pipeline",
         f"{asked} --engine delay-line --run-dir delay-line",
@@ -93,10 +94,10 @@ def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_pa
     ]
     code, out, err = run(tmp_path, *lines, script=SEARCHED)
     assert code == 0, err
-    assert "correct=dc_asgd, strength=20.0" in out
+    assert "correct=taylor, strength=20.0" in out
     folders = ("pipeline", "delay-line", "plain", "whole", "halves")
     found = {name: json.loads((tmp_path / name / "summary.json").read_text()) for name in folders}
-    assert (found["pipeline"]["correct"], found["pipeline"]["strength"]) == ("dc_asgd", 20.0)
+    assert (found["pipeline"]["correct"], found["pipeline"]["strength"]) == ("taylor", 20.0)
     assert "correct" not in found["plain"]
     hashes = {name: summary["final_parameters_sha256"] for name, summary in found.items()}
     assert hashes["pipeline"] == hashes["delay-line"] != hashes["plain"]

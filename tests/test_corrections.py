@@ -1,6 +1,7 @@
 """What is done about late gradients: every file of fdg_jax/corrections, and files as a user would write them."""
 
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import oracle
 import pytest
 from correction_files import AHEAD, put_into
 from small import (
+    CurrentPart,
     as_functions,
     batches,
     cross_entropy,
@@ -42,12 +44,22 @@ def files_of_a_user(tmp_path, monkeypatch):
     put_into(tmp_path, monkeypatch)
 
 
-EVERY = [*corrections.names(), "dc_asgd", "ahead"]
+EVERY = [*corrections.names(), "taylor", "ahead"]
 ASKED = {"learning_rate": 0.1, "momentum": 0.9}
+# With other options than the defaults, where these are another computation.
+VARIANTS = {
+    "anticipate linear": {"prediction": "linear"},
+    "anticipate nesterov": {"prediction": "nesterov"},
+    "rate gradually": {"rate_updates": 6},
+    "dc_asgd adaptive": {"compensation": "adaptive"},
+    "shrink,anticipate": {"beta": 0.5},
+    "gap_aware,anticipate,rate": {},
+}
 
 
 def trained(K, correct, engine="pipeline", data=DATA, **options):
-    made = pipeline(K, data[0], engine=engine, correct=correct, **{**ASKED, **options})
+    asked = options_of(correct) if K == 3 else {"correct": correct}
+    made = pipeline(K, data[0], engine=engine, **{**ASKED, **asked, **options})
     start = jax.device_get(made.params)
     for batch in data:
         made.step(batch)
@@ -56,45 +68,53 @@ def trained(K, correct, engine="pipeline", data=DATA, **options):
 
 
 def options_of(correct):
-    return {"beta": 0.5} if correct == "shrink" else {}
+    """How `correct`, a name or one of VARIANTS, is asked for."""
+    other = {"stages": parts(3, CurrentPart), "weights": "current"} if correct == "t2" else {}
+    beta = {"beta": 0.5} if correct == "shrink" else {}
+    strong = {"compensation_strength": 20.0} if correct == "dc_asgd" else {}
+    return {"correct": correct.partition(" ")[0], **other, **beta, **strong, **VARIANTS.get(correct, {})}
 
 
 @pytest.mark.parametrize("correct", EVERY)
 def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
-    options = {} if correct == "shrink" else {"method": "bp"}
-    K = 1 if correct == "shrink" else 2
+    options = {"beta": 0.5} if correct == "shrink" else {"method": "bp"}
+    options |= {"weights": "current", "method": "ddg"} if correct == "t2" else {}
+    K = 1 if correct in ("shrink", "t2") else 2
     plain, _ = trained(K, "none", **options)
-    corrected, _ = trained(K, correct, **options, **options_of(correct))
+    corrected, _ = trained(K, correct, **options)
     assert corrected.parameters_sha256() == plain.parameters_sha256()
 
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["backward-first", pytest.param("forward-first", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("correct", mostly_slow(EVERY, *[name for name in EVERY if name != "none"]))
-def test_both_engines_agree_bit_for_bit(correct, order, accumulate):
-    asked = {"order": order, "accumulate": accumulate, **options_of(correct)}
-    if (correct, accumulate) == ("ahead", 2):
-        pytest.skip("what it remembers changes between two updates, which its weights do not")
+@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate", "dc_asgd", "shrink", "t2"))
+def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, order, accumulate):
+    asked = {"order": order, "accumulate": accumulate}
     one, _ = trained(3, correct, **asked)
-    other, _ = trained(3, correct, engine="delay-line", **asked)
-    assert one.parameters_sha256() == other.parameters_sha256()
-    plain, _ = trained(3, "none", order=order, accumulate=accumulate)
+    plain_options = {} if correct != "t2" else {name: options_of("t2")[name] for name in ("weights", "stages")}
+    if correct == "t2":
+        with pytest.raises(BadInput, match="gradients at current weights"):
+            trained(3, correct, engine="delay-line", **asked)
+    else:
+        other, _ = trained(3, correct, engine="delay-line", **asked)
+        assert one.parameters_sha256() == other.parameters_sha256()
+    plain, _ = trained(3, "none", **asked, **plain_options)
     assert (plain.parameters_sha256() == one.parameters_sha256()) is (correct == "none")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correct", EVERY)
+@pytest.mark.parametrize("correct", [name for name in [*EVERY, *VARIANTS] if name != "t2"])
 def test_a_scan_agrees_up_to_rounding(correct):
     """One program for a whole batch: XLA contracts the same operations into other fused multiply-adds."""
-    one, _ = trained(3, correct, **options_of(correct))
-    other, _ = trained(3, correct, engine="scan", **options_of(correct))
+    one, _ = trained(3, correct)
+    other, _ = trained(3, correct, engine="scan")
     for a, b in zip(leaves(one.params), leaves(other.params), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     assert one.staleness == other.staleness
 
 
 def test_a_corrected_gradient_is_the_oracles():
-    ours, start = trained(3, "dc_asgd", strength=20.0)
+    ours, start = trained(3, "taylor", strength=20.0)
 
     def correct(grads, then, now):
         return jax.tree.map(lambda g, a, b: g + 20.0 * g * g * (b - a), grads, then, now)
@@ -108,11 +128,11 @@ def test_a_corrected_gradient_is_the_oracles():
 
 
 @pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("correct", mostly_slow(EVERY, "ahead"))
+@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate"))
 def test_a_resumed_run_is_the_same_run(correct, engine):
-    goes_on_exactly(
-        lambda: pipeline(3, DATA[0], engine=engine, correct=correct, **ASKED, **options_of(correct)), DATA, at=7
-    )
+    if correct == "t2" and engine != "pipeline":
+        pytest.skip("it is for gradients at current weights, which no delay line has")
+    goes_on_exactly(lambda: pipeline(3, DATA[0], engine=engine, **ASKED, **options_of(correct)), DATA, at=7)
 
 
 def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_finite():
@@ -123,9 +143,10 @@ def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_fin
     assert kept and all(np.isfinite(value).all() for value in kept.values())
 
 
-@pytest.mark.parametrize("correct", ["dc_asgd", "ahead"])
-def test_the_memory_of_a_corrected_stage_is_predicted_to_the_byte(correct):
-    predicted, live, _ = predicted_and_live(3, data=batches(14), correct=correct, **ASKED)
+@pytest.mark.parametrize("options", [{}, pytest.param({"accumulate": 3}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "taylor", "anticipate"))
+def test_the_memory_of_a_corrected_stage_is_predicted_to_the_byte(correct, options):
+    predicted, live, _ = predicted_and_live(3, data=batches(14), **ASKED, **options, **options_of(correct))
     for stage, here in zip(predicted, live, strict=True):
         assert 0 <= here - stage.total <= SCALARS, stage
 
@@ -148,10 +169,20 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
 @pytest.mark.parametrize(
     ("asked", "fact"),
     [
-        ({"correct": "dcasgd"}, "correction 'dcasgd' is not known. Did you mean dc_asgd"),
+        ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
         ({"correct": 3}, "correction 3 is not known"),
-        ({"correct": "dc_asgd", "strong": 1.0}, "strong=1.0"),
-        ({"correct": "dc_asgd", "method": "fr"}, "changes the backward pass of stage k=1"),
+        ({"correct": "rate,rate"}, "names rate twice"),
+        ({"correct": "rate,none"}, "none stands alone"),
+        ({"correct": "t2"}, "correction t2 is for gradients at current weights, and these are stashed"),
+        ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
+        ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
+        ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
+        ({"correct": "rate", "rate_updates": -1}, "use a number of updates, or 0 for ever"),
+        ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
+        ({"correct": "t2", "weights": "current", "discrepancy": 1.0}, "it lies in"),
+        ({"correct": "cosine", "gate_decay": -0.1}, "use 0 or a positive number"),
+        ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
+        ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
         ({"correct": "ahead", "learning_rate": "fast"}, "learning_rate"),
     ],
 )
@@ -212,8 +243,24 @@ def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
     chain = corrections.together([first, second]).around(optax.identity())
     updates, _ = chain.update(jnp.asarray(1.0), chain.init(jnp.asarray(0.0)))
     assert float(updates) == 20.0
-    with pytest.raises(BadInput, match="only one of several corrections"):
-        corrections.together([Correction(gradient=lambda *_: None), Correction(forward=lambda *_: None)])
+
+
+def test_several_corrections_act_one_after_the_other_and_each_remembers_its_own():
+    def counting(by):
+        return Correction(
+            init=lambda params: jnp.zeros(()),
+            forward=lambda params, n: params * by + n,
+            gradient=lambda grads, then, now, n: (grads * by + n, n + 1),
+            updated=lambda before, after, n: n + 10,
+        )
+
+    both: Any = corrections.together([counting(2.0), NONE, counting(3.0)])
+    assert both.init and both.forward and both.gradient and both.updated and both.backward is None
+    state = both.start(jnp.zeros(()))
+    grads, state = both.gradient(jnp.asarray(1.0), None, None, state)
+    state = both.updated(None, None, state)
+    assert (float(grads), *map(float, state)) == (6.0, 11.0, 11.0)
+    assert float(both.forward(jnp.asarray(1.0), state)) == (1 * 2 + 11) * 3 + 11
 
 
 def test_what_a_correction_remembers_goes_on_with_the_same_stages_and_begins_anew_aloud_with_others():

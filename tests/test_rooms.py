@@ -17,7 +17,8 @@ BELOW_API = (*BELOW_STAGES, "options", "schedule", "layers", "corrections", "sta
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "errors": (),
-    "recipe": (),
+    "optimizers": (),
+    "recipe": ("optimizers",),
     "options": ("errors",),
     "schedule": ("errors",),
     "layers": (),

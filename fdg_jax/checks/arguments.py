@@ -126,20 +126,28 @@ def check_corrections(
     Shrinking by beta comes first, unless the correction asked for takes beta itself. Raises BadInput for a correction
     that there is not, and for options that it cannot have.
     """
-    found = corrections.find(name)
-    if both := found.declared.keys() & set(method.answers_to):
-        fact = f"correction {found.name} and method {method.name} both have the option {min(both)}"
-        raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{found.name}.py another name.")
-    asked = [(found, found.accepted({**options, "beta": float(beta)}))]
-    if "beta" not in found.takes:
+    asked = []
+    for found in corrections.parse(name):
+        if both := found.declared.keys() & set(method.answers_to):
+            fact = f"correction {found.name} and method {method.name} both have the option {min(both)}"
+            raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{found.name}.py another name.")
+        asked.append((found, found.accepted({**options, "beta": float(beta)})))
+        options = {option: value for option, value in options.items() if option not in found.declared}
+    if any("beta" in found.takes for found, _ in asked):
+        options = {option: value for option, value in options.items() if option != "beta"}
+    else:
         asked.insert(0, (corrections.find("shrink"), {"beta": float(beta)}))
-    return asked, {option: value for option, value in options.items() if option not in found.answers_to}
+    return asked, dict(options)
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> None:
     """Raises BadInput where a method's stages have a forward or backward pass that the correction cannot change."""
-    for what, part in (("forward", correction.forward), ("backward", correction.gradient)):
-        if part and getattr(stage, what) is not getattr(Stage, what):
+    parts = (
+        *(("forward", "forward", correction.forward), ("backward", "backward", correction.gradient)),
+        *(("backward", "backward", correction.backward), ("backward", "backward_params", correction.backward)),
+    )
+    for what, member, part in parts:
+        if part and getattr(stage, member) is not getattr(Stage, member):
             raise BadInput(
                 f"the correction changes the {what} pass of stage k={k}, but the method's stages ({stage.__name__}) "
                 "have one of their own. Use a method with ordinary stages, such as fdg or ddg."

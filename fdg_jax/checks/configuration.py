@@ -86,6 +86,7 @@ class Configuration:
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
         self.corrections, asked = check_corrections(correct, beta, asked, self.method)
+        corrections.check_weights([kind for kind, _ in self.corrections], self.weights)
         self.learning_rate, self.momentum = check_rate(learning_rate), momentum
         of_schedule, self.stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)

@@ -59,6 +59,42 @@ def check(kind: Kind, file: str) -> None:
         raise BadInput(f"{fact}, but the options are {has}. Give make a parameter for each field of class Options.")
 
 
+def parse(asked: Any) -> list[Kind]:
+    """The corrections of `--correct NAME[,NAME]`, in that order. BadInput where one is not known, or named twice."""
+    found = [find(name.strip() if isinstance(name, str) else name) for name in split_names(asked)]
+    names = [kind.name for kind in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise BadInput(f"correct={asked!r} names {twice[0]} twice. Name each correction once.")
+    if len(found) > 1 and "none" in names:
+        raise BadInput(f"correct={asked!r}: none stands alone. Leave it out, or leave the others out.")
+    options: dict[str, str] = {}
+    for kind in found:
+        for option in kind.declared:
+            if option in options:
+                fact = f"corrections {options[option]} and {kind.name} both have the option {option}"
+                raise BadInput(f"{fact}. Use one of them.")
+            options[option] = kind.name
+    return found
+
+
+def answers_to(asked: str) -> tuple[str, ...]:
+    """The names of all options that the corrections of `--correct` can be asked for."""
+    return tuple(dict.fromkeys(name for kind in parse(asked) for name in kind.answers_to))
+
+
+def split_names(asked: Any) -> list[Any]:
+    """The names in "a,b"; whatever is no text stands for itself, and is refused later."""
+    return asked.split(",") if isinstance(asked, str) else [asked]
+
+
+def check_weights(found: Sequence[Kind], weights: str) -> None:
+    """Raises BadInput where a correction is for gradients taken at other weights."""
+    for kind in found:
+        if kind.weights not in ("", weights):
+            fact = f"correction {kind.name} is for gradients at {kind.weights} weights, and these are {weights}"
+            raise BadInput(f"{fact}. Add --weights {kind.weights} (in Python weights={kind.weights!r}).")
+
+
 def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Correction:
     """What several corrections together do about one stage; nothing where its gradients are not late.
 
@@ -69,11 +105,7 @@ def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Co
     made = []
     for kind, options in asked:
         for need in kind.needs:
-            if getattr(late, need) is None:
-                raise BadInput(
-                    f"correction {kind.name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
-                    f"not tell. Give it as Pipeline(..., {need}=...)."
-                )
+            late.check(need, kind.name)
         correction = kind.make(late, **options)
         if not isinstance(correction, Correction):
             fact = f"make in fdg_jax/corrections/{kind.name}.py returned {type(correction).__name__}"
@@ -83,17 +115,43 @@ def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Co
 
 
 def together(corrections: Sequence[Correction]) -> Correction:
-    """Several corrections as one. BadInput where more than one changes weights or gradients."""
+    """Several corrections as one. Each remembers what it remembers alone, and they act one after the other."""
     if len(corrections) < 2:
         return corrections[0] if corrections else NONE
-    active = [each for each in corrections if each.forward or each.gradient]
-    if len(active) > 1:
-        raise BadInput("only one of several corrections may change the forward weights or the gradients. Use one.")
 
     def optimizer(chain):
         for each in corrections:
             chain = each.around(chain)
         return chain
 
-    rest = active[0] if active else NONE
-    return Correction(optimizer=optimizer, init=rest.init, forward=rest.forward, gradient=rest.gradient)
+    active = [each for each in corrections if each.init or each.forward or each.backward or each.gradient]
+    if len(active) < 2:
+        return (active[0] if active else NONE)._replace(before=None, optimizer=optimizer)
+
+    def weights(part):
+        def change(params, states):
+            for each, state in zip(active, states, strict=True):
+                params = getattr(each, part)(params, state) if getattr(each, part) else params
+            return params
+
+        return change if any(getattr(each, part) for each in active) else None
+
+    def gradient(grads, then, now, states):
+        after = []
+        for each, state in zip(active, states, strict=True):
+            grads, state = each.gradient(grads, then, now, state) if each.gradient else (grads, state)
+            after.append(state)
+        return grads, tuple(after)
+
+    def updated(before, after, states):
+        pairs = zip(active, states, strict=True)
+        return tuple(each.updated(before, after, state) if each.updated else state for each, state in pairs)
+
+    return Correction(
+        optimizer=optimizer,
+        init=lambda params: tuple(each.start(params) for each in active),
+        forward=weights("forward"),
+        backward=weights("backward"),
+        gradient=gradient if any(each.gradient for each in active) else None,
+        updated=updated if any(each.updated for each in active) else None,
+    )

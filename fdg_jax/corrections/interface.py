@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fdg_jax.errors import BadInput
 from fdg_jax.options import fields
 from fdg_jax.options.fields import Option
 
@@ -37,6 +38,14 @@ class Late(NamedTuple):
     learning_rate: LearningRate | None = None
     momentum: float | None = None
 
+    def check(self, need: str, name: str) -> None:
+        """Raises BadInput where correction `name` needs the learning_rate or the momentum, and nobody said it."""
+        if getattr(self, need) is None:
+            raise BadInput(
+                f"correction {name} needs the optimizer's {need.replace('_', ' ')}, which an optax chain does "
+                f"not tell. Give it as Pipeline(..., {need}=...)."
+            )
+
 
 class Correction(NamedTuple):
     """What is done about the late gradients of one stage. Every part may be left out; all are traced by JAX.
@@ -44,16 +53,22 @@ class Correction(NamedTuple):
     before: stands in front of the stage's optimizer.
     optimizer(chain) -> chain: around the stage's optimizer, `before` included.
     init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every checkpoint.
-    forward(params, state) -> params: the weights to go forward with. Gradients are taken at these.
+    forward(params, state) -> params: the weights to go forward with, made once after every update. Gradients are taken
+        at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them.
+    backward(params, state) -> params: the weights to go backward with, instead of the newest ones (`--weights
+        current`).
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
         weights of the batch's forward pass; now: those that the gradient is about to be applied to.
+    updated(before, after, state) -> state: what is remembered of an update, by the weights before and after it.
     """
 
     before: optax.GradientTransformation | None = None
     optimizer: Callable[[optax.GradientTransformation], optax.GradientTransformation] | None = None
     init: Callable[[Tree], Tree] | None = None
     forward: Callable[[Tree, Tree], Tree] | None = None
+    backward: Callable[[Tree, Tree], Tree] | None = None
     gradient: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]] | None = None
+    updated: Callable[[Tree, Tree, Tree], Tree] | None = None
 
     def around(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """The stage's optimizer with what the correction adds to it."""
@@ -77,6 +92,7 @@ class Kind(NamedTuple):
     options: the file's class `Options`, where the correction has options of its own (fdg_jax.options.fields).
     takes: of the options that every run has, those that `make` takes too: "beta".
     needs: what `make` cannot do without: "learning_rate", "momentum".
+    weights: "stashed" or "current" where it is for gradients taken at these weights only (`--weights`); "" for both.
     """
 
     name: str
@@ -85,6 +101,7 @@ class Kind(NamedTuple):
     options: type | None = None
     takes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    weights: str = ""
 
     @property
     def declared(self) -> dict[str, Option]:

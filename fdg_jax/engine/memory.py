@@ -121,6 +121,7 @@ class StageContents:
         self.kept: dict[str, deque[tuple[int, int]]] = {kind: deque() for kind in kept}
         self.ahead, self.corrected = bool(stage.spec.correction.forward), bool(stage.spec.correction.gradient)
         self.waiting: deque[int] = deque()
+        self.shown: int | None = None  # the version whose corrected weights the stage keeps for its next forward passes
         self.updates, self.passes, self.mail = 0, 0, 0
         self.base = initial(stage.k, stage.state, tree_bytes(jax.eval_shape(stage.variables)["params"]))
 
@@ -129,6 +130,7 @@ class StageContents:
         if op.kind == "F":
             for pile in self.kept.values():
                 pile.append((op.batch, self.updates))
+            self.shown = self.updates
             return
         _, version = self.kept[op.kind].popleft()
         if op.kind == "B":
@@ -136,12 +138,15 @@ class StageContents:
             self.waiting.append(version)
             if len(self.waiting) > self.delay:
                 self.waiting.popleft()
-            self.updates = max(0, self.passes - self.delay) // self.accumulate
+            before, self.updates = self.updates, max(0, self.passes - self.delay) // self.accumulate
+            self.shown = None if self.updates > before else self.shown
 
     def now(self, sent: int) -> Memory:
         """What it holds. sent: bytes of messages of its last operation that are still on this device as well."""
         versions = {version for _, version in self.kept["B"]} | (set(self.waiting) if self.corrected else set())
-        versions -= set() if self.ahead else {self.updates}  # the newest weights are counted already
+        shown = set() if self.shown is None else {self.shown}
+        # The newest weights are counted already, but not what a correction makes of them.
+        versions = versions | shown if self.ahead else versions - {self.updates}
         under_way = len(self.waiting) + (max(0, self.passes - self.delay) % self.accumulate > 0)
         return self.base._replace(
             memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),

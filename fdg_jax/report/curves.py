@@ -137,7 +137,7 @@ def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> N
 
 def title(config: dict[str, Any]) -> str:
     """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
-    own = [name for name, by in asked_of("corrections").items() if config["correct"] in by]
+    own = [name for name, by in asked_of("corrections").items() if {*config["correct"].split(",")} & {*by}]
     has = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
     shrunk = "beta" in has or config["beta"] != FIELDS["beta"].default  # by a correction that takes it
     asked = [f", β={config['beta']:g}"] if shrunk and config["K"] > 1 else []

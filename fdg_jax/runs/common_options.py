@@ -13,7 +13,7 @@ GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; k is a stage's number, from 1 to K.",
     "fdg": "Options of --method fdg. A flag that the method does not have is refused.",
     "others": "Options of the other methods; the text says of which.",
-    "correction": "What is done about late gradients: a correction, and its options.",
+    "correction": "What is done about late gradients: corrections, and their options.",
     "model": "The network.",
     "data": "The data set.",
     "recipe": "By default the paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and "
@@ -105,9 +105,9 @@ class CommonOptions:
     correct: str = flag(
         "none",
         "correction",
-        "What is done about late gradients: {corrections}. shrink is --beta by its other name, for ddg and fr, "
-        "which have no beta of their own.",
-        metavar="NAME",
+        "What is done about late gradients: {corrections}; or several, separated by commas, in the order in which they "
+        "see a gradient. shrink is --beta by its other name. docs/corrections.md says what each is and costs.",
+        metavar="NAME[,NAME]",
     )
 
     model: str = flag(

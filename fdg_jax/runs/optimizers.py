@@ -1,8 +1,8 @@
 """The defaults that each optimizer has of its own, where nobody gives a value. Numbers only: --help needs no JAX.
 
 SGD's are the paper's and stand with the flags. AdamW's are usual for small transformers; Lion has a tenth of that rate
-and ten times the decay, as its paper advises; Muon has AdamW's, as its updates are scaled to be as large. Vectors are
-not decayed, as is usual there.
+and ten times the decay, as its paper advises; the others have AdamW's, as their updates are about as large. NAdam's
+momentum is that of asynchronous Nesterov. Vectors are not decayed, as is usual there.
 """
 
 from collections.abc import Mapping
@@ -13,6 +13,8 @@ OF_OPTIMIZER: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices"},
     "lion": {"learning_rate": 1e-4, "weight_decay": 1.0, "decay": "matrices", "b2": 0.99},
     "muon": {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices", "momentum": 0.95},
+    "nadam": {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices", "momentum": 0.99},
+    "rotation": {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices"},
 }
 
 

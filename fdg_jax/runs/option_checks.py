@@ -53,8 +53,8 @@ def check(options: Options, given: frozenset[str]) -> None:
         )
     if o.run_dir == "":
         raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
-    correction = check_correction(options, given)
-    check_method(options, given - set(correction.takes))
+    corrected = check_corrections(options, given)
+    check_method(options, given - {name for kind in corrected for name in kind.takes})
 
 
 def check_recipe(options: Options, given: frozenset[str]) -> None:
@@ -73,24 +73,28 @@ def check_recipe(options: Options, given: frozenset[str]) -> None:
         fact = f"--warmup on: this is the paper's warm-up, and --lr-schedule is {o.lr_schedule}"
         raise BadInput(f"{fact}. Use --warmup-steps N there.")
     if "b2" in given and o.optimizer == "sgd":
-        raise BadInput(f"--b2 {o.b2}: sgd has no such option. Leave it out, or use --optimizer adamw, lion or muon.")
+        raise BadInput(f"--b2 {o.b2}: sgd has no such option. Leave it out, or use --optimizer adamw, say.")
 
 
-def check_correction(options: Options, given: frozenset[str]) -> Kind:
-    """The correction, if it exists and has the options given for it."""
-    correction = corrections.find(options.correct)
-    check_declared(correction, "correction")
+def check_corrections(options: Options, given: frozenset[str]) -> list[Kind]:
+    """The corrections, if they exist and have the options given for them."""
+    found = corrections.parse(options.correct)
+    for correction in found:
+        check_declared(correction, "correction")
+        correction.accepted({name: getattr(options, name) for name in correction.answers_to})
+    answered = corrections.answers_to(options.correct)
     for name in asked_of("corrections"):
-        if name in given and name not in correction.answers_to:
-            fact = f"{spelled(name)} {getattr(options, name)}: correction {correction.name} has no such option"
-            has = ", ".join(map(spelled, correction.answers_to)) or "none"
+        if name in given and name not in answered:
+            fact = f"{spelled(name)} {getattr(options, name)}: correction {options.correct} has no such option"
+            has = ", ".join(map(spelled, answered)) or "none"
             raise BadInput(f"{fact} (it has: {has}). Name its own with --correct, or leave it out.")
-    correction.accepted({name: getattr(options, name) for name in correction.answers_to})
+    corrections.check_weights(found, options.weights)
     # Who writes --beta 1 knows it: an arm of a comparison. A run that goes on gives neither flag, and is left alone.
-    if correction.name == "shrink" and "correct" in given and "beta" not in given and options.beta == 1 < options.K:
-        fact = "--correct shrink: with beta 1, which is the default, it changes no gradient"
+    shrinks = any(kind.name == "shrink" for kind in found)
+    if shrinks and "correct" in given and "beta" not in given and options.beta == 1 < options.K:
+        fact = f"--correct {options.correct}: with beta 1, which is the default, it changes no gradient"
         raise BadInput(f"{fact}. Add a smaller one, such as --beta 0.5 (or --beta 1, if that is what you want).")
-    return correction
+    return found
 
 
 def check_declared(idea: Method | Kind, what: str) -> None:

@@ -86,7 +86,8 @@ def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
     declare them, were added since that run began; so were --correct itself and `ADDED`."""
     found = {name: FIELDS[name].default for name in ("correct", *ADDED, *asked_of("models"))}
     for what, chosen in (("methods", stored.get("method")), ("corrections", stored.get("correct"))):
-        found |= {name: FIELDS[name].default for name, by in asked_of(what).items() if chosen not in by}
+        chosen = {*chosen.split(",")} if isinstance(chosen, str) else {chosen}
+        found |= {name: FIELDS[name].default for name, by in asked_of(what).items() if not chosen & {*by}}
     return found
 
 

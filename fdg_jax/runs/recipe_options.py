@@ -27,17 +27,19 @@ class RecipeOptions(CommonOptions):
         shown="128",
     )
 
-    optimizer: Literal["sgd", "adamw", "lion", "muon"] = flag(
+    optimizer: Literal["sgd", "adamw", "lion", "muon", "nadam", "rotation"] = flag(
         "sgd",
         "recipe",
-        "sgd is the paper's, PyTorch's SGD. The others are optax's, with defaults of their own: {optimizers}. They "
-        "divide a gradient by its own size, so a constant factor such as beta cancels. muon is for matrices and has "
-        "adamw for vectors.",
+        "sgd is the paper's, PyTorch's SGD. The others have defaults of their own: {optimizers}. They divide a "
+        "gradient by its own size, so a constant factor such as beta cancels. muon is for matrices and has adamw for "
+        "vectors. "
+        "nadam is PyTorch's with decoupled decay, as asynchronous Nesterov uses it; rotation is Adam in turned "
+        "coordinates (SOAP); the rest are optax's.",
     )
     decay: Literal["all", "matrices"] = flag(
         "all", "recipe", "What --weight-decay is for: all parameters, or matrices only (no biases, scales of norms)."
     )
-    b2: float = flag(0.999, "recipe", "beta2 of adamw, lion, and muon for vectors, in [0, 1).")
+    b2: float = flag(0.999, "recipe", "beta2 of all but sgd (of muon for vectors), in [0, 1).")
     clip_norm: float = flag(
         0.0,
         "recipe",

@@ -97,6 +97,8 @@ class Schedule(NamedTuple):
     accumulate: backward passes of a stage per update.
     accumulation: whether the gradients of these passes are summed or averaged.
     micro_batches: into how many parts a batch is split; operations are then numbered by part.
+    waits: for k = 1..K, the backward passes by which stage k itself puts off the use of a gradient; (): none does.
+        `behind` counts them too.
 
     Example:
         >>> [str(op) for op in bp(2).tick(1, None)]
@@ -112,6 +114,16 @@ class Schedule(NamedTuple):
     accumulate: int = 1
     accumulation: Accumulation = "sum"
     micro_batches: int = 1
+    waits: tuple[int, ...] = ()
+
+    def updates_late(self, k: int, batch: int) -> int:
+        """The updates that stage k makes between the forward pass of a batch (from 1) and the update by that batch."""
+        before = batch - 1
+        return before // self.accumulate - max(0, before - self.behind[k - 1]) // self.accumulate
+
+    def wait(self, k: int) -> int:
+        """The backward passes by which stage k itself puts off the use of a gradient."""
+        return self.waits[k - 1] if self.waits else 0
 
     @property
     def staleness(self) -> tuple[int, ...]:

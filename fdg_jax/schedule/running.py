@@ -40,6 +40,7 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
     """
     K, done, version = schedule.K, dict[Op, int](), dict[Op, int]()
     updates, held, memos, first_update = [0] * K, [0] * K, [0] * K, [0] * K
+    waiting: list[list[Op]] = [[] for _ in range(K)]  # forward passes whose gradients have not been used
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
     mail = set[Box]()
@@ -55,11 +56,16 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
             done[op], version[op] = t, updates[i]
             held[i] += (op == forward) - (op == last[op.k, op.batch])
             if op.kind == "B":
-                staleness[i].append(updates[i] - version[forward])
+                waiting[i].append(forward)
+                if len(waiting[i]) > schedule.wait(op.k):
+                    staleness[i].append(updates[i] - version[waiting[i].pop(0)])
             if step.updates:
                 updates[i] += 1
                 first_update[i] = first_update[i] or t
         memos = [max(pair) for pair in zip(memos, held, strict=True)]
+    for i, left in enumerate(waiting):  # what stages put off is used at the end of the drain
+        for forward in left:
+            staleness[i].append(len(staleness[i]) // schedule.accumulate - version[forward])
     if mail:
         unread = [f"{box.what} of batch {box.batch} for stage k={box.k}" for box in sorted(mail)[:5]]
         raise ScheduleError(f"{schedule.name}: sent and never read: {', '.join(unread)}.")
@@ -85,8 +91,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
     """Checks a schedule over a whole run.
 
     Every stage must do F and B of every batch exactly once and in order, nothing may be used before it exists, and the
-    measured staleness of every batch must be the declared one. With n gradients behind (`schedule.behind`) and an
-    update every M backward passes, that of batch b = 0, 1, ... is b // M - max(0, b - n) // M; for M = 1, min(b, n).
+    measured staleness of every batch must be the declared one (`Schedule.updates_late`).
 
     Arguments:
         schedule: what to check.
@@ -112,9 +117,8 @@ def validate(schedule: Schedule, batches: int) -> Trace:
             order = [op.batch for op in trace.tick if (op.kind, op.k) == (kind, k)]
             if order != sorted(order):
                 raise ScheduleError(f"{schedule.name}: stage k={k} does {kind} of the batches in the order {order}")
-    M = schedule.accumulate
-    for k, behind in enumerate(schedule.behind, 1):
-        expected = [b // M - max(0, b - behind) // M for b in range(parts)]
+    for k in range(1, K + 1):
+        expected = [schedule.updates_late(k, batch) for batch in range(1, parts + 1)]
         wrong = [b for b, pair in enumerate(zip(trace.staleness[k - 1], expected, strict=True)) if len({*pair}) == 2]
         if wrong:
             b = wrong[-1]  # in the full pipeline, if it is wrong there

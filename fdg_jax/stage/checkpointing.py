@@ -60,6 +60,7 @@ class Checkpointed:
     staleness: int
     bad: Any
     norm: Any
+    ahead: Tree
     _forward: Callable[..., Any]
     _copy: Callable[..., Any]
     _correct: Callable[..., Any] | None
@@ -127,6 +128,7 @@ class Checkpointed:
         summed = number(flat, "summed")
         self.sum = self.restored_packed(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.pack_now(self.place.put_weights(state))
+        self.ahead = None
         self.bad = np.int32(first_refused(state.opt_state)) if self.spec.guard else None
         self.norm = np.float32(newest_norm(state.opt_state)) if self.spec.norms else None
         self.updates, self.staleness = number(flat, "updates"), number(flat, "staleness")

@@ -1,4 +1,4 @@
-"""Programs for a correction's `forward` and `gradient` on a stage's packed weights and gradients.
+"""Programs for what a correction does with a stage's packed weights and gradients.
 
 What a correction adds to the optimizer is in the stage's optax chain (`fdg_jax.corrections.interface`).
 """
@@ -15,17 +15,15 @@ from fdg_jax.stage.packing import Packing, Unpacked
 Tree = Any
 
 
-def forward_program(correction: Correction, params: Packing | Unpacked) -> Callable[[Tree, Tree], Tree] | None:
-    """Compiles the part of a correction that changes the weights of forward passes.
+def weights_program(change: Callable | None, params: Packing | Unpacked) -> Callable[[Tree, Tree], Tree] | None:
+    """Compiles the part of a correction that changes the weights of forward or of backward passes.
 
     Arguments:
-        correction: the correction.
+        change: its `forward` or `backward`; None if it has none.
         params: how the stage's weights are packed.
 
-    Returns: (weights, state of the correction) -> the weights for the forward pass; None if the correction has no such
-    part.
+    Returns: (weights, state of the correction) -> the weights for the pass; None if the correction has no such part.
     """
-    change = correction.forward
     if change is None:
         return None
     return jax.jit(lambda now, state: params.pack(change(params.unpack(now), state)))
@@ -51,6 +49,17 @@ def gradient_program(correction: Correction, params: Packing | Unpacked, guard: 
         return params.pack(grads), changed
 
     return jax.jit(program)
+
+
+def updated_program(correction: Correction, params: Packing | Unpacked) -> Callable[..., Tree] | None:
+    """Compiles what a correction remembers of an update.
+
+    Returns: (weights before, weights after, state of the correction) -> its state; None if it remembers nothing of it.
+    """
+    change = correction.updated
+    if change is None:
+        return None
+    return jax.jit(lambda before, after, state: change(params.unpack(before), params.unpack(after), state))
 
 
 def keep_state_if_nonfinite(change: Callable[..., tuple[Tree, Tree]], guard: bool) -> Callable[..., tuple[Tree, Tree]]:

@@ -193,19 +193,23 @@ def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: G
         )
         at = at._replace(sum=select(due, summed, at.sum))
         whole = due & (summed.summed == lines.accumulate)
-    return step(f, lines, at, grads, version, whole)
+    return step(f, c, lines, at, grads, version, whole)
 
 
-def step(f: Functions, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array) -> Progress:
+def step(
+    f: Functions, c: Correction, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array
+) -> Progress:
     """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one."""
     if at.sum is not None:
         n = jnp.maximum(at.sum.summed, 1)
         grads = jax.tree.map(lambda s: s / n.astype(s.dtype), at.sum.grads) if lines.mean else at.sum.grads
         version = at.sum.since
         at = at._replace(sum=at.sum._replace(summed=jnp.where(whole, 0, at.sum.summed)))
-    params, opt_state = select(whole, f.update(at.params, at.opt_state, grads), (at.params, at.opt_state))
+    moved = f.update(at.params, at.opt_state, grads)
+    correction = c.updated(at.params, moved[0], at.correction) if c.updated else at.correction
+    params, opt_state, correction = select(whole, (*moved, correction), (at.params, at.opt_state, at.correction))
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
-    return Progress(params, opt_state, at.correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)
+    return Progress(params, opt_state, correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)
 
 
 def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState, held: ForwardResults) -> DelayState:
@@ -255,7 +259,7 @@ def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -
             of = run.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
             at = apply(f, c, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
         if at.sum is not None:
-            at = step(f, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
+            at = step(f, c, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
         moved.append(at)
     return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
 

@@ -17,7 +17,7 @@ import numpy as np
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
 from fdg_jax.stage.checkpointing import Checkpointed, Memo
-from fdg_jax.stage.correcting import forward_program, gradient_program
+from fdg_jax.stage.correcting import gradient_program, updated_program, weights_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
 from fdg_jax.stage.packing import Layout, packed
@@ -81,6 +81,7 @@ class Stage(Checkpointed):
         self.sum: Tree = None  # of the gradients of `summed` backward passes, the oldest taken at version `since`
         self.summed, self.since = 0, 0
         self.updates, self.staleness = 0, 0
+        self.ahead: Tree = None  # what a correction makes of the newest weights for forward passes
         # With a guard: the number of the first refused update, after the newest one. The copy in `state` is donated.
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # likewise, of the newest gradient
@@ -108,8 +109,10 @@ class Stage(Checkpointed):
         self._backward = programs.jit(backward, platform, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
         self._outputs = programs.jit(functions.outputs, platform, reductions=False)
-        self._forward_weights = forward_program(spec.correction, layout.params)
+        self._forward_weights = weights_program(spec.correction.forward, layout.params)
+        self._backward_weights = weights_program(spec.correction.backward, layout.params)
         self._correct = gradient_program(spec.correction, layout.params, guard)
+        self._updated = updated_program(spec.correction, layout.params)
         self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
         self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
         self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
@@ -154,12 +157,18 @@ class Stage(Checkpointed):
 
     def forward_params(self) -> Tree:
         """The weights for a forward pass: the newest ones, or what a correction makes of them."""
-        state = self.state
-        return self._forward_weights(state.params, state.correction) if self._forward_weights else state.params
+        if self._forward_weights is None:
+            return self.state.params
+        if self.ahead is None:  # once per update, so that all memos of a weight version share them
+            self.ahead = self._forward_weights(self.state.params, self.state.correction)
+        return self.ahead
 
     def backward_params(self, memo: Memo) -> Tree:
         """The weights for a backward pass."""
-        return memo.params if self.stashed else self.state.params
+        if self.stashed:
+            return memo.params
+        state = self.state
+        return self._backward_weights(state.params, state.correction) if self._backward_weights else state.params
 
     def take_memo(self, batch: int) -> Any:
         """Removes and returns the oldest memo. Raises ScheduleError if it is of another batch."""
@@ -199,8 +208,11 @@ class Stage(Checkpointed):
         grads, since, summed = self.sum, self.since, self.summed
         if self.mean and summed > 1:
             grads = self._divide(grads, self.place.put_weights(np.int32(summed)))
-        params, opt_state, (self.bad, self.norm) = self._update(self.state.params, self.state.opt_state, grads)
-        self.state = self.state._replace(params=params, opt_state=opt_state)
+        before, correction = self.state.params, self.state.correction
+        params, opt_state, (self.bad, self.norm) = self._update(before, self.state.opt_state, grads)
+        correction = self._updated(before, params, correction) if self._updated else correction
+        self.state = self.state._replace(params=params, opt_state=opt_state, correction=correction)
+        self.ahead = None
         self.staleness = max(self.staleness, self.updates - since)
         self.updates += 1
         self.sum, self.summed = None, 0

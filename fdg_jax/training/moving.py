@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax.corrections import answers_to
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.progress import count
 
@@ -39,7 +40,8 @@ class Moved(NamedTuple):
 def move(old: "Job", new: "Job", state: Flat) -> Moved:
     """Stages that are the same go on as they are, batches in flight included. Else the old ones are drained."""
     template = new.pipeline.state()
-    corrected = [[getattr(job.options, name) for name in ("correct", *job.correction.answers_to)] for job in (old, new)]
+    both = old.options, new.options
+    corrected = [[getattr(o, name) for name in ("correct", *answers_to(o.correct))] for o in both]
     if old.partition.cuts == new.partition.cuts and corrected[0] == corrected[1] and same(new.pipeline, state):
         return Moved(state, [], ["the stages are the same and go on exactly, batches in flight included"])
     pipeline = old.pipeline

@@ -134,7 +134,7 @@ def changed(config: Mapping[str, Any], asked: Options, given: frozenset[str]) ->
     if "optimizer" in given and asked.optimizer != config["optimizer"]:  # with defaults of its own
         values |= {name: getattr(asked, name) for own in OF_OPTIMIZER.values() for name in own}
     values |= {name: getattr(asked, name) for name in given}
-    has = {*methods.find(values["method"]).answers_to, *corrections.find(values["correct"]).answers_to}
+    has = {*methods.find(values["method"]).answers_to, *corrections.answers_to(values["correct"])}
     for name, field in FIELDS.items():
         of_idea = field.metadata["group"] in ("fdg", "others") or field.metadata["corrections"]
         if of_idea and name not in given and name not in has:

@@ -20,10 +20,10 @@ from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
-from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_length import run_length
+from fdg_jax.training import cancelled
 from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
@@ -40,7 +40,7 @@ class Job(NamedTuple):
     dataset: data.Source
     pipeline: Pipeline
     method: Method
-    correction: Kind
+    corrections: list[Kind]
     partition: Partition  # of the network into stages
     steps_per_epoch: int
     steps: int  # batches after which the run ends
@@ -52,7 +52,8 @@ class Job(NamedTuple):
     @property
     def asked_for(self) -> tuple[str, ...]:
         """The options that say what the method and the correction of late gradients were asked for."""
-        own = ("correct", *self.correction.answers_to) if self.correction.name != "none" else ()
+        asked = self.options.correct
+        own = ("correct", *corrections.answers_to(asked)) if asked != "none" else ()
         return tuple(dict.fromkeys((*self.method.answers_to, *own)))
 
     @property
@@ -99,7 +100,7 @@ def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
 
 def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition | None = None) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
-    method, correction = methods.find(options.method), corrections.find(options.correct)
+    method, corrected = methods.find(options.method), corrections.parse(options.correct)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, parts = len(dataset.train_inputs), parts or agreed_partition(options, dataset, stage_devices[0], peers)
@@ -114,7 +115,7 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
     )
     check_last_batch(options, method, N)
     if peers.first:
-        warn_cancelled(options, method, correction)
+        cancelled.warn(options, method, corrected)
     if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
@@ -139,14 +140,14 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
         preprocess=dataset.train_transform(options.seed),
         correct=options.correct,
         learning_rate=schedule,
-        momentum=options.momentum if options.optimizer == "sgd" else None,
-        **{name: getattr(options, name) for name in {*method.answers_to, *correction.answers_to}},
+        momentum=options.momentum,
+        **{name: getattr(options, name) for name in {*method.answers_to, *corrections.answers_to(options.correct)}},
     )
     initialise(pipeline, parts, dataset, options)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
-        options, dataset, pipeline, method, correction, parts, length.per_epoch, length.end, rates, names, peers, remark
+        options, dataset, pipeline, method, corrected, parts, length.per_epoch, length.end, rates, names, peers, remark
     )  # fmt: skip
 
 
@@ -187,16 +188,6 @@ def check_last_batch(options: Options, method: Method, N: int) -> None:
             f"--micro-batches {M}: an epoch of {N} examples ends in a batch of {last}, which has fewer. Use fewer "
             f"micro-batches, or another --batch-size or --train-size."
         )
-
-
-def warn_cancelled(options: Options, method: Method, correction: Kind) -> None:
-    """Says that a constant factor on gradients does nothing with an optimizer that divides them by their own size."""
-    shrinks = "beta" in method.answers_to or correction.name == "shrink"
-    has = {"beta": shrinks, "scale": "scale" in method.answers_to}
-    for name, value in [(name, getattr(options, name)) for name, there in has.items() if there]:
-        if value != 1 and options.K > 1 and options.optimizer in recipe.SCALE_FREE:
-            fact = f"{options.optimizer} divides a gradient by its own size, so a constant factor cancels (nearly)"
-            say(f"warning: --{name} {value:g}: {fact}. Use --optimizer sgd where it is to matter.")
 
 
 def choose_engine(options: Options, method: Method, peers: Peers = ALONE) -> tuple[Options, list[Any], str]:

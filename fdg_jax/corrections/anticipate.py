@@ -1,0 +1,61 @@
+"""Anticipation: go forward at the weights that are expected when the gradient will be used.
+
+    x = y + c d        y: the stage's weights; d: their last update; gradients are taken at x, the optimizer updates y
+
+One coefficient c makes five published corrections of it (τ: staleness, m: momentum):
+
+    last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
+    linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
+    spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe; with momentum only
+    nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
+
+The weights that are evaluated and saved are y. They see clipping and weight decay as without a correction, since both
+are part of the last update. A horizon is counted in updates, also with --accumulate. For one update after a drop of the
+learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, prediction makes the
+largest stable learning rate smaller (python -m experiments.stability).
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.options.fields import option
+
+Prediction = Literal["spike", "linear", "last", "nesterov"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    prediction: Literal["spike", "linear", "last", "nesterov"] = option(
+        "spike",
+        "anticipate: how many times the last update a forward pass looks ahead, by staleness t and momentum m. spike: "
+        "(m - m^(t+1)) / (1 - m), as spike compensation and msnag do; linear: t; last: 1, error feedback; nesterov: m.",
+    )
+
+
+def coefficient(prediction: Prediction, staleness: float, momentum: float) -> float:
+    """c of the table above."""
+    if prediction == "spike":
+        return (momentum - momentum ** (staleness + 1)) / (1 - momentum)
+    return {"linear": staleness, "last": 1.0, "nesterov": momentum}[prediction]
+
+
+def make(late: Late, prediction: Prediction) -> Correction:
+    if prediction in ("spike", "nesterov"):
+        late.check("momentum", "anticipate")
+    c = coefficient(prediction, late.staleness, late.momentum or 0.0)
+
+    def forward(params, last):
+        return jax.tree.map(lambda y, d: y + c * d, params, last)
+
+    def updated(before, after, last):
+        return jax.tree.map(jnp.subtract, after, before)
+
+    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), forward=forward, updated=updated)
+
+
+SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"
+CORRECTION = Kind(name="anticipate", summary=SUMMARY, make=make, options=Options)

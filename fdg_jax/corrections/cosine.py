@@ -1,0 +1,48 @@
+"""A cosine gate: a late gradient counts as much as it agrees with the gradients before it.
+
+    g <- g (1 + cos(g, m)) / 2 exp(-a τ),    m <- 0.9 m + 0.1 g
+
+The cosine is taken over all weights of the stage; the first gradient passes. CGAD (2605.09126) gates gradients of
+distributed workers by their cosine to the momentum and by exp(-a τ). That the gate runs from 0 to 1 by (1 + cos) / 2,
+and the 0.9, are ours. Before Adam or Muon the constant exp(-a τ) cancels, while a gate that varies does not.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import option
+
+DECAY = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    gate_decay: float = option(
+        0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A"
+    )
+
+    def __post_init__(self):
+        if self.gate_decay < 0:
+            raise BadInput(f"gate_decay={self.gate_decay}: use 0 or a positive number, such as 0.1.")
+
+
+def make(late: Late, gate_decay: float) -> Correction:
+    shrink = jnp.exp(-gate_decay * late.staleness)
+
+    def gradient(grads, then, now, mean):
+        norms = optax.tree.norm(grads) * optax.tree.norm(mean)
+        cosine = jnp.where(norms > 0, optax.tree.vdot(grads, mean) / jnp.where(norms > 0, norms, 1), 1.0)
+        gate = (1 + cosine) / 2 * shrink
+        mean = jax.tree.map(lambda m, g: DECAY * m + (1 - DECAY) * g, mean, grads)
+        return jax.tree.map(lambda g: gate.astype(g.dtype) * g, grads), mean
+
+    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), gradient=gradient)
+
+
+SUMMARY = "gradients gated by their cosine to the mean of those before"
+CORRECTION = Kind(name="cosine", summary=SUMMARY, make=make, options=Options)

@@ -1,0 +1,58 @@
+"""Delay compensation, DC-ASGD (Zheng et al., 1609.08326): a first-order guess of the gradient at the newest weights.
+
+    g <- g + λ g g (w now - w then)
+
+g g stands for the diagonal of the Hessian. "constant": λ as given, 0.04 in the paper. "adaptive": λ = λ0 / sqrt(s +
+1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is exact.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import option
+
+DECAY, EPS = 0.95, 1e-7
+OF_THE_PAPER = {"constant": 0.04, "adaptive": 2.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    compensation: Literal["constant", "adaptive"] = option(
+        "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
+    )
+    compensation_strength: float = option(
+        0.0, "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.", metavar="LAMBDA"
+    )
+
+    def __post_init__(self):
+        if self.compensation_strength < 0:
+            raise BadInput(f"compensation_strength={self.compensation_strength}: use a positive number, e.g. 0.04.")
+
+
+def make(late: Late, compensation: str, compensation_strength: float) -> Correction:
+    del late
+    strength = compensation_strength or OF_THE_PAPER[compensation]
+
+    def compensated(g, then, now, strength):
+        return g + strength * g * g * (now - then)
+
+    def constant(grads, then, now, state):
+        return jax.tree.map(lambda g, a, b: compensated(g, a, b, strength), grads, then, now), state
+
+    def adaptive(grads, then, now, squares):
+        squares = jax.tree.map(lambda s, g: DECAY * s + (1 - DECAY) * g * g, squares, grads)
+        by = jax.tree.map(lambda s: strength / jnp.sqrt(s + EPS), squares)
+        return jax.tree.map(compensated, grads, then, now, by), squares
+
+    if compensation == "constant":
+        return Correction(gradient=constant)
+    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), gradient=adaptive)
+
+
+SUMMARY = "delay compensation (Zheng et al. 2017): the gradient at the newest weights, to first order"
+CORRECTION = Kind(name="dc_asgd", summary=SUMMARY, make=make, options=Options, weights="stashed")

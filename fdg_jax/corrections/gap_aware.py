@@ -1,0 +1,58 @@
+"""Gap-Aware (Barkai et al., 1909.10802): a gradient is divided by how far the weights have moved since, in usual steps.
+
+    g <- g / (1 + |w now - w then| / C),    C = the largest learning rate so far * sqrt(mean of v v) + 1e-8
+
+All of it element by element; v is an update over its learning rate, which for SGD is the momentum buffer, and the mean
+is 0.999 of the old one and 0.001 of v v, corrected for its start as Adam's is. So a stage that has moved by one usual
+step per update divides by its staleness + 1, and a weight that has not moved divides by 1.
+
+One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
+which stands behind, and is not divided.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.corrections.interface import Correction, Kind, Late
+
+DECAY, EPS = 0.999, 1e-8
+
+
+class State(NamedTuple):
+    """squares: the mean of v v. updates: how many it is over. rate: the largest learning rate so far."""
+
+    squares: Any
+    updates: jax.Array
+    rate: jax.Array
+
+
+def make(late: Late) -> Correction:
+    assert late.learning_rate
+    rate_of = late.learning_rate
+
+    def init(params):
+        return State(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32), jnp.zeros(()))
+
+    def gradient(grads, then, now, state):
+        bias = 1 - DECAY ** jnp.maximum(state.updates, 1)
+
+        def divided(g, a, b, s):
+            usual = state.rate * (jnp.sqrt(s / bias) + EPS)
+            return jnp.where(usual > 0, g / (1 + jnp.abs(b - a) / jnp.where(usual > 0, usual, 1)), g)
+
+        return jax.tree.map(divided, grads, then, now, state.squares), state
+
+    def updated(before, after, state):
+        rate = jnp.asarray(rate_of(state.updates), jnp.float32)
+        over = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)  # a warm-up may begin with 0
+        step = lambda s, a, b: DECAY * s + (1 - DECAY) * ((b - a) * over) ** 2  # noqa: E731
+        squares = jax.tree.map(step, state.squares, before, after)
+        return State(squares, state.updates + 1, jnp.maximum(state.rate, rate))
+
+    return Correction(init=init, gradient=gradient, updated=updated)
+
+
+SUMMARY = "gradients divided by how far the weights have moved since (Barkai et al. 2020)"
+CORRECTION = Kind(name="gap_aware", summary=SUMMARY, make=make, needs=("learning_rate",), weights="stashed")

@@ -1,0 +1,47 @@
+"""PipeMare's T2 (Yang et al., 1910.05124): no old weights are kept; they are estimated when a gradient is computed.
+
+    backward at w - τ d,    d <- γ d + (1 - γ) (the last update),    γ = D^(1/τ)
+
+It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass, and
+the weights that they met are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's.
+With D = 0 and equal updates the estimate is exact. A memo of this library still refers to its weights, for checkpoints,
+so T2 saves no memory here; it costs one copy.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from fdg_jax.corrections.interface import Correction, Kind, Late
+from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    discrepancy: float = option(
+        0.135,
+        "t2: D of PipeMare, the weight that an update still has after as many updates as the staleness.",
+        metavar="D",
+    )
+
+    def __post_init__(self):
+        if not 0 <= self.discrepancy < 1:
+            raise BadInput(f"discrepancy={self.discrepancy}: it lies in [0, 1). PipeMare's is 0.135.")
+
+
+def make(late: Late, discrepancy: float) -> Correction:
+    gamma = discrepancy ** (1 / late.staleness)
+
+    def backward(params, average):
+        return jax.tree.map(lambda w, d: w - late.staleness * d, params, average)
+
+    def updated(before, after, average):
+        return jax.tree.map(lambda d, old, new: gamma * d + (1 - gamma) * (new - old), average, before, after)
+
+    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), backward=backward, updated=updated)
+
+
+SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass, none of which are kept"
+CORRECTION = Kind(name="t2", summary=SUMMARY, make=make, options=Options, weights="current")

@@ -1,0 +1,47 @@
+"""What cannot work, or works otherwise than its name promises, is said before training begins."""
+
+from collections.abc import Iterator, Sequence
+
+from fdg_jax import recipe
+from fdg_jax.corrections.interface import Kind
+from fdg_jax.machine.stderr import say
+from fdg_jax.methods.interface import Method
+from fdg_jax.runs.options import Options, spelled
+
+
+def warn(options: Options, method: Method, corrected: Sequence[Kind]) -> None:
+    """Prints a warning for each option that does nothing here, or little."""
+    for line in warnings(options, method, {kind.name for kind in corrected}):
+        say(f"warning: {line}")
+
+
+def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[str]:
+    """The warnings, one sentence or two each."""
+    if options.K == 1:
+        return
+    o = options
+    has = {"beta": "beta" in method.answers_to or "shrink" in corrected, "scale": "scale" in method.answers_to}
+    gate = "cosine" in corrected and o.gate_decay != 0
+    factors = {name: getattr(o, name) for name, there in has.items() if there and getattr(o, name) != 1}
+    factors |= {"gate_decay": o.gate_decay} if gate else {}
+    if o.optimizer in recipe.SCALE_FREE:
+        for name, value in factors.items():
+            fact = f"{o.optimizer} divides a gradient by its own size, so a constant factor cancels (nearly)"
+            behind = ", or --correct rate, which stands behind the optimizer" if name != "scale" else ""
+            yield f"{spelled(name)} {value:g}: {fact}. Use --optimizer sgd where it is to matter{behind}."
+    if "anticipate" in corrected:
+        yield from about_prediction(o)
+    if corrected - {"none", "shrink"} and o.clip_norm:
+        fact = "each stage clips its own gradient, and K decides what a stage is"
+        yield f"--clip-norm {o.clip_norm:g}: {fact}. Compare with --method bp at the same K and split."
+
+
+def about_prediction(o: Options) -> Iterator[str]:
+    """Warnings about --correct anticipate."""
+    if o.momentum == 0:
+        nothing = o.prediction in ("spike", "nesterov")
+        fact = "without momentum it looks no update ahead" if nothing else "without momentum prediction costs stability"
+        yield f"--prediction {o.prediction}: {fact}. Use --momentum 0.9, or --correct rate."
+    if o.lr_schedule == "paper":
+        fact = "for one update after each drop of the learning rate by 10 it looks 10 times too far ahead"
+        yield f"--correct anticipate: {fact}. --lr-schedule cosine has no drops."

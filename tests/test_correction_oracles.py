@@ -1,0 +1,337 @@
+"""Every correction against plain Python, and what is the same thing under another name."""
+
+from itertools import pairwise, product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
+from stages_of_layers import ROUNDING, Two
+
+from fdg_jax.corrections.anticipate import coefficient
+from fdg_jax.corrections.dc_asgd import make as make_dc
+from fdg_jax.corrections.gap_aware import make as make_gap
+from fdg_jax.corrections.interface import Late
+from fdg_jax.corrections.t2 import make as make_t2
+from fdg_jax.methods.fdg import fdg
+
+DATA = batches(14)
+RATE, M = 0.1, 0.9
+STALENESS = (3, 1, 0)  # of FDG's three stages; its own numbers, as they are the oracle's
+each = jax.tree.map
+
+
+class Anticipating:
+    """Forward at y + c (y - y before)."""
+
+    def __init__(self, c):
+        self.c, self.last = c, 0.0
+
+    def forward(self, y):
+        return y if isinstance(self.last, float) else each(lambda y, d: y + self.c * d, y, self.last)
+
+    def updated(self, before, after):
+        self.last = each(lambda a, b: b - a, before, after)
+
+
+class Compensating:
+    """DC-ASGD: lam, or lam / sqrt(mean of g g)."""
+
+    def __init__(self, lam, adaptive=False):
+        self.lam, self.squares = lam, 0.0 if adaptive else None
+
+    def gradient(self, g, then, now):
+        if self.squares is None:
+            return each(lambda g, a, b: g + self.lam * g**2 * (b - a), g, then, now)
+        old = each(jnp.zeros_like, g) if isinstance(self.squares, float) else self.squares
+        self.squares = each(lambda s, g: 0.95 * s + 0.05 * g**2, old, g)
+        by = each(lambda s: self.lam / (s + 1e-7) ** 0.5, self.squares)
+        return each(lambda g, a, b, lam: g + lam * g**2 * (b - a), g, then, now, by)
+
+
+class GapAware:
+    def __init__(self):
+        self.n, self.mean = 0, None
+
+    def gradient(self, g, then, now):
+        if not self.n:
+            return g
+        usual = each(lambda s: RATE * ((s / (1 - 0.999**self.n)) ** 0.5 + 1e-8), self.mean)
+        return each(lambda g, a, b, c: g / (1 + abs(b - a) / c), g, then, now, usual)
+
+    def updated(self, before, after):
+        v2 = each(lambda a, b: ((b - a) / RATE) ** 2, before, after)
+        old = each(jnp.zeros_like, v2) if self.mean is None else self.mean
+        self.mean, self.n = each(lambda s, v: 0.999 * s + 0.001 * v, old, v2), self.n + 1
+
+
+class Gated:
+    def __init__(self, by=1.0):
+        self.by, self.mean = by, None
+
+    def gradient(self, g, then, now):
+        flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(g)])
+        mean = np.zeros_like(flat) if self.mean is None else self.mean
+        cosine = 1.0 if self.mean is None else flat @ mean / np.linalg.norm(flat) / np.linalg.norm(mean)
+        self.mean = 0.9 * mean + 0.1 * flat
+        return each(lambda leaf: leaf * np.float32((1 + cosine) / 2 * self.by), g)
+
+
+class Slower:
+    """A learning rate divided by staleness^(1 - n/T) at update n; T = 0: by the staleness."""
+
+    def __init__(self, tau, T=0):
+        rate = (lambda n: RATE * tau ** -(1 - jnp.minimum(n / T, 1.0))) if T else RATE / tau
+        self.optimizer = optax.chain(optax.add_decayed_weights(5e-4), optax.sgd(rate, momentum=M))
+
+
+RULES = {
+    "anticipate": ({}, lambda tau: Anticipating((M - M ** (tau + 1)) / (1 - M))),
+    "anticipate linear": ({"prediction": "linear"}, Anticipating),
+    "anticipate last": ({"prediction": "last"}, lambda tau: Anticipating(1.0)),
+    "anticipate nesterov": ({"prediction": "nesterov"}, lambda tau: Anticipating(M)),
+    "dc_asgd": ({"compensation_strength": 20.0}, lambda tau: Compensating(20.0)),
+    "dc_asgd adaptive": ({"compensation": "adaptive"}, lambda tau: Compensating(2.0, adaptive=True)),
+    "gap_aware": ({}, lambda tau: GapAware()),
+    "cosine": ({}, lambda tau: Gated()),
+    "cosine and decay": ({"gate_decay": 0.3}, lambda tau: Gated(np.exp(-0.3 * tau))),
+    "rate": ({}, Slower),
+    "rate gradually": ({"rate_updates": 6}, lambda tau: Slower(tau, 6)),
+}
+# Both divide by the root of a mean of squares. Where that is small, the rounding of a gradient counts many times.
+TOLERANCE = {"dc_asgd adaptive": {"rtol": 0, "atol": 1e-4}, "gap_aware": {"rtol": 0, "atol": 3e-5}}
+
+
+@pytest.mark.parametrize("name", mostly_slow(list(RULES), "anticipate", "dc_asgd adaptive", "gap_aware"))
+def test_a_correction_trains_as_its_oracle_and_not_as_without_it(name):
+    options, rule = RULES[name]
+    asked = {"correct": name.partition(" ")[0], "learning_rate": RATE, "momentum": M, **options}
+    ours = pipeline(3, DATA[0], engine="delay-line", **asked)
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    ours.drain()
+    functions = as_functions(parts(3))
+    rules = [rule(tau) if tau else None for tau in STALENESS]
+    truth, losses, _ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, STALENESS, rules=rules)
+    for mine, true in zip(leaves(ours.params), leaves(truth), strict=True):  # of anticipation these are y, and not x
+        np.testing.assert_allclose(mine, true, **TOLERANCE.get(name, ROUNDING))
+    tolerance = {"rtol": 0, "atol": 10 * TOLERANCE.get(name, ROUNDING)["atol"]}  # the losses are of order 1.6
+    np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **tolerance)
+    plain, *_ = oracle.stashed(functions, cross_entropy, recipe(), start, DATA, STALENESS)
+    assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 2e-4
+
+
+class SteppingBack:
+    """PipeMare's T2."""
+
+    def __init__(self, tau):
+        self.tau, self.gamma, self.mean = tau, 0.135 ** (1 / tau), None
+
+    def backward(self, w):
+        return w if self.mean is None else each(lambda w, d: w - self.tau * d, w, self.mean)
+
+    def updated(self, before, after):
+        old = each(jnp.zeros_like, before) if self.mean is None else self.mean
+        self.mean = each(lambda d, a, b: self.gamma * d + (1 - self.gamma) * (b - a), old, before, after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fdg", "ddg"])
+def test_t2_trains_as_its_oracle_and_not_as_with_the_newest_weights(method):
+    stages = [Two(CLASSES if k == 3 else 12) for k in (1, 2, 3)]
+    ours = pipeline(3, DATA[0], stages=stages, weights="current", method=method, correct="t2")
+    start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
+    start = [[first, {}, second, {}] for first, second in start]
+    for batch in DATA:
+        ours.step(batch)
+    ours.drain()
+    layers = [lambda p, x: x @ p["kernel"] + p["bias"], lambda p, x: jnp.tanh(x)] * 2
+    order = "ddg" if method == "ddg" else "backward-first"
+    given = ([layers] * 3, cross_entropy, recipe(), start, DATA, order)
+    late = (2, 1, 0) if method == "ddg" else STALENESS
+    truth, _ = oracle.current(*given, rules=[SteppingBack(tau) if tau else None for tau in late])
+    plain, _ = oracle.current(*given)
+    mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
+    for a, b in zip(leaves(mine), leaves(truth), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 2e-4
+
+
+def test_t2_without_memory_and_with_equal_updates_finds_the_weights_of_the_forward_pass_exactly():
+    correction: Any = make_t2(Late(1, 4, 5), discrepancy=0.0)
+    assert correction.backward and correction.updated
+    w = [jnp.asarray(3.0) - n / 8 for n in range(9)]  # numbers that float32 has exactly
+    state = correction.start(w[0])
+    for before, after in pairwise(w):
+        state = correction.updated(before, after, state)
+    assert float(correction.backward(w[8], state)) == float(w[3])
+
+
+@pytest.mark.parametrize(("compensation", "strength"), [("constant", 0.04), ("adaptive", 2 / (0.05 * 9 + 1e-7) ** 0.5)])
+def test_delay_compensation_has_the_papers_strength_by_default(compensation, strength):
+    correction: Any = make_dc(Late(1, 2, 1), compensation, 0.0)
+    g, state = jnp.asarray(3.0), correction.start(jnp.asarray(0.0))
+    found, _ = correction.gradient(g, jnp.asarray(1.0), jnp.asarray(1.5), state)
+    assert float(found) == pytest.approx(3 + strength * 9 * 0.5, rel=1e-6)
+
+
+def test_delay_compensation_finds_the_newest_gradient_of_a_parabola_with_its_own_strength():
+    h, then, now = 0.5, 2.0, 1.25
+    correction: Any = make_dc(Late(1, 2, 1), "constant", h / (h * then) ** 2)
+    found, _ = correction.gradient(jnp.asarray(h * then), jnp.asarray(then), jnp.asarray(now), ())
+    assert float(found) == h * now
+
+
+def test_gap_aware_by_hand():
+    """Two updates by 0.1 and 0.3 at the rate 0.1, so v is 1 and 3; a gradient whose weights have moved by 0.3 since."""
+    correction: Any = make_gap(Late(1, 2, 1, learning_rate=lambda n: 0.1))
+    state = correction.start(jnp.zeros(()))
+    first, state = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.0), jnp.asarray(5.0), state)
+    assert float(first) == 7.0  # before the first update no step is usual
+    for before, after in ((0.0, 0.1), (0.1, 0.4)):
+        state = correction.updated(jnp.asarray(before), jnp.asarray(after), state)
+    usual = 0.1 * ((0.999 * 0.001 * 1 + 0.001 * 9) / (1 - 0.999**2)) ** 0.5
+    found, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.1), jnp.asarray(0.4), state)
+    assert float(found) == pytest.approx(7 / (1 + 0.3 / usual), rel=1e-4)  # 1 - 0.999^2 is 0.002 in float32
+    still, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.4), jnp.asarray(0.4), state)
+    assert float(still) == 7.0
+
+
+# ---- The same thing under another name. In float64, where 40 steps round by less than 1e-13 of weights of order 1.
+
+STEPS, DELAY = 40, 4
+EXACTLY = {"rtol": 0, "atol": 1e-12}
+CURVES = np.asarray([0.3, 1.0, 2.0])
+
+
+def delayed(step, delay=DELAY, steps=STEPS):
+    """The weights at which gradients of a parabola are taken, of a rule step(g) -> (weights to go forward at next)."""
+    path = [np.ones(3)]
+    for n in range(steps):
+        path.append(step(CURVES * path[n - delay] if n >= delay else None))
+    return np.stack(path)
+
+
+def anticipated(c, m=M, rate=0.02):
+    """x = y + c d, where y is momentum SGD's."""
+    y, v = np.ones(3), np.zeros(3)
+
+    def step(g):
+        nonlocal y, v
+        if g is None:
+            return y
+        v = m * v + g
+        y = y - rate * v
+        return y - c * rate * v
+
+    return step
+
+
+def test_spike_compensation_is_anticipation_with_the_geometric_coefficient():
+    """Kosson et al.: v <- m v + g; w <- w - rate (a v + b g) with a = m^D, b = (1 - m^D) / (1 - m)."""
+    w, v = np.ones(3), np.zeros(3)
+
+    def spike(g):
+        nonlocal w, v
+        if g is not None:
+            v = M * v + g
+            w = w - 0.02 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
+        return w
+
+    np.testing.assert_allclose(delayed(spike), delayed(anticipated(coefficient("spike", DELAY, M))), **EXACTLY)
+
+
+def test_error_feedback_is_anticipation_by_the_last_update():
+    """2606.30634, for a delay of one: x <- x - 2 s + (s before), s the optimizer's step."""
+    x, v, before = np.ones(3), np.zeros(3), np.zeros(3)
+
+    def feedback(g):
+        nonlocal x, v, before
+        if g is not None:
+            v = M * v + g
+            s = 0.02 * v
+            x, before = x - 2 * s + before, s
+        return x
+
+    np.testing.assert_allclose(delayed(feedback, 1), delayed(anticipated(coefficient("last", 1, M)), 1), **EXACTLY)
+
+
+def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
+    assert coefficient("spike", 1, M) == pytest.approx(coefficient("nesterov", 1, M), rel=1e-15)
+    assert coefficient("spike", 0, M) == coefficient("linear", 0, M) == 0
+    with jax.enable_x64(True):
+        chain = optax.sgd(0.02, momentum=M, nesterov=True)
+        w = jnp.ones(3)
+        state = chain.init(w)
+
+        def nesterov(g):
+            nonlocal w, state
+            if g is not None:
+                updates, state = chain.update(jnp.asarray(g), state, w)
+                w = w + updates
+            return np.asarray(w)
+
+        found = delayed(nesterov)
+    np.testing.assert_allclose(found, delayed(anticipated(M)), **EXACTLY)
+
+
+def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
+    """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
+    y, v = 1.0, 0.0
+    for n, tau in product(range(STEPS), (1, 3)):
+        before, v = y, M * v + np.sin(n)
+        y = before - 0.02 * v
+        assert y + tau * (y - before) == pytest.approx(y - tau * 0.02 * v, abs=1e-14)
+
+
+def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():
+    y = 3.0 - np.arange(20) / 8  # numbers that float32 has exactly
+    for tau in (1, 3, 7):
+        c = coefficient("linear", tau, 0.0)
+        assert [y[n] + c * (y[n] - y[n - 1]) for n in range(1, 12)] == [y[n + tau] for n in range(1, 12)]
+
+
+def x_form(inner, c):
+    """Anticipation as a wrapper around an optax chain: the weights it trains are the anticipating ones.
+
+    x(n+1) = x(n) + (1 + c) u(n) - c u(n-1), and the inner chain sees y = x - c u(n-1)."""
+
+    def init(x):
+        return inner.init(x), each(jnp.zeros_like, x)
+
+    def update(grads, state, x):
+        state, before = state
+        updates, state = inner.update(grads, state, each(lambda x, u: x - c * u, x, before))
+        return each(lambda new, old: (1 + c) * new - c * old, updates, before), (state, updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_anticipation_is_the_optax_wrapper_that_trains_the_anticipating_weights():
+    """Weight decay is in it: it is taken at y. And y, which is evaluated, is not what the wrapper trains."""
+    ours = pipeline(2, DATA[0], correct="anticipate", prediction="linear")
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    ours.drain()
+    (tau, _), last = fdg(2).staleness, [Anticipating(1.0), None]
+
+    class Wrapped:
+        optimizer = x_form(recipe(), 1.0)
+
+    functions = as_functions(parts(2))
+    both = [
+        oracle.stashed(functions, cross_entropy, recipe(), start, DATA, (tau, 0), rules=rules)[0]
+        for rules in (last, [Wrapped(), None])
+    ]
+    d, stage_1 = last[0].last, (ours.params[0], *(variables[0] for variables in both))
+    found = [leaves(variables["params"]) for variables in stage_1]
+    for mine, y, x, ahead in zip(*found, leaves(d), strict=True):
+        np.testing.assert_allclose(mine, y, **ROUNDING)
+        np.testing.assert_allclose(x, y + ahead, **ROUNDING)
+    assert max(np.abs(leaf).max() for leaf in leaves(d)) > 1e-3

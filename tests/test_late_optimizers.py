@@ -1,0 +1,109 @@
+"""The optimizers for late gradients that optax does not have: NAdam as PyTorch has it, and basis rotation (SOAP)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from small import batches, goes_on_exactly, leaves, pipeline
+
+from fdg_jax import recipe
+from fdg_jax.optimizers.nadam import nadam
+from fdg_jax.optimizers.rotation import RotationState, rotation, scale_by_rotation
+
+RNG = np.random.default_rng(0)
+GRADS = [{"kernel": RNG.normal(size=(4, 3)), "bias": RNG.normal(size=3)} for _ in range(25)]
+ROUNDING = {"rtol": 1e-9, "atol": 1e-12}  # of float64
+
+
+def path(chain, grads, start) -> Any:
+    with jax.enable_x64(True):
+        params = jax.tree.map(jnp.asarray, start)
+        state = chain.init(params)
+        update = jax.jit(chain.update)
+        found = []
+        for g in grads:
+            updates, state = update(jax.tree.map(jnp.asarray, g), state, params)
+            params = optax.apply_updates(params, updates)
+            found.append(jax.device_get(params))
+        return found, state
+
+
+def test_nadam_is_pytorchs_with_decoupled_decay():
+    b1, b2, eps, psi, rate, decay = 0.99, 0.999, 1e-8, 0.004, 0.02, 0.1
+    w = {name: np.ones_like(g) for name, g in GRADS[0].items()}
+    found, _ = path(nadam(rate, b1, b2, eps, decay), GRADS, w)
+    m, v, product = [{name: np.zeros_like(g) for name, g in GRADS[0].items()} for _ in "mv"] + [1.0]
+    for t, (g, mine) in enumerate(zip(GRADS, found, strict=True), 1):
+        mu, after = (b1 * (1 - 0.5 * 0.96 ** (n * psi)) for n in (t, t + 1))
+        product *= mu
+        for name in w:
+            m[name] = b1 * m[name] + (1 - b1) * g[name]
+            v[name] = b2 * v[name] + (1 - b2) * g[name] ** 2
+            below = np.sqrt(v[name] / (1 - b2**t)) + eps
+            step = (1 - mu) / (1 - product) * g[name] / below + after / (1 - product * after) * m[name] / below
+            w[name] = w[name] * (1 - rate * decay) - rate * step
+            np.testing.assert_allclose(mine[name], w[name], **ROUNDING)
+
+
+def test_rotation_without_a_turn_is_adam():
+    start = {name: np.ones_like(g) for name, g in GRADS[0].items()}
+    adam, _ = path(optax.adamw(0.02, weight_decay=0.1), GRADS, start)
+    for other in (rotation(0.02, weight_decay=0.1, every=1000), chained(scale_by_rotation(largest=0))):
+        found, _ = path(other, GRADS, start)
+        for a, b in zip(leaves(found), leaves(adam), strict=True):
+            np.testing.assert_allclose(a, b, **ROUNDING)
+
+
+def chained(scale):
+    return optax.chain(scale, optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.02))
+
+
+def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordinates():
+    """A problem whose rows and columns are turned, from bases that are turned alike, takes the turned path."""
+    P, Q = (np.linalg.qr(RNG.normal(size=(n, n)))[0] for n in (4, 3))
+    scales = np.outer([8.0, 4.0, 2.0, 1.0], [9.0, 3.0, 1.0])  # so that the power iteration converges
+    grads = [{"kernel": scales * RNG.normal(size=(4, 3))} for _ in range(60)]
+    turned = [{"kernel": P @ g["kernel"] @ Q.T} for g in grads]
+    start = {"kernel": np.zeros((4, 3))}
+    chain = scale_by_rotation(every=7)  # by then the products have full rank, so that QR is well conditioned
+    with jax.enable_x64(True):
+        first: Any = chain.init(start)
+        second: Any = chain.init(start)
+        leaf = second.leaves["kernel"]
+        leaf = leaf._replace(
+            left=leaf.left._replace(basis=jnp.asarray(P)), right=leaf.right._replace(basis=jnp.asarray(Q))
+        )
+        second = RotationState(second.updates, {"kernel": leaf})
+        update = jax.jit(chain.update)
+        for g, h in zip(grads, turned, strict=True):
+            a, first = update(jax.tree.map(jnp.asarray, g), first)
+            b, second = update(jax.tree.map(jnp.asarray, h), second)
+            np.testing.assert_allclose(P @ a["kernel"] @ Q.T, b["kernel"], rtol=1e-6, atol=1e-8)
+        basis, product = first.leaves["kernel"].left[::-1]
+        inner = np.asarray(basis.T @ product @ basis)
+    assert np.abs(inner - np.diag(np.diag(inner))).max() < 0.02 * inner.max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nadam", "rotation", "muon"])
+def test_the_commands_optimizers_train_late_gradients_and_go_on_exactly_in_both_engines(name):
+    data = batches(14)
+    made = {
+        engine: lambda engine=engine: pipeline(
+            2, data[0], recipe.optimizer(name, 0.01, momentum=0.9, weight_decay=0.1, decay="matrices"),
+            engine=engine, correct="rate",
+        )
+        for engine in ("pipeline", "delay-line")
+    }
+    for make in made.values():
+        goes_on_exactly(make, data, at=11)
+    one, other = (make() for make in made.values())
+    for batch in data:
+        one.step(batch)
+        other.step(batch)
+    one.drain()
+    other.drain()
+    assert one.parameters_sha256() == other.parameters_sha256()
