@@ -1,6 +1,8 @@
-"""Two corrections as a user would write them, and the folder in which they are found."""
+"""Corrections as a user would write them, that of docs/corrections.md among them, and the folder they are in."""
 
+import re
 import sys
+from pathlib import Path
 
 from fdg_jax import corrections
 
@@ -63,10 +65,15 @@ CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", mak
 """
 
 
+DOCS = Path(__file__).parent.parent / "docs" / "corrections.md"
+(SMOOTH,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+
+
 def put_into(folder, monkeypatch):
-    """Writes both files into a folder, and has corrections searched for there too."""
+    """Writes these files into a folder, and has corrections searched for there too."""
     (folder / "taylor.py").write_text(TAYLOR)
     (folder / "ahead.py").write_text(AHEAD)
+    (folder / "smooth.py").write_text(SMOOTH)
     monkeypatch.setattr(corrections, "__path__", [*corrections.__path__, str(folder)])
-    for name in ("taylor", "ahead"):
+    for name in ("taylor", "ahead", "smooth"):
         monkeypatch.delitem(sys.modules, f"fdg_jax.corrections.{name}", raising=False)

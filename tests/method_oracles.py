@@ -220,9 +220,12 @@ def data_parallel(modules, loss_fn, optimizer, variables, batches, replicas, nor
     return result(workers[0], losses)
 
 
-def adl(modules, loss_fn, optimizer, variables, batches, M, accumulation="sum", order="backward-first", beta=1.0):
+def adl(
+    modules, loss_fn, optimizer, variables, batches, M,
+    accumulation="sum", order="backward-first", beta=1.0, replay=False,
+):  # fmt: skip
     """FDG's ticks: stage k does B of batch t-2K+k+1 and F of batch t-k+1; an update after every M-th B, by the "sum"
-    or the "mean" of the M gradients, and in the end one by what is left. M = 1 is FDG."""
+    or the "mean" of the M gradients, and in the end one by what is left. M = 1 is FDG. replay: with FR's B."""
     stages, top, losses = made(modules, optimizer, variables, beta), jit(jax.value_and_grad(loss_fn)), []
     K, n, waiting = len(stages), len(batches), {k: [] for k in stages}
     x, passes, dy = {(1, b): batch[0] for b, batch in numbered(batches).items()}, {}, {}
@@ -236,8 +239,12 @@ def adl(modules, loss_fn, optimizer, variables, batches, M, accumulation="sum", 
             losses.append(loss)
 
     def backward(k, b):
-        first = passes.pop((k, b))
-        grads, dy[k - 1, b] = stages[k].back(first, dy.pop((k, b)))
+        first = through = passes.pop((k, b))
+        if replay:
+            through, y = stages[k].forward(first.x)
+            if k == K:
+                dy[K, b] = top(y, batches[b - 1][1])[1]
+        grads, dy[k - 1, b] = stages[k].back(through, dy.pop((k, b)))
         waiting[k].append((grads, first))
         if len(waiting[k]) == M or b == n:
             stages[k].update(waiting[k], 1 / len(waiting[k]) if accumulation == "mean" else 1.0)

@@ -26,6 +26,10 @@ SEARCHED = (
 )
 WRONG = [
     ("--correct tailor", "correction 'tailor' is not known. Did you mean taylor"),
+    ("--correct rate,t2", "correction t2 is for gradients at current weights, and these are stashed. Add"),
+    ("--correct rate,rate", "names rate twice"),
+    ("--method pipedream --weights current", "method pipedream takes gradients at stashed weights"),
+    ("--method ddg --one-version --accumulate 2 --K 3", "Use --accumulate 3 or more"),
     ("--strength 2", "--strength 2.0: correction none has no such option (it has: none)"),
     ("--correct ahead --strength 2", "correction ahead has no such option (it has: --horizon)"),
     ("--correct taylor --strength -1", "strength=-1.0: it cannot be negative"),
@@ -33,7 +37,7 @@ WRONG = [
     ("--correct shrink --method bp --beta 0", "--beta 0.0: the shrinking factor lies in (0, 1]"),
     ("--method bp --beta 0.5", "method bp has no such option"),
     ("--correct shrink", "--correct shrink: with beta 1, which is the default, it changes no gradient. Add"),
-    ("--correct shrink --method ddg --K 3", "such as --beta 0.5 (or --beta 1, if that is what you want)."),
+    ("--correct shrink --method fr --K 3", "such as --beta 0.5 (or --beta 1, if that is what you want)."),
     ("--method gpipe --correct taylor", "--correct taylor: with method gpipe no gradient is late"),
 ]
 
@@ -41,9 +45,9 @@ WRONG = [
 def test_the_command_explains_the_options_of_a_correction_that_was_added(tmp_path):
     code, out, err = run(tmp_path, "--help", script=SEARCHED)
     assert (code, err) == (0, "")
-    known = "ahead, anticipate, cosine, dc_asgd, gap_aware, none, rate, shrink, t2, taylor;"
+    known = "ahead, anticipate, cosine, dc_asgd, gap_aware, none, rate, shrink, smooth, t2, taylor;"
     assert f"late gradients: {known}" in " ".join(out.split())
-    assert "--strength FLOAT" in out and "--horizon H" in out and "(default: 0.5)" in out
+    assert "--strength FLOAT" in out and "--horizon H" in out and "(default: 0.5)" in " ".join(out.split())
 
 
 def test_the_command_refuses_what_a_correction_cannot_be_asked_for_in_one_sentence(tmp_path):
@@ -76,7 +80,7 @@ def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(
     else:
         with pytest.raises(BadInput, match="no gradient is late"):
             option_checks.check(*asked)
-    assert says is (method in ("ddg", "fr"))
+    assert says is (method in ("replay", "fr"))
 
 
 @pytest.mark.slow
@@ -104,3 +108,27 @@ def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_pa
     assert hashes["whole"] == hashes["halves"] != hashes["pipeline"]
     code, _, err = run(tmp_path, "--run-dir halves --resume --strength 2", script=SEARCHED)
     assert code == 2 and "--strength 2.0 contradicts" in err
+
+
+@pytest.mark.slow
+def test_several_corrections_train_by_the_command_go_on_exactly_and_into_another_run(tmp_path):
+    small = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 3 --K 2"
+    asked = f"{small} --warmup off --no-tensorboard --no-drain --correct rate,anticipate --anneal-updates 4"
+    lines = [
+        f"{asked} --engine pipeline --run-dir whole --steps 6",
+        f"{asked} --engine delay-line --run-dir line --steps 6",
+        f"{asked} --engine pipeline --run-dir halves --steps 3",
+        "--run-dir halves --resume --steps 6",
+        "--run-dir halves --resume-into same --epochs 4 --steps 8",
+        "--run-dir halves --resume-into other --correct gap_aware --steps 8",
+    ]
+    code, out, err = run(tmp_path, *lines, script=SEARCHED)
+    assert code == 0, err
+    assert "for one update after each drop of the learning rate" in err
+    assert "the stages are the same and go on exactly" in out
+    assert "dropped: what the correction of late gradients remembers" in out
+    found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")}
+    assert found["whole"]["correct"] == "rate,anticipate" and found["whole"]["anneal_updates"] == 4
+    assert (found["other"]["correct"], "anneal_updates" in found["other"]) == ("gap_aware", False)
+    hashes = {name: summary["final_parameters_sha256"] for name, summary in found.items()}
+    assert hashes["whole"] == hashes["halves"] == hashes["line"]

@@ -100,7 +100,7 @@ RULES = {
     "cosine": ({}, lambda tau: Gated()),
     "cosine and decay": ({"gate_decay": 0.3}, lambda tau: Gated(np.exp(-0.3 * tau))),
     "rate": ({}, Slower),
-    "rate gradually": ({"rate_updates": 6}, lambda tau: Slower(tau, 6)),
+    "rate gradually": ({"anneal_updates": 6}, lambda tau: Slower(tau, 6)),
 }
 # Both divide by the root of a mean of squares. Where that is small, the rounding of a gradient counts many times.
 TOLERANCE = {"dc_asgd adaptive": {"rtol": 0, "atol": 1e-4}, "gap_aware": {"rtol": 0, "atol": 3e-5}}

@@ -44,13 +44,13 @@ def files_of_a_user(tmp_path, monkeypatch):
     put_into(tmp_path, monkeypatch)
 
 
-EVERY = [*corrections.names(), "taylor", "ahead"]
+EVERY = [*corrections.names(), "taylor", "ahead", "smooth"]
 ASKED = {"learning_rate": 0.1, "momentum": 0.9}
 # With other options than the defaults, where these are another computation.
 VARIANTS = {
     "anticipate linear": {"prediction": "linear"},
     "anticipate nesterov": {"prediction": "nesterov"},
-    "rate gradually": {"rate_updates": 6},
+    "rate gradually": {"anneal_updates": 6},
     "dc_asgd adaptive": {"compensation": "adaptive"},
     "shrink,anticipate": {"beta": 0.5},
     "gap_aware,anticipate,rate": {},
@@ -87,7 +87,7 @@ def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
 
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["backward-first", pytest.param("forward-first", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate", "dc_asgd", "shrink", "t2"))
+@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate", "smooth", "shrink", "t2"))
 def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, order, accumulate):
     asked = {"order": order, "accumulate": accumulate}
     one, _ = trained(3, correct, **asked)
@@ -177,7 +177,7 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
         ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
         ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
         ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
-        ({"correct": "rate", "rate_updates": -1}, "use a number of updates, or 0 for ever"),
+        ({"correct": "rate", "anneal_updates": -1}, "use a number of updates, or 0 for ever"),
         ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
         ({"correct": "t2", "weights": "current", "discrepancy": 1.0}, "it lies in"),
         ({"correct": "cosine", "gate_decay": -0.1}, "use 0 or a positive number"),

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg_jax import methods
+from fdg_jax import corrections, methods
 from fdg_jax.errors import ScheduleError
 from fdg_jax.methods import __main__ as command
 from fdg_jax.methods.fdg import fdg
@@ -246,13 +246,19 @@ def test_the_command_prints_both_tables_for_every_method(printed):
     answers = {True: "Yes", False: "No"}
     for name in LOCKINGS:
         assert (first[name][4], first[name][5]) == (answers[LOCKINGS[name]], answers[AUXILIARY_NETWORKS[name]])
-    assert first["fdg"][7:] == ["4", "3"]  # memos and staleness of stage 1: 2(K-k) and one less
+    assert first["fdg"][7:] == ["4", "3 1 0", "3"]  # memos of stage 1, 2(K-k); one less of staleness and old weights
+    assert (first["ddg"][7:], first["fr"][7:]) == (["2", "2 1 0", "2"], ["2", "2 1 0", "0"])
+    third = table(printed, "Table 3")
+    assert list(third) == corrections.names()
+    assert third["anticipate"][1:] == ["forward weights", "1", "1", "0"]
+    assert third["dc_asgd"][1:] == ["gradient", "0", "0", "staleness"]
+    assert third["rate"][1:] == ["update", "0", "0", "0"]
     for name, text in PRINTED.items():
         assert second[name][1] == text.replace("K", "3")
     assert second["ddg"][2:] == ["1.80", "(Tf+Tb)/3", "3.00"]
     assert second["fr"][2:] == ["1.50", "(2Tf+Tb)/3", "2.25"]
     notes = printed.split("\n\n")[-1].splitlines()
-    assert len(notes) <= 10 and max(map(len, printed.splitlines())) <= 120
+    assert len(notes) <= 13 and max(map(len, printed.splitlines())) <= 120
     assert any("ddg" in line and "out of step" in line for line in notes)
 
 

@@ -213,7 +213,7 @@ def declares(line: str) -> str:
     (declares("gain: list = option([], 'the gains')"), "line 2: the option gain cannot be read"),
     (declares("gain: Literal[1, 2] = option(1, 'the gain')"), "gain is of a type that an option cannot have"),
     (declares("gain: int = option(1.5, 'the gain')"), r"Options\.gain has the default 1\.5, which is no whole number"),
-    (declares("accumulate: int = option(2, 'fewer updates')"), "mine.py and fdg_jax/methods/fdg.py declare .*differ"),
+    (declares("accumulate: int = option(2, 'fewer updates')"), "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
     (declares("seed: int = option(2, 'another seed')"), "declares the option seed, a name with another meaning"),
     (declares("loss: str = option('a', 'another loss')"), "declares the option loss, a name with another meaning"),
     ("class Options:\n  gain: (", r"mine\.py, line 2 cannot be read: .*\. Mend it, or move it"),

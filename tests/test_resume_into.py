@@ -37,10 +37,10 @@ def job(K, method="fdg", momentum=0.9, cuts=None, accumulate=1, correct="none", 
         K, DATA[0], optimizer=paper_sgd(lambda count: 0.1 / (1 + count), momentum), stages=split.stages(BLOCKS, cuts),
         variables=variables(cuts), method=method, guard=True, correct=correct, learning_rate=0.1, **options,
     )  # fmt: skip
-    correction = corrections.find(correct)
-    asked = {name: option.default for name, option in correction.declared.items()}
+    kinds = corrections.parse(correct)
+    asked = {name: option.default for kind in kinds for name, option in kind.declared.items()}
     given = SimpleNamespace(K=K, accumulate=accumulate, correct=correct, **asked)
-    return SimpleNamespace(pipeline=made, partition=SimpleNamespace(cuts=cuts), options=given, correction=correction)
+    return SimpleNamespace(pipeline=made, partition=SimpleNamespace(cuts=cuts), options=given)
 
 
 @cache
@@ -177,7 +177,7 @@ def test_options_are_those_of_the_old_run_under_those_given_now():
     assert (same.split, same.engine, same.epochs, same.beta, same.run_dir) == ("5", "pipeline", 400, 0.5, "new")
     other = resume_into.changed(config, *given(K=4))
     assert (other.split, other.engine, other.warmup, other.beta) == (None, "auto", "off", 0.5)
-    assert resume_into.changed(config, *given(method="ddg")).beta == 1.0  # which ddg does not have
+    assert resume_into.changed(config, *given(method="fr")).beta == 1.0  # which fr does not have
     for change in ({"seed": 1}, {"batch_size": 64}, {"model": "resnet56"}):
         with pytest.raises(BadInput, match="Its network and its batches cannot change"):
             resume_into.changed(config, *given(**change))

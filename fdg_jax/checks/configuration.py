@@ -82,6 +82,8 @@ class Configuration:
         check_beta(beta)
         self.K = K = len(self.stages)
         self.method = names.find_method(method)
+        if isinstance(method, str):
+            names.settled_method(method, weights)
         self.beta, self.weights, self.correct = beta, weights or "stashed", getattr(correct, "name", correct)
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
@@ -195,7 +197,8 @@ class Configuration:
         given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
         given["gradient norms"] = self.norms
         given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
-        given |= {"correct": self.correct, **options, "random key": np.ravel(plain(key)).tolist()}
+        asked = {f"{kind.name}'s {name}": value for kind, own in self.corrections for name, value in own.items()}
+        given |= {"correct": self.correct, **asked, **options, "random key": np.ravel(plain(key)).tolist()}
         if not callable(self.learning_rate):
             given |= {"learning rate": self.learning_rate, "momentum": self.momentum}
         shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}

@@ -38,6 +38,14 @@ def refuse_other_spelling(what: str, name: str, known: Sequence[str]) -> None:
         raise BadInput(f"{what} {name!r} is not known. Did you mean {' or '.join(alike)}?")
 
 
+def settled_method(name: str, weights: str | None) -> str:
+    """The method that a name stands for. Raises BadInput where it is an alias, and other weights are asked for."""
+    if name in methods.ALIASES and weights == "current":
+        fact = f"method {name} takes gradients at stashed weights, and weights={weights} was asked for"
+        raise BadInput(f"{fact}. Use method {methods.ALIASES[name]} for these, or leave weights out.")
+    return methods.ALIASES.get(name, name)
+
+
 def find_method(name: Any) -> interface.Method:
     """The method of that name; a `Method` is itself. Raises BadInput if there is none, or if its file does not define
     METHOD."""
@@ -47,7 +55,8 @@ def find_method(name: Any) -> interface.Method:
     known = methods.names()
     if not isinstance(name, str):
         raise BadInput(f"method={name!r} is no name. Use one of {', '.join(known)}, in quotes.")
-    refuse_other_spelling("method", name, known)
+    refuse_other_spelling("method", name, [*known, *methods.ALIASES])
+    name = methods.ALIASES.get(name, name)
     file = f"fdg_jax/methods/{name}.py"
     way_out = "Write METHOD = Method(name=..., summary=..., schedule=...), as fdg_jax/methods/fdg.py does."
     try:

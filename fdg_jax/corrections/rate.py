@@ -1,6 +1,6 @@
 """Learning rates by staleness: every update of a stage is divided by its staleness τ.
 
-Without --rate-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
+Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
 al., 1910.05124): the n-th update is divided by τ^(1 - n/T), until after T updates nothing is divided any more. PipeMare
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
@@ -20,19 +20,19 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    rate_updates: int = option(
+    anneal_updates: int = option(
         0,
         "rate: PipeMare's T1: the division by the staleness ends gradually, over so many updates. 0: it stays.",
         metavar="T",
     )
 
     def __post_init__(self):
-        if self.rate_updates < 0:
-            raise BadInput(f"rate_updates={self.rate_updates}: use a number of updates, or 0 for ever.")
+        if self.anneal_updates < 0:
+            raise BadInput(f"anneal_updates={self.anneal_updates}: use a number of updates, or 0 for ever.")
 
 
-def make(late: Late, rate_updates: int) -> Correction:
-    staleness, T = max(late.staleness, 1.0), rate_updates
+def make(late: Late, anneal_updates: int) -> Correction:
+    staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):
         power = 1 - jnp.minimum(n / T, 1.0) if T else 1.0
@@ -42,5 +42,5 @@ def make(late: Late, rate_updates: int) -> Correction:
     return Correction(optimizer=lambda chain: optax.chain(chain, scale))
 
 
-SUMMARY = "updates divided by the staleness (Zhang et al. 2016), for a while only with --rate-updates (PipeMare's T1)"
+SUMMARY = "updates divided by the staleness (Zhang et al. 2016), for a while only with --anneal-updates (PipeMare's T1)"
 CORRECTION = Kind(name="rate", summary=SUMMARY, make=make, options=Options)

@@ -13,6 +13,9 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.methods.interface import Method
 from fdg_jax.options import declared
 
+# Other names of a method, which stand for it with stashed weights.
+ALIASES = {"pipedream": "ddg"}
+
 
 def files() -> dict[str, Path]:
     """The file of every method, by the method's name: what lies in this folder."""
@@ -25,10 +28,12 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Method:
-    """The method of that name. BadInput names the nearest ones, or says that the method has another name than its file.
+    """The method of that name, or of that alias. BadInput names the nearest ones, or says that the method has another
+    name than its file.
 
     AttributeError where the file has no METHOD (`fdg_jax.checks.names.find_method` explains it to a user).
     """
+    name = ALIASES.get(name, name)
     if name not in names():
         asked = did_you_mean(name, names())
         raise BadInput(f"method {name!r} is not known.{asked} There are {', '.join(names())}.")

@@ -1,4 +1,4 @@
-"""The paper's Tables 1 and 2 for every method and any K: what distinguishes the methods.
+"""The paper's Tables 1 and 2 for every method and any K, and a third one of the corrections of late gradients.
 
 All of it is derived. Locks and times come from the schedules (fdg_jax.schedule.ideal), memos and staleness from a run
 on integers, parameters from the shapes of the real pipeline.
@@ -28,7 +28,9 @@ class Row(NamedTuple):
     name, schedule: the method's.
     locks: which of its operations wait.
     auxiliary: number of trained parameters that do not belong to the network.
-    memos, staleness: the largest of any stage.
+    memos: the largest of any stage.
+    staleness: of the stages 1..K, in updates: the average in the full pipeline.
+    old_weights: the most copies of its weights, beside the newest, that a stage keeps for its memos.
     time, speed_up: per batch with a barrier after each tick, and over BP.
     free, free_speed_up: the same without a barrier.
     """
@@ -38,7 +40,8 @@ class Row(NamedTuple):
     locks: Locks
     auxiliary: int  # trained parameters that are not the network's
     memos: int
-    staleness: int
+    staleness: tuple[float, ...]
+    old_weights: int
     time: Time
     speed_up: Fraction
     free: Time
@@ -65,7 +68,8 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
         locks=locks(schedule),
         auxiliary=auxiliary,
         memos=max(trace.memos),
-        staleness=max(map(max, trace.staleness)),
+        staleness=schedule.mean_staleness,
+        old_weights=max(map(max, trace.staleness)) if keeps_weights(name) else 0,
         time=tick_time(schedule, cost),
         speed_up=alone / tick_time(schedule, cost, COMPARED).at(COMPARED),
         free=free_time(schedule, cost),
@@ -124,14 +128,60 @@ def trains_more(name: str) -> bool:
     return (methods.find(name).stage or Stage).auxiliary is not Stage.auxiliary
 
 
+def keeps_weights(name: str) -> bool:
+    """Whether what a method's stages keep of a batch refers to the weights of its forward pass."""
+    stage = methods.find(name).stage
+    return stage is None or stage.keeps_weights
+
+
 def table_1(rows: Sequence[Row]) -> str:
-    """Table 1: lockings, auxiliary networks, memos and staleness."""
+    """Table 1: lockings, auxiliary networks, memos, staleness and old weights."""
     head = ["method", "forward", "backward", "update", "lockings", "auxiliary networks", "parameters"]
-    table = [[*head, "memos", "staleness"]]
+    table = [[*head, "memos", "staleness", "old weights"]]
     for r in rows:
         three = ["locked" if locked else "-" for locked in (r.locks.forward, r.locks.backward, r.locks.update)]
         answers = ["Yes" if answer else "No" for answer in (r.locks.waits, r.auxiliary)]
-        table.append([r.name, *three, *answers, f"{r.auxiliary:,}", str(r.memos), str(r.staleness)])
+        kept = [str(r.memos), late(r.staleness), str(r.old_weights)]
+        table.append([r.name, *three, *answers, f"{r.auxiliary:,}", *kept])
+    return draw(table)
+
+
+def late(staleness: Sequence[float]) -> str:
+    """The staleness of the stages in words; of more than four, that of stage 1."""
+    shown = [f"{n:.3g}" for n in staleness]
+    return " ".join(shown) if len(shown) <= 4 else f"{shown[0]} at most"
+
+
+def table_3(K: int) -> str:
+    """The corrections of late gradients: what each changes, and what it costs a late stage in memory.
+
+    It imports JAX when it is called, and computes nothing. Corrections are made at their defaults, shrink with beta.
+    """
+    import jax
+    import numpy as np
+    import optax
+
+    from fdg_jax import corrections
+    from fdg_jax.corrections.interface import Late
+
+    weights = {"w": jax.ShapeDtypeStruct((1000,), np.float32)}
+
+    def copies(make) -> float:
+        return round(sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(make, weights))) / 1000, 1)
+
+    sgd, told = optax.sgd(0.1, momentum=0.9), Late(1, max(K, 2), 3.0, lambda n: 0.1, 0.9)
+    table = [["correction", "changes", "remembers", "forward weights", "delay line"]]
+    for name in corrections.names():
+        kind = corrections.find(name)
+        made = kind.make(told, **kind.accepted({"beta": 0.5}))
+        parts = {
+            "forward weights": made.forward, "backward weights": made.backward,
+            "gradient": made.gradient or made.before, "update": made.optimizer,
+        }  # fmt: skip
+        changes = ", ".join(what for what, part in parts.items() if part) or "-"
+        kept = copies(made.start) + copies(made.around(sgd).init) - copies(sgd.init)
+        line = "-" if kind.weights == "current" else str(int(made.gradient is not None) * "staleness" or 0)
+        table.append([name, changes, f"{kept:g}", str(int(made.forward is not None)), line])
     return draw(table)
 
 
@@ -149,12 +199,17 @@ def notes(rows: Sequence[Row], K: int, options: Mapping[str, int]) -> str:
     others = f" but {', '.join(f'{name}={n}' for name, n in options.items())}" if options else ""
     lines = [
         "Locked: in a steady tick an F waits for another stage's F (forward), a B for a later stage's B (backward) or",
-        "F (update). Memos: batches that a stage keeps from one tick to the next; staleness: its updates between a",
-        f"batch's forward pass and the update by that batch; each the most of any stage. Options: defaults{others}.",
+        "F (update). Memos: the most batches that a stage keeps from one tick to the next; staleness: of each stage,",
+        "the average of its updates between a batch's forward pass and the update by that batch; old weights: the most",
+        f"copies that a stage keeps of its weights beside the newest. Options: defaults{others}.",
         "Time: the critical path through a tick of the full pipeline, the next tick beginning when every stage is done",
         "(as in the paper). Stages are even, communication is free; of two paths the one counts that is longer at",
         f"Tf = {LENGTHS.Tf}, Tb = {LENGTHS.Tb}, Taux = {LENGTHS.Taux}. Speed-ups are over BP at Tb = 2 Tf, Taux = 0.",
         "Without a barrier, as the host loop does it: a stage waits for nothing but the messages that it takes.",
+    ]
+    lines += [
+        "Table 3: remembered arrays; forward weights that differ from the newest; the delay line keeps old weights as",
+        "long as gradients wait (a pipeline has them in its memos).",
     ]
     gained = [r for r in rows if r.free.at(LENGTHS) < r.time.at(LENGTHS)]
     linear = [r for r in gained if r.free == Time(Fraction(1, K), Fraction(1, K), Fraction(0))]
@@ -179,7 +234,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="python -m fdg_jax.methods",
         description="Compare the training methods: the paper's Table 1 (lockings, auxiliary networks) and Table 2 "
-        "(ideal time per batch), for every method there is, derived from its schedule and its pipeline of K stages.",
+        "(ideal time per batch), for every method there is, derived from its schedule and its pipeline of K stages. "
+        "Table 3 has the corrections of late gradients with their memory.",
         epilog="Tf, Tb, Taux: time of the network's forward pass, its backward pass, an auxiliary network. F, B: a "
         "stage goes forward, backward. Draw a schedule: python -m fdg_jax.schedule --method ddg. Train: "
         "python -m fdg_jax.experiments.cifar --method ddg.",
@@ -191,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="network whose auxiliary parameters are counted, with 10 classes; cut as the authors do or else "
         "balanced (default resnet20)",
     )
-    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
+    parser.add_argument("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes an update (default 1)")
     parser.add_argument("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
     try:
         given = parser.parse_args(arguments)
@@ -201,12 +257,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         auxiliary = {name: parameters(name, K, given.model)[1] if trains_more(name) else 0 for name in known}
         asked = {"accumulate": given.accumulate, "micro_batches": given.micro_batches}
         options = {name: n for name, n in asked.items() if n is not None}
-        rows = [row(name, K, auxiliary[name], options) for name in known]
+        rows, extra = [row(name, K, auxiliary[name], options) for name in known], table_3(K)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"Table 1: lockings and auxiliary networks (K={K}; {given.model} itself has {network:,} parameters)\n")
     print(f"{table_1(rows)}\n\nTable 2: ideal time per batch and speed-up (K={K})\n\n{table_2(rows)}\n")
+    print("Table 3: corrections (--correct), and their extra memory per late stage in copies of its weights\n")
+    print(f"{extra}\n")
     print(notes(rows, K, options))
     return 0
 

@@ -5,13 +5,48 @@ late.
 forward pass. Neither released code computes that. DDG's own code and that of the FDG authors update the weights in
 place and then go back through the graph of the old forward pass. So old activations meet the newest weights: that is
 `--weights current`. The two differ where K-k is not 0.
+
+The same training has other names. With stashed weights it is PipeDream's 1F1B with weight stashing (Narayanan et al.
+2019), so `pipedream` is a name for it. With --weights current and --accumulate 8 it is PACI (2606.07881). With
+--one-version and --accumulate M >= K it is PipeDream-2BW (Narayanan et al. 2021): all M gradients of an update come
+from one version of the weights, and every stage is late by one update. Of 2BW these are the weights and not the memory:
+a stage holds back up to M gradients here, where 2BW keeps a second copy of its weights.
 """
 
+import dataclasses
+from typing import Literal
+
+from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
-from fdg_jax.schedule import Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.options.fields import option
+from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_accumulation, check_K, existing_ops
 
 
-def forward_locked(K: int, name: str = "ddg") -> Schedule:
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """DDG's options, beside beta and weights."""
+
+    accumulate: int = option(
+        1,
+        "fdg and ddg: update a stage after every M backward passes. Counted in updates, gradients are then less stale: "
+        "about 2(K-k)/M with fdg (this is ADL), (K-k)/M with ddg (PACI, with --weights current). The learning rate "
+        "still follows the batches. 1 is FDG.",
+        metavar="M",
+    )
+    accumulation: Literal["sum", "mean"] = option(
+        "sum",
+        "Whether an update uses the sum of the M gradients (ADL's) or their mean (like one batch M times as large).",
+    )
+    one_version: bool = option(
+        False,
+        "ddg: PipeDream-2BW: all M >= K gradients of an update are taken at one version of the weights, the last but "
+        "one, so every stage is late by one update.",
+    )
+
+
+def forward_locked(
+    K: int, name: str = "ddg", accumulate: int = 1, accumulation: Accumulation = "sum", one_version: bool = False
+) -> Schedule:
     """Tick t: batch t goes forward through all stages; then every stage k goes backward on batch t-(K-k), all at once.
 
         K = 3:  t=1        2            3               4
@@ -22,24 +57,37 @@ def forward_locked(K: int, name: str = "ddg") -> Schedule:
     Arguments:
         K: number of stages.
         name: the method's.
+        accumulate: backward passes per update.
+        accumulation: "sum" or "mean", what an update uses of their gradients.
+        one_version: whether stage k puts off the use of a gradient by M-(K-k) backward passes more, so that it is M
+            behind in all, and all M gradients of an update come from one version.
 
     Raises:
-        BadInput: K is below 1.
+        BadInput: K or accumulate is below 1, or accumulate is less than K with one_version.
     """
     check_K(K)
+    check_accumulation(accumulate, accumulation)
+    if one_version and accumulate < K:
+        fact = f"one_version with accumulate={accumulate} and K={K}: stage 1's gradients are K-1 backward passes late"
+        raise BadInput(f"{fact}, so M of one version need M >= K. Use --accumulate {K} or more.")
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (K - k)) for k in range(1, K + 1)]
         return existing_ops(ops, last)
 
-    behind = tuple(K - k for k in range(1, K + 1))
-    return Schedule(name, K, tick, behind, lambda batches: batches + K - 1 if batches else 0, chain(K))
+    late = tuple(K - k for k in range(1, K + 1))
+    waits = tuple(accumulate - n for n in late) if one_version else ()
+    behind = (accumulate,) * K if one_version else late
+    ticks = lambda batches: batches + K - 1 if batches else 0  # noqa: E731
+    return Schedule(name, K, tick, behind, ticks, chain(K), accumulate, accumulation, waits=waits)
 
 
 METHOD = Method(
     name="ddg",
-    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018): delay K-k, forward-locked",
+    summary="decoupled parallel back-propagation with delayed gradients (Huo et al. 2018), which with stashed weights "
+    "is PipeDream: delay K-k, forward-locked",
     schedule=forward_locked,
-    takes=("weights",),
+    options=Options,
+    takes=("beta", "weights"),
     delay_line=True,
 )

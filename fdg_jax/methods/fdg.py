@@ -6,7 +6,7 @@ from typing import Literal
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
-from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.schedule import Accumulation, Op, Schedule, Tick, chain, check_accumulation, check_K, existing_ops
 
 Order = Literal["backward-first", "forward-first"]
 
@@ -22,8 +22,9 @@ class Options:
     )
     accumulate: int = option(
         1,
-        "ADL: update a stage after every M backward passes. Counted in updates, gradients are then less stale: about "
-        "2(K-k)/M. The learning rate still follows the batches. 1 is FDG.",
+        "fdg and ddg: update a stage after every M backward passes. Counted in updates, gradients are then less stale: "
+        "about 2(K-k)/M with fdg (this is ADL), (K-k)/M with ddg (PACI, with --weights current). The learning rate "
+        "still follows the batches. 1 is FDG.",
         metavar="M",
     )
     accumulation: Literal["sum", "mean"] = option(
@@ -32,7 +33,13 @@ class Options:
     )
 
 
-def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulation: Accumulation = "sum") -> Schedule:
+def fdg(
+    K: int,
+    order: Order = "backward-first",
+    accumulate: int = 1,
+    accumulation: Accumulation = "sum",
+    name: str = "fdg",
+) -> Schedule:
     """Algorithm I: at tick t, stage k goes forward on batch t-k+1 and backward on batch t-2K+k+1.
 
     Stage K goes backward on the batch that it went forward on in the same tick, so the order does not concern it.
@@ -45,6 +52,7 @@ def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulati
         order: "backward-first" (Algorithm I) or "forward-first" (the theorem).
         accumulate: backward passes per update; more than 1 is ADL.
         accumulation: "sum" or "mean", what an update uses of their gradients.
+        name: the method's.
 
     Returns: the schedule.
 
@@ -54,10 +62,7 @@ def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulati
     check_K(K)
     if order not in ("backward-first", "forward-first"):
         raise BadInput(f"order={order!r} is not known. Use backward-first (the paper's) or forward-first.")
-    if not isinstance(accumulate, int) or accumulate < 1:
-        raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
-    if accumulation not in ("sum", "mean"):
-        raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
+    check_accumulation(accumulate, accumulation)
 
     def tick(t: int, last: int | None = None) -> Tick:
         ops: list[Op] = []
@@ -70,7 +75,7 @@ def fdg(K: int, order: Order = "backward-first", accumulate: int = 1, accumulati
     early = 1 if order == "backward-first" else 0
     behind = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
     ticks = lambda batches: batches + 2 * (K - 1) if batches else 0  # noqa: E731
-    return Schedule("fdg", K, tick, behind, ticks, chain(K), accumulate, accumulation)
+    return Schedule(name, K, tick, behind, ticks, chain(K), accumulate, accumulation)
 
 
 METHOD = Method(

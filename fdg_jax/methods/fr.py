@@ -44,6 +44,8 @@ class StoredInput(NamedTuple):
 class ReplayStage(Stage):
     """A stage whose memos are inputs. Its B is a forward and a backward pass."""
 
+    keeps_weights = False
+
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
         forward = self.functions.forward

@@ -11,7 +11,7 @@ Resume: TypeAlias = bool | Literal["auto"]  # the value of --resume, which is a 
 
 GROUPS = {
     "method": "How the network is trained. K, beta and k are the paper's symbols; k is a stage's number, from 1 to K.",
-    "fdg": "Options of --method fdg. A flag that the method does not have is refused.",
+    "fdg": "Options of --method fdg, some also of ddg. A flag that the method does not have is refused.",
     "others": "Options of the other methods; the text says of which.",
     "correction": "What is done about late gradients: corrections, and their options.",
     "model": "The network.",
@@ -52,7 +52,8 @@ class CommonOptions:
     method: str = flag(
         "fdg",
         "method",
-        "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. "
+        "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. pipedream "
+        "is ddg with stashed weights by its other name. "
         "python -m fdg_jax.methods compares all methods.",
         metavar="NAME",
     )
@@ -92,7 +93,7 @@ class CommonOptions:
     beta: float = flag(
         1.0,
         "fdg",
-        "Shrinking factor beta in (0, 1] (Eq. 15): the gradients of stage k are multiplied by beta^(K-k) "
+        "fdg and ddg: shrinking factor beta in (0, 1] (Eq. 15): the gradients of stage k are multiplied by beta^(K-k) "
         "before weight decay and momentum. 1 is no shrinking; the paper's best values are 0.2 to 0.8.",
     )
     weights: Literal["stashed", "current"] = flag(

@@ -1,6 +1,18 @@
 """Which stage does what at which tick, and how fast that can be: integers only, no JAX."""
 
-from fdg_jax.schedule.core import Accumulation, Box, Messages, Op, Schedule, Tick, bp, chain, check_K, existing_ops
+from fdg_jax.schedule.core import (
+    Accumulation,
+    Box,
+    Messages,
+    Op,
+    Schedule,
+    Tick,
+    bp,
+    chain,
+    check_accumulation,
+    check_K,
+    existing_ops,
+)
 
 __all__ = [
     "Accumulation",
@@ -12,5 +24,6 @@ __all__ = [
     "bp",
     "chain",
     "check_K",
+    "check_accumulation",
     "existing_ops",
 ]

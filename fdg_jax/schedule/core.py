@@ -152,6 +152,14 @@ def check_K(K: int) -> None:
         raise BadInput(f"K={K} stages: a pipeline has at least one. Use --K 1 (plain BP) or more.")
 
 
+def check_accumulation(accumulate: int, accumulation: str) -> None:
+    """Raises BadInput for fewer than one backward pass per update, and for another use of their gradients."""
+    if not isinstance(accumulate, int) or accumulate < 1:
+        raise BadInput(f"accumulate={accumulate!r}: an update takes a whole number of backward passes. Use 1 or more.")
+    if accumulation not in ("sum", "mean"):
+        raise BadInput(f"accumulation={accumulation!r} is not known. Use sum (ADL's) or mean.")
+
+
 def bp(K: int) -> Schedule:
     """Back-propagation through K stages: one batch at a time, forward 1..K, backward K..1, staleness 0.
 

@@ -53,6 +53,7 @@ class Stage(Checkpointed):
         keeps: what a stage keeps of a batch, by its name in a checkpoint: the kind of operation that needs it last.
         local_loss: whether every stage has a loss of its own, so that its forward pass takes the labels.
         packs: whether small arrays are packed.
+        keeps_weights: whether a memo refers to the weights of its forward pass.
     """
 
     backward_at_other_weights = ""
@@ -60,6 +61,7 @@ class Stage(Checkpointed):
     keeps: Mapping[str, str] = {"memo": "B"}
     local_loss = False
     packs = True
+    keeps_weights = True
 
     def __init__(
         self, spec: Spec, place: Place, stashed: bool, accumulate: int = 1, mean: bool = False, delay: int = 0

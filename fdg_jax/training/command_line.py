@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax import corrections, data, methods
 from fdg_jax.checks import names
+from fdg_jax.machine.stderr import say
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser, continued
 from fdg_jax.runs import config_file, joining_options, optimizers, start_options
@@ -88,7 +89,11 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
     file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
     from_file = {name: value for name, value in file.options.items() if not of_another(name, given, file)}
-    options = Options(**optimizers.chosen(program.defaults, {**from_file, **given}))
+    chosen = optimizers.chosen(program.defaults, {**from_file, **given})
+    if (name := chosen.get("method")) in methods.ALIASES:
+        chosen["method"] = names.settled_method(name, chosen.get("weights"))
+        say(f"method {name} is {chosen['method']} with --weights stashed: the same delays and weights.")
+    options = Options(**chosen)
     places = {name: file.places[name] for name in from_file if name not in given}
     named = frozenset(given) | (file.given & from_file.keys())
     return Words(options, named, Joining(**joining), frozenset(joining), start, places, {**from_file, **given})

@@ -1,0 +1,1 @@
+"""The largest stable learning rate of a parabola under late gradients: by eigenvalues, and by training it."""

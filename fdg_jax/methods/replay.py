@@ -1,0 +1,20 @@
+"""FDG's schedule with FR's stages: a stage keeps only the input of a batch, and goes forward again at the newest
+weights when the gradient comes.
+
+This is diversely stale parameters (DSP, Xu et al. 2020) without its other parts, and PETRA (2406.02052) for blocks that
+are not reversible. FR's deviations hold here too (fdg_jax.methods.fr): statistics change twice per batch.
+"""
+
+from functools import partial
+
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.methods.fr import ReplayStage
+from fdg_jax.methods.interface import Method
+
+METHOD = Method(
+    name="replay",
+    summary="FDG's schedule, inputs kept instead of activations: forward again at the newest weights (DSP, PETRA)",
+    schedule=partial(fdg, name="replay"),
+    cost={"F": (1, 0, 0), "B": (1, 1, 0)},
+    stage=ReplayStage,
+)
