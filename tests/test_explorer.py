@@ -56,10 +56,11 @@ def test_the_page_has_every_method_with_every_option_that_changes_its_schedule()
     assert list(found) == methods.names()
     orders = ("backward-first", "forward-first")
     assert {name: options for name, options in found.items() if options} == {
+        "ddg": {"accumulate": (1, 2, 3, 4)},
         "fdg": {"order": orders, "accumulate": (1, 2, 3, 4)},
         "gpipe": {"micro_batches": (1, 2, 4, 8)},
     }
-    assert len({variant.key for variant in VARIANTS}) == len(VARIANTS) == len(found) - 2 + 2 * 4 + 4
+    assert len({variant.key for variant in VARIANTS}) == len(VARIANTS) == len(found) - 3 + 2 * 4 + 4 + 4
 
 
 def test_operations_versions_and_updates_are_those_of_a_run_on_integers(untimed):

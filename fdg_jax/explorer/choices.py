@@ -72,11 +72,12 @@ def offered(option: Option) -> tuple[Any, ...]:
 
 
 def choosable(method: Method) -> dict[str, tuple[Any, ...]]:
-    """The options of a method that make a difference to its schedule, with the values that the page offers."""
+    """The options of a method that make a difference to its schedule, with the values that the page offers. One that is
+    refused with the defaults of others is left out, as the page has every combination."""
     found = {}
     for name in method.schedule_options:
         kinds = {told(Variant(method, {name: value}), 3) for value in offered(method.declared[name])}
-        if len(kinds) > 1:
+        if len(kinds) > 1 and None not in kinds:
             found[name] = offered(method.declared[name])
     return found
 
