@@ -191,6 +191,8 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.step((x, y))
     with pytest.raises(BadInput, match=r"the weights of 16 examples add up to 0\.0"):
         ours.evaluate([(x, Weighted(y, 0 * w))])
+    with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):
+        ours.train(x, data[0][1], np.zeros((1, 4), np.int32))
     with pytest.raises(BadInput, match="dictionary has inputs, labels and perhaps weights; this one has x, y"):
         ours.step({"x": x, "y": y})
 

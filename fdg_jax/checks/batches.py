@@ -142,6 +142,8 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
         fact = f"indices is {kind(indices)}, not an integer array [W, batch]: one row a batch"
         raise BadInput(f"{fact}. Use indices[None] for one batch, or reshape them.")
     for name, array in (("images", images), ("labels", labels)):
+        if isinstance(array, tuple | Mapping):  # labels with weights, say
+            raise BadInput(f"{name} is {kind(array)}, but train takes one array. Use step((inputs, labels)).")
         if not isinstance(array, jax.Array | np.ndarray):
             raise BadInput(f"{name} is {kind(array)}, not an array. Use numpy.asarray({name}), once.")
     for name, array in (("images", images), ("labels", labels), ("indices", indices)):
