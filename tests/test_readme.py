@@ -75,3 +75,11 @@ def test_every_module_that_the_readme_runs_can_be_run():
 def test_every_file_the_readme_links_to_exists():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_what_came_out_is_what_the_decisive_experiments_page_says():
+    shown = re.findall(r"^\| (\S.*?) \| ([\d.]+) \| (\d of \d) \| (.*?) ?\|$", README, re.M)
+    page = (ROOT / "experiments/results/decisive.md").read_text()
+    found = re.findall(r"^\| ResNet-8, 16x16 \| 20 \| 7,820 \| (.*?) \| (\d of \d) \| ([\d.]+) \| .*? \| .*? \| (.*?) ?\|", page, re.M)
+    assert shown == [(arm, error, n, difference) for arm, n, error, difference in found]
+    assert len(shown) == 5
