@@ -200,6 +200,16 @@ class Stubborn(nnx.Module):
         return self.linear(self.norm(x, use_running_average=False))
 
 
+class FromFirstKey(nnx.Module):
+    """Draws from the stream that first weights are made of."""
+
+    def __init__(self, *, rngs):
+        self.rngs = rngs
+
+    def __call__(self, x, train):
+        return x + jax.random.normal(self.rngs.params(), x.shape) if train else x
+
+
 class Needy(nnx.Module):
     def __call__(self, x, deterministic):
         return x
@@ -214,6 +224,9 @@ class Late(nnx.Module):
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: from_nnx(Stubborn, "noise"), "k=1 .*not evaluated: Stubborn draws from the random stream 'dropout'"),
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
+    (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
+    (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),
+    (lambda: from_nnx(nnx.Linear, 8, 5, rngs=nnx.Rngs(0)), r"Leave rngs out"),
     (lambda: from_nnx(Needy), "Needy.__call__ has an argument `deterministic` without a default"),
     (lambda: from_nnx(Late), r"k=1 .*Late makes new when it is called\. Make it in __init__"),
     (lambda: Block(8, 5, rngs=nnx.Rngs(0)), r"stage k=1 is a flax.nnx Block.*flax.nnx modules into fdg_jax.from_nnx"),

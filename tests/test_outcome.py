@@ -163,6 +163,26 @@ def test_arrays_of_every_dtype_come_back_from_a_file(tmp_path):
         fdg_jax.save_weights(file, {"params": {"wide": np.ones(2, complex)}})
 
 
+def test_a_header_holds_what_json_holds_and_never_what_makes_the_file_unreadable(tmp_path):
+    file, variables = tmp_path / "w", {"params": {"kernel": X}}
+    fdg_jax.save_weights(file, variables, {"rate": np.float32(0.5), "sizes": (1, 2), "none": None})
+    assert fdg_jax.load_weights(file).about.items() >= {"rate": "0.5", "sizes": "[1, 2]", "none": "null"}.items()
+    before = file.read_bytes()
+    for name, value, said in [
+        ("format", "pt", "'format' has a name that is written by this library"),
+        ("sha256", "0", "'sha256' has a name that is written by this library"),
+        (3, "x", "entry 3 has a name that is no text"),
+        ("rate", float("nan"), "entry 'rate' cannot be written: Out of range float"),
+        ("key", KEY, "entry 'key' cannot be written: a .* is neither a text nor JSON"),
+        ("text", "\udc80", "entry 'text' cannot be written"),
+    ]:
+        with pytest.raises(BadInput, match=said):
+            fdg_jax.save_weights(file, variables, {name: value})
+    with pytest.raises(BadInput, match=r"one Flax dictionary, not a list\. Give pipeline\.export\(whole=True\)"):
+        fdg_jax.save_weights(file, [variables])  # type: ignore[arg-type]
+    assert file.read_bytes() == before
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     file = tmp_path_factory.mktemp("weights") / "w.safetensors"

@@ -144,6 +144,14 @@ def test_runs_are_made_once_and_their_results_are_a_table(stand_in, capsys):
     assert "--epochs 7 contradicts" in capsys.readouterr().err
 
 
+def test_the_table_has_a_row_for_each_value_also_where_seeds_are_swept_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "test_error", lambda path: float(path.name.removeprefix("seed")[0]))
+    sweep.tell(combinations("--sweep seed=0,1,5 beta=0.5,1"), tmp_path)
+    assert [line.replace(" ", "") for line in (tmp_path / "sweep.md").read_text().splitlines()[2:4]] == [
+        "|0.5|3of3|1.00|0.00|5.00|", "|1|3of3|1.00|0.00|5.00|",
+    ]  # fmt: skip
+
+
 def test_a_run_that_fails_leaves_a_gap_in_the_table_and_is_made_again(stand_in, capsys):
     told = ["--sweep", "beta=0.125,1", "--steps", "1", "--run-dir", str(stand_in)]
     assert cifar.main(told) == 1

@@ -38,6 +38,7 @@ class Noisy(nn.Module):
         if self.sown:
             self.sow("losses", "size", 0.1 * jnp.mean(y**2))
             self.sow("losses", "shift", 0.1 * jnp.mean(jnp.abs(y), 0))
+            self.sow("losses", "constant", 1.0)  # Python's number
             self.sow("intermediates", "y", y)
             self.sow("looked_at", "y", y)
         return y
@@ -174,7 +175,7 @@ def test_a_network_that_is_cut_may_sow_and_ask_for_streams():
     assert set(whole) == {"params"}
     y, seen = split.whole(blocks).apply(whole, X, train=False, mutable=["losses", "intermediates"])
     np.testing.assert_allclose(y, ours.predict(X), rtol=0, atol=1e-6)  # one program rounds otherwise than two
-    assert len(jax.tree.leaves(seen["losses"])) == 6 and len(jax.tree.leaves(seen["intermediates"])) == 3
+    assert len(jax.tree.leaves(seen["losses"])) == 9 and len(jax.tree.leaves(seen["intermediates"])) == 3
 
 
 def test_a_module_that_draws_in_evaluation_is_refused():

@@ -176,7 +176,8 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
 
 @pytest.mark.parametrize(("weights", "said"), [
     (np.ones((16, 3), np.float32), r"the weights are float32\[16, 3\], the labels int32\[16\]\. Give one weight for"),
-    (np.ones(15, np.float32), r"differ in length: \[15, 16\]"), ([1.0] * 16, "an array of numbers is needed"),
+    (np.ones(15, np.float32), r"differ in length: \[15, 16\]"),
+    ([1.0] * 16, r"the weights are a list of 16 where an array of numbers is needed\. Use numpy\.asarray\(weights\)"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit_are_refused(weights, said):
     x, (y, _) = examples(1)[0]
@@ -189,6 +190,8 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
     ours, (x, (y, w)) = made(2, data[0], weighted_loss), data[0]
     with pytest.raises(BadInput, match=r"the labels are .*, at init they were .*: other arrays"):
         ours.step((x, y))
+    with pytest.raises(BadInput, match="the labels have no weights, at init they had weights"):
+        ours.evaluate([(x, y)])
     with pytest.raises(BadInput, match=r"the weights of 16 examples add up to 0\.0"):
         ours.evaluate([(x, Weighted(y, 0 * w))])
     with pytest.raises(BadInput, match=r"labels is a Weighted of 2, but train takes one array\. Use step"):

@@ -22,6 +22,7 @@ from fdg_jax.storage.plain import check_usable
 Tree = Any
 Pair = tuple[Tree, Tree]
 NAMES = ("inputs", "labels")
+WEIGHTED = "(inputs, fdg_jax.Weighted(labels, weights)), or (inputs, labels)"
 ARRAYS = (np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
@@ -72,7 +73,10 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
             names = ", ".join(map(str, batch)) or "nothing"
             raise BadInput(f"{fact} that is a dictionary has inputs, labels and perhaps weights; this one has {names}.")
         raise BadInput(f"{fact} is (inputs, labels), not {kind(batch)}. Use {use}.")
-    lengths = set()
+    lengths, weights = set(), batch[1].weights if isinstance(batch[1], Weighted) else None
+    if isinstance(weights, list | tuple):
+        fact = f"the weights are {kind(weights)} where an array of numbers is needed"
+        raise BadInput(f"{fact}. Use numpy.asarray(weights), say.")
     for name, tree in zip(NAMES, batch, strict=True):
         leaves = jax.tree.leaves(tree)
         for leaf in leaves or [None]:
@@ -201,6 +205,9 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
 
 def check_labels(like: Tree, found: Tree) -> None:
     """Raises BadInput if labels differ from those at init in structure or sort of number."""
+    if isinstance(found, Weighted) != isinstance(like, Weighted):
+        one, other = ("no weights", "weights") if isinstance(like, Weighted) else ("weights", "no weights")
+        raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
     same = jax.tree.structure(found) == jax.tree.structure(like)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
     if not same or any(sort_of_number(a.dtype) != sort_of_number(b.dtype) for a, b in pairs):

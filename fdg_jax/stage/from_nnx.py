@@ -16,7 +16,7 @@ import jax
 from flax import nnx
 from flax.traverse_util import unflatten_dict
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import LOSSES
 
 Tree = Any
@@ -57,6 +57,8 @@ def from_nnx(make: Any, *args: Any, **kwargs: Any) -> nn.Module:
     if not callable(make):
         fact = f"from_nnx takes a class of flax.nnx.Module, a function or a module, not {make!r}"
         raise BadInput(f"{fact}. Use from_nnx(nnx.Linear, 8, 64), say.")
+    if "rngs" in kwargs:
+        raise BadInput("from_nnx makes the rngs itself, of the key of Pipeline.init. Leave rngs out.")
     return FromNNX(Made(make, args, kwargs))
 
 
@@ -70,7 +72,13 @@ class Made:
         called = self.make.__init__ if isinstance(self.make, type) else self.make
         kinds = {} if called is object.__init__ else inspect.signature(called).parameters
         takes = "rngs" in kinds or any(each.kind is each.VAR_KEYWORD for each in kinds.values())
-        return self.make(*self.args, **self.kwargs, **({"rngs": rngs} if takes else {}))
+        try:
+            return self.make(*self.args, **self.kwargs, **({"rngs": rngs} if takes else {}))
+        except BadInput:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            name = getattr(self.make, "__qualname__", self.make)
+            raise BadInput(f"the nnx module {name} cannot be made: {sentence(error)} Change its arguments.") from error
 
 
 class Given:
@@ -160,6 +168,9 @@ class FromNNX(nn.Module):
             changed, (kind, *_) = not same(raw(leaf), before[at]), place(at, leaf) or ("",)
             if changed and not train and isinstance(leaf, nnx.RngState):
                 self.refuse(who, f"draws from the random stream {leaf.tag!r}")
+            if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
+                fact = f"{who} draws from the random stream 'params' when it is called. That is for its first weights"
+                raise BadInput(f"{fact}, and would give the same numbers in every step. Use another, rngs.noise() say.")
             if changed and not train and kind == "batch_stats":
                 self.refuse(who, "changes its batch statistics")
             after.append((place(at, leaf), raw(leaf)))

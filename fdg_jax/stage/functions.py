@@ -191,7 +191,7 @@ def make_apply(
         changed = {**dict(changed), **rng}
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
         if compute.sows:
-            changed[LOSSES] = sum((jnp.sum(value.astype(jnp.float32)) for value in sown), jnp.float32(0))
+            changed[LOSSES] = sum((jnp.sum(jnp.asarray(value, jnp.float32)) for value in sown), jnp.float32(0))
         elif sown:
             raise SownLosses
         return compute.precision.outputs(y), changed

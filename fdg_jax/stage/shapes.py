@@ -127,7 +127,7 @@ def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
     pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
     value: Any = loss_of(report) if pair else report
     if getattr(value, "shape", None) != ():
-        raise BadInput(f"{found}, not one number.")
+        raise BadInput(f"{found}, not one number. Return the mean over the batch, or (that, {{name: number}}).")
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise BadInput(f"{found}, which has no gradient. Give a loss that is one floating-point number.")
     for name, metric in metrics_of(report).items():

@@ -16,10 +16,11 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-from fdg_jax.errors import BadInput, Unreadable, first_line, reason
+from fdg_jax.errors import BadInput, Unreadable, first_line, reason, sentence
 from fdg_jax.storage import checkpoint, durable, strict_json
 
 WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
+OWN = ("format", "sha256")  # the entries of the header that `write` makes, and `read` relies on
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
 # The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
 DTYPES = {
@@ -44,10 +45,11 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], ab
         about: further entries of the header. A text stays as it is, anything else becomes JSON.
 
     Raises:
-        BadInput: an array has a dtype that the format does not know, or there is no such folder.
+        BadInput: an array has a dtype that the format does not know, an entry of the header has a name or a value
+            that it cannot have, or there is no such folder.
         OSError: the disk is full, or the like.
     """
-    path = Path(path)
+    path, about = Path(path), {name: text(name, value) for name, value in about.items()}
     plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     for name, value in plain.items():
         if value.dtype.name not in DTYPES.values():
@@ -55,13 +57,28 @@ def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], ab
     if path.is_dir() or not path.absolute().parent.is_dir():
         fact = "is a folder" if path.is_dir() else "lies in a folder that is not there"
         raise BadInput(f"{path} {fact}. Give the name of a file in a folder that exists.")
-    texts = {"format": kind, **{name: text(value) for name, value in about.items()}}
+    texts = {"format": kind, **about}
     durable.write(path, save(plain, {**texts, "sha256": seal(plain, texts)}))
 
 
-def text(value: Any) -> str:
-    """A value as the header has it."""
-    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+def text(name: Any, value: Any) -> str:
+    """An entry of the header as it is written. Raises BadInput if there can be none of that name or value."""
+    if not isinstance(name, str) or name in OWN:
+        fact = "is written by this library" if name in OWN else "is no text"
+        raise BadInput(f"the header's entry {name!r} has a name that {fact}. Choose another name.")
+    try:
+        found = value if isinstance(value, str) else json.dumps(value, allow_nan=False, default=plain_number)
+        (name + found).encode()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"the header's entry {name!r} cannot be written: {sentence(error)} Give a text.") from None
+    return found
+
+
+def plain_number(value: Any) -> Any:
+    """NumPy's number as Python's, for JSON. Raises TypeError for anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} is neither a text nor JSON")
 
 
 def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:

@@ -35,11 +35,14 @@ def save_weights(
 
     Arguments:
         path: the file. If it exists, it is replaced.
-        variables: {"params": ..., "batch_stats": ...}, such as `Pipeline.export()` gives.
-        about: what else the header shall say. A text stays as it is, anything else becomes JSON.
+        variables: {"params": ..., "batch_stats": ...}, such as `Pipeline.export(whole=True)` gives, or one entry of
+            the list that `Pipeline.export()` gives.
+        about: what else the header shall say. A text stays as it is, anything else becomes JSON. The names "format"
+            and "sha256" are the file's own.
 
     Raises:
-        BadInput: a name has a slash in it, or an array has a dtype that the format does not know.
+        BadInput: `variables` is no dictionary, a name has a slash in it, an array has a dtype that the format does not
+            know, or `about` has something that no header can have.
         OSError: the disk is full, or the like.
 
     Example:
@@ -50,6 +53,9 @@ def save_weights(
         >>> found.variables["params"]["bias"], found.about["classes"]
         (array([0., 0.]), '10')
     """
+    if not isinstance(variables, Mapping):
+        fact = f"save_weights takes one Flax dictionary, not a {type(variables).__name__}"
+        raise BadInput(f"{fact}. Give pipeline.export(whole=True), or write each stage of export() into its own file.")
     sha256 = checkpoint.parameters_sha256([variables.get("params", {})])
     tensor_file.write(path, tensor_file.WEIGHTS, flattened(variables), {**about, HASH: sha256})
 

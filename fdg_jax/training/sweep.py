@@ -170,9 +170,10 @@ def tell(found: Sequence[Combination], folder: Path) -> None:
     """Prints the results by combination, and writes them, and those of each run, into sweep.md."""
     errors = {one.name: test_error(folder / one.name) for one in found}
     swept = [name for name in found[0].chosen if name != SEED]
-    rows = []
-    for key, group in itertools.groupby(found, lambda one: [written(one.chosen[name]) for name in swept]):
-        names = [one.name for one in group]
+    rows, groups = [], dict[tuple[str, ...], list[str]]()
+    for one in found:  # in the order of the runs; `--sweep seed=0,1 beta=0.5,1` has those of a beta apart
+        groups.setdefault(tuple(written(one.chosen[name]) for name in swept), []).append(one.name)
+    for key, names in groups.items():
         known = [error for name in names if (error := errors[name]) is not None]
         summary = [statistics.median(known), min(known), max(known)] if known else []
         numbers = [f"{number:.2f}" for number in summary] or [""] * 3
