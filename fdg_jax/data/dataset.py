@@ -70,6 +70,11 @@ class Dataset(NamedTuple):
         """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
+    def held_out(self, n: int) -> Dataset:
+        """This data set with the last n training images as its test images, and trained on the others."""
+        left = len(self.train_images) - n
+        return self.first(left)._replace(test_images=self.train_images[left:], test_labels=self.train_labels[left:])
+
     def without_inputs(self) -> Dataset:
         """This data set for a process that needs labels only: black images, which take no memory."""
         black = [np.broadcast_to(np.uint8(0), images.shape) for images in (self.train_images, self.test_images)]

@@ -58,6 +58,10 @@ class Source(Protocol):
         """This data set with the first n training examples only; None for all."""
         ...
 
+    def held_out(self, n: int) -> Any:
+        """This data set with its last n training examples as its test examples, and trained on the others."""
+        ...
+
     def without_inputs(self) -> Any:
         """This data set for a process that needs labels only: inputs of zeros, which take no memory."""
         ...

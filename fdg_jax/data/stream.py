@@ -104,6 +104,11 @@ class Stream(NamedTuple):
         """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n])
 
+    def held_out(self, n: int) -> Stream:
+        """This data set with the last n training images as its test images, and trained on the others."""
+        left = len(self.train_images) - n
+        return self.first(left)._replace(test_images=self.train_images[left:])
+
     def without_inputs(self) -> Stream:
         """This data set for a process that needs labels only: black images, and nothing is decoded."""
         return self._replace(pixels=False)

@@ -74,6 +74,11 @@ class Text(NamedTuple):
         """This text with the first n training blocks only; None for all."""
         return self._replace(train_inputs=self.train_inputs[:n], train_labels=self.train_labels[:n])
 
+    def held_out(self, n: int) -> Text:
+        """This text with the last n training blocks as its test blocks, and trained on the others."""
+        left = len(self.train_inputs) - n
+        return self.first(left)._replace(test_inputs=self.train_inputs[left:], test_labels=self.train_labels[left:])
+
     def without_inputs(self) -> Text:
         """This text for a process that needs labels only: inputs of zeros, which take no memory."""
         zeros = [np.broadcast_to(np.uint8(0), inputs.shape) for inputs in (self.train_inputs, self.test_inputs)]

@@ -155,6 +155,14 @@ class CommonOptions:
         metavar="N",
         shown="all",
     )
+    hold_out: int = flag(
+        0,
+        "data",
+        "Put aside the last N training examples and test on them instead of the test examples: for choosing options "
+        "without a look at the test examples. --train-size counts what is left.",
+        metavar="N",
+        shown="0, none",
+    )
 
     epochs: int = flag(
         300, "recipe", "Passes over the training examples. The schedule of the learning rate is scaled to it."
@@ -211,8 +219,9 @@ class CommonOptions:
         "run",
         "Go on with the run in --run-dir as a new run in this directory: with another --K, --method, --split, "
         "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
-        "--train-size, --batch-size, --block-size and --seed must stay the same. Batches in flight are used first, "
-        "blocks keep parameters and momentum, and whatever is lost is printed. The old run stays unchanged.",
+        "--train-size, --hold-out, --batch-size, --block-size and --seed must stay the same. Batches in flight are "
+        "used first, blocks keep parameters and momentum, and whatever is lost is printed. The old run stays as it "
+        "was.",
         metavar="DIR",
         shown="off",
         free=True,

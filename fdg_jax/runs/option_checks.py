@@ -30,6 +30,8 @@ def check(options: Options, given: frozenset[str]) -> None:
     for name in ("train_size", "steps", "window", "block_size"):
         if getattr(o, name) is not None and getattr(o, name) < 1:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or leave it out.")
+    if o.hold_out < 0:
+        raise BadInput(f"--hold-out {o.hold_out}: use a number of training examples, or 0 for none.")
     for name in ("checkpoint_every", "evaluate_every"):
         if getattr(o, name) is not None and getattr(o, name) < 0:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or 0 for only at the end.")

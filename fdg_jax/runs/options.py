@@ -29,7 +29,7 @@ IN_SUMMARY = (
     *("sessions", "tokens_per_second", "test_bits_per_byte"),
 )
 # Options that were added with defaults that mean what runs did before: a config.json may lack them.
-ADDED = ("optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size")
+ADDED = ("optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size", "hold_out")
 TAKEN = {*KEYWORDS, *IN_CONFIG, *IN_SUMMARY, *(field.name for field in dataclasses.fields(RecipeOptions))}
 TAKEN |= {*start_options.FIELDS}
 # What the files declare, and what is wrong with a file that cannot be read. A command says it and ends; where this

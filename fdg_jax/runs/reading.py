@@ -17,7 +17,8 @@ from fdg_jax.runs.options import FIELDS, Options, defaults_of_others, spelled
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, read_json, read_metrics
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
-SAME_BATCHES = ("model", "dataset", "train_size", "batch_size", "block_size", "seed")  # else it is no continuation
+# Else it is no continuation.
+SAME_BATCHES = ("model", "dataset", "train_size", "hold_out", "batch_size", "block_size", "seed")
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 SUMMARY_MAY_HAVE = {
     "train_loss": float | None,

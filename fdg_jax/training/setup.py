@@ -163,9 +163,10 @@ def load_data(options: Options, note: str) -> data.Source:
     """The examples that are trained on, with the fingerprint of the whole data set that they are of. BadInput."""
     if data.unit(options.dataset) == "tokens":
         files = options.text.split(os.pathsep) if options.text else ()
-        dataset = data.load_text(options.dataset, files, options.block_size or data.BLOCK_SIZE)
+        whole = data.load_text(options.dataset, files, options.block_size or data.BLOCK_SIZE)
     else:
-        dataset = data.load(options.dataset, options.data_dir)
+        whole = data.load(options.dataset, options.data_dir)
+    dataset = without_last(whole, options.hold_out) if options.hold_out else whole
     N, n, examples = len(dataset.train_inputs), options.train_size, fingerprint.WORDS[dataset.unit][0]
     if n is not None and n > N and options.dataset != "auto":  # with auto nobody knows N beforehand
         fact = f"--train-size {n}: {dataset.name} has {N} training {examples}"
@@ -177,7 +178,17 @@ def load_data(options: Options, note: str) -> data.Source:
         )
     if isinstance(dataset, data.Stream) and (options.window or 1) > 1:
         raise BadInput(f"--window {options.window}: {dataset.name} is decoded batch by batch. Leave it out.")
-    return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(dataset))
+    return dataset.first(n)._replace(note=dataset.note or note, fingerprint=fingerprint.of(whole))
+
+
+def without_last(whole: data.Source, n: int) -> Any:
+    """The data set that tests on its last n training examples, and a note that says so. BadInput if none is left."""
+    N, examples = len(whole.train_inputs), fingerprint.WORDS[whole.unit][0]
+    if n >= N:
+        fact = f"--hold-out {n}: {whole.name} has {N} training {examples}, and what is held out is not trained on"
+        raise BadInput(f"{fact}. Hold out fewer.")
+    said = f"The last {n:,} training {examples} are held out: test errors are theirs."
+    return whole.held_out(n)._replace(note=f"{whole.note} {said}".strip())
 
 
 def check_last_batch(options: Options, method: Method, N: int) -> None:
