@@ -18,6 +18,7 @@ def overview() -> str:
     for name in experiments.names():
         table = experiments.find(name)
         try:
+            table = result_files.complete(table, run_table.RESULTS)
             found, runs = len(result_files.read(table, run_table.RESULTS)), len(table.runs)
             done = f"{found} of {runs} runs have results" if runs else "no runs of its own"
         except BadInput as error:

@@ -9,21 +9,25 @@ BAR, REFERENCE = "#0072b2", "#d55e00"
 
 
 def draw(
-    groups: Mapping[str, Mapping[str, float]], path: Path, title: str, x_label: str, reference: tuple[str, float] | None
-) -> None:
+    groups: Mapping[str, Mapping[str, float]], path: Path, title: str, x_label: str,
+    reference: tuple[str, float] | None, by_number: bool = False,
+) -> None:  # fmt: skip
     """Draws a PNG file.
 
-    groups: panel -> label -> value. reference: (label, value) of a line through all panels.
+    groups: panel -> label -> value. reference: (label, value) of a line through all panels. by_number: whether panels
+    and picture are as high as they have bars, instead of equally high.
     """
+    numbers = [max(3, len(values)) for values in groups.values()]
+    height, ratios = (1.5 + 0.27 * sum(numbers), numbers) if by_number else (7, [1] * len(numbers))
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
-        figure = Figure(figsize=(10, 7), layout="constrained")
+        figure = Figure(figsize=(10, height), layout="constrained")
         FigureCanvasAgg(figure)
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-        panels = figure.subplots(len(groups), 1, sharex=True)
+        panels = figure.subplots(len(groups), 1, sharex=True, gridspec_kw={"height_ratios": ratios})
         for axes, (group, values) in zip(panels, groups.items(), strict=True):
             ranked = sorted(values, key=lambda label: values[label], reverse=True)
             bars = axes.barh(ranked, [values[label] for label in ranked], color=BAR, height=0.7)

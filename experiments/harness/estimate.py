@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,14 +21,17 @@ from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING,
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.cores import pinned
-from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, version
+from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, unit, version
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.training import child_runs
 
 IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on
 AREA = {"tiny_imagenet": 4, "cifar10_16": 1 / 4}  # pixels, in those of the 32x32 images that are measured with
 # Flags that do not change the time of a step.
-WITHOUT_TIME = ("beta", "seed", "epochs", "evaluate_every", "drain", "train_size")
+WITHOUT_TIME = (
+    *("beta", "seed", "epochs", "evaluate_every", "drain", "train_size", "hold_out", "learning_rate", "momentum"),
+    *("anneal_updates", "discrepancy", "compensation_strength", "gate_decay", "text"),
+)
 FEW, MANY = 5, 150  # steps; where an accelerator takes many steps a dispatch, a few are not timed at all
 SHORT_SECONDS = 1.0  # a shorter time than that tells too little
 LIMIT_SECONDS = 180
@@ -140,7 +143,7 @@ def remember(run: Run, core: int | None, step: Step) -> None:
 
 def steps_left(run: Run, now: State) -> int:
     """The batches that a missing or interrupted run still has to train on. The last, smaller one of an epoch counts."""
-    images = run.flags.get("train_size", IMAGES[run.flags["dataset"]])
+    images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
     per_epoch = run_length(images, run.flags["batch_size"], run.flags["epochs"]).per_epoch
     done = {MISSING: 0.0, CUT_OFF: now.epochs}.get(now.kind, run.flags["epochs"])
     return max(0, round((run.flags["epochs"] - done) * per_epoch))
@@ -170,19 +173,23 @@ def measured(run: Run, core: int | None) -> Step:
     other = "larger" if times > 1 else "smaller"
     scaled = f", times {times} for the {other} images of {flags['dataset']}" if times != 1 else ""
     seconds = flags["batch_size"] / rate * times
-    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on synthetic images{scaled}")
+    on = "its text" if "text" in flags else f"synthetic images{scaled}"
+    return Step(seconds, f"{seconds:.3g} s a step, from up to {timed} steps made now on {on}")
 
 
 def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     """Trains for so many steps of the run.
 
-    Returns: (images per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
-    also stands in for runs on other data sets.
+    Returns: (examples per second, why there is no such number). Only the command for CIFAR has synthetic images, so it
+    also stands in for runs on other images. A run on text has its text.
     """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
-        few = {"dataset": "synthetic", "steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
-        flags = {name: value for name, value in run.flags.items() if name != "train_size"}  # there may be fewer images
+        few = {"steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
+        flags = dict(run.flags)
+        if "text" not in flags:
+            few["dataset"] = "synthetic"
+            flags = {name: value for name, value in flags.items() if name not in ("train_size", "hold_out")}
         words = [*command(Run(run.name, {**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
         with pinned([] if core is None else [core]):
             process = subprocess.Popen(
@@ -193,18 +200,24 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
             _, said = process.communicate(timeout=LIMIT_SECONDS)
         except subprocess.TimeoutExpired:  # what it has logged may be enough: its last evaluation takes long
             lines = read_metrics(path / METRICS)
-            return lines[-1].get("images_per_second") if lines else None, f"{LIMIT_SECONDS} s were not enough"
+            return examples_per_second(run, lines[-1]) if lines else None, f"{LIMIT_SECONDS} s were not enough"
         finally:
             process.kill()
             process.wait()
         if process.returncode:
             return None, (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        return read_json(path / SUMMARY)["images_per_second"], ""
+        return examples_per_second(run, read_json(path / SUMMARY)), ""
+
+
+def examples_per_second(run: Run, of: Mapping[str, Any]) -> float | None:
+    """The speed in a summary or a logged line, in images or in blocks of a text."""
+    speed = of.get(f"{unit(of)}_per_second")
+    return speed and speed / run.flags.get("block_size", 1)
 
 
 def duration(seconds: float) -> str:
     """A time in the unit that a person would use: 40 s, 12 minutes, 7.5 hours, 41 days."""
-    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+    for name, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.3g} {unit}"
+            return f"{seconds / size:.3g} {name}"
     return f"{seconds:.0f} s"

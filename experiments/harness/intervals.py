@@ -25,9 +25,12 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        """+0.76 (+0.39 to +1.13)."""
-        ends = "" if self.deviation is None else f" ({self.low:+.2f} to {self.high:+.2f})"
-        return f"{self.mean:+.2f}{ends}"
+        return self.told(2)
+
+    def told(self, digits: int) -> str:
+        """+0.76 (+0.39 to +1.13), with so many digits."""
+        ends = "" if self.deviation is None else f" ({self.low:+.{digits}f} to {self.high:+.{digits}f})"
+        return f"{self.mean:+.{digits}f}{ends}"
 
 
 def interval(values: Sequence[float]) -> Interval | None:

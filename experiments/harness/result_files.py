@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.run_table import DONE, Run, Table, command, differences, shown, state
+from experiments.harness.run_table import CUT_OFF, DONE, Run, Table, command, differences, shown, state
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS
-from fdg_jax.runs.run_files import CONFIG, LIBRARIES, git_commit, read_json, version
+from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_json, version
+from fdg_jax.training import child_runs
 
 PLACES = ("data_dir", "run_dir")
 HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
@@ -39,11 +40,24 @@ def collect(table: Table, runs_dir: Path, results: Path) -> tuple[list[str], lis
         BadInput: a directory holds another run.
     """
     kept = read(table, results)
-    new = {run.name: line(table, run, runs_dir / run.name) for run in table.runs if is_done(run, runs_dir)}
+    new = {
+        run.name: line(table, run, runs_dir / run.name)
+        for run in table.runs
+        if is_done(run, runs_dir) or (table.diverging and has_diverged(run, runs_dir))
+    }
     if not new:
         raise BadInput(f"{runs_dir} holds no finished run of {table.name}. `list` shows how far they are.")
     write(table, results, entries(table, results) | new)
     return list(new), [name for name in kept if name not in new]
+
+
+def complete(table: Table, results: Path) -> Table:
+    """The table with the runs that its results decide on (`Table.then`). Raises BadInput as `entries` does."""
+    if not table.then:
+        return table
+    lines = entries(table, results)
+    first = {run.name: lines[run.name] for run in table.runs if run.name in lines}
+    return table._replace(runs=(*table.runs, *table.then(first)), then=None)
 
 
 def measure(table: Table, results: Path) -> Iterator[str]:
@@ -93,6 +107,15 @@ def is_done(run: Run, runs_dir: Path) -> bool:
     return state(run, runs_dir).kind == DONE
 
 
+def has_diverged(run: Run, runs_dir: Path) -> bool:
+    """Whether the run ended because its numbers were not finite: it has no summary then, and its output says so."""
+    output = runs_dir / f"{run.name}.log"
+    if state(run, runs_dir).kind != CUT_OFF or not output.is_file():
+        return False
+    said = child_runs.last_line(output)
+    return said.startswith("error: ") and " has diverged; its report shows where." in said
+
+
 def file(table: Table, results: Path) -> Path:
     return results / f"{table.home}.jsonl"
 
@@ -130,8 +153,9 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 
 
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
-    """All that is kept of a finished run."""
-    config, summary, events = read_json(path / CONFIG), reading.summary(path), reading.events(path)
+    """All that is kept of a finished run. One that has diverged has no summary, and `diverged` instead."""
+    config, events = read_json(path / CONFIG), reading.events(path)
+    summary = reading.summary(path) if (path / SUMMARY).is_file() else {"diverged": True}
     reading.check(path / CONFIG, config, NEEDED, "Run it again in another --runs-dir.")
     reading.check(path / CONFIG, config, {"resumed": list}, "Run it again in another --runs-dir.", absent=[])
     options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}

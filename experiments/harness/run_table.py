@@ -44,6 +44,9 @@ class Table(NamedTuple):
     shares: the name under which several tables keep their runs and results, so that a run which two of them show is
         made and kept once.
     shortened(epochs): the same table with shorter runs, if the table has that.
+    then(lines): further runs, whose options are read from the lines of `runs`: what was tuned, trained with its choice.
+    diverging: whether a run that has diverged is a result, too. Its line has `diverged` and no error.
+    prepare(): makes what the runs need beside --data-dir, in a place that their options name.
     measure(run): the result line of a run that is not a training by the command; such a run has no directory.
     """
 
@@ -56,6 +59,9 @@ class Table(NamedTuple):
     shares: str = ""
     shortened: "Callable[[int], Table] | None" = None
     measure: Callable[[Run], Mapping[str, Any]] | None = None
+    then: Callable[[Lines], tuple[Run, ...]] | None = None
+    diverging: bool = False
+    prepare: Callable[[], None] | None = None
 
     @property
     def home(self) -> str:

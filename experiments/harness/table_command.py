@@ -4,7 +4,7 @@ import argparse
 import fnmatch
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ def answer(table: Table, arguments: Sequence[str] | None) -> int:
             table = shortened(table, options.epochs)
         if "runs_dir" in options and options.runs_dir is None:
             options.runs_dir = ROOT / "runs" / table.home
+        table = result_files.complete(table, options.results)
         return options.does(table, options) or 0
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -61,7 +62,7 @@ def parser(table: Table) -> Parser:
 
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
         made = verbs.add_parser(name, help=text, description=text)
-        made.set_defaults(does=does, epochs=None)
+        made.set_defaults(does=does, epochs=None, results=RESULTS)
         if table.shortened:
             made.add_argument(
                 "--epochs", type=int, metavar="N",
@@ -97,7 +98,8 @@ def parser(table: Table) -> Parser:
         return root
     text = "each run's state and its exact command line, to be run in the repository's root"
     verb("list", list_runs, text, runs=True, data=True, results=True)
-    run = verb("run", run_runs, "run what is missing and continue what was cut off", runs=True, data=True)
+    text = "run what is missing and continue what was cut off"
+    run = verb("run", run_runs, text, runs=True, data=True, results=bool(table.then))
     running(run)
     text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
     verb("collect", collect, text, runs=True, results=True)
@@ -161,10 +163,17 @@ def list_runs(table: Table, options: argparse.Namespace) -> None:
             now, kind = error, REFUSED
         kinds.append(COLLECTED if run.name in lines else kind)
         if kind == MISSING and run.name in lines:
-            now = f"collected, test error {lines[run.name]['test_error_percent']:.2f}%"
+            now = collected(lines[run.name])
         words = command(run, data_dir, place(options.runs_dir / run.name), kind == CUT_OFF)
         print(f"{run.name}: {now}\n  {shown(words)}")
     print(f"\n{about_commands(runs, data_dir)}\n{how_many(kinds)}{wrong}")
+
+
+def collected(line: Mapping[str, Any]) -> str:
+    """What `list` says of a run that has a line of results and no directory here."""
+    if line.get("diverged"):
+        return "collected, it has diverged"
+    return f"collected, test error {line['test_error_percent']:.2f}%"
 
 
 def how_many(kinds: Sequence[str]) -> str:
@@ -183,7 +192,7 @@ def how_many(kinds: Sequence[str]) -> str:
 def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
     """Where the commands of `list` run, and where they find their data."""
     where = f"The commands run in {ROOT}"
-    if data_dir:
+    if data_dir or all("text" in run.flags for run in runs):  # a text's options name it
         return f"{where}."
     default = directories.default_data_dir()
     download = all(run.module == Run("", {}).module for run in runs)  # the others never fetch their data
@@ -202,15 +211,19 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
         raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
     if options.measure_again and (not options.dry_run or options.seconds_per_step is not None):
         raise BadInput("--measure-again goes with --dry-run and without --seconds-per-step, which measures nothing.")
+    lines = result_files.read(table, options.results) if table.diverging else {}
+    runs = [run for run in chosen(table, options) if not lines.get(run.name, {}).get("diverged")]
+    if table.prepare and runs:
+        table.prepare()
     if options.dry_run:
-        runs, given = chosen(table, options), options.seconds_per_step
+        given = options.seconds_per_step
         try:
             with stoppable():
                 return estimate.tell(runs, options.runs_dir, options.jobs, given, options.measure_again)
         except Stopped as stopped:
             print(f"stopped by {stopped}; what has been measured is kept", file=sys.stderr)
             return 128 + stopped.number
-    return runner.run_missing(chosen(table, options), options.runs_dir, options.data_dir, options.jobs)
+    return runner.run_missing(runs, options.runs_dir, options.data_dir, options.jobs)
 
 
 @contextmanager

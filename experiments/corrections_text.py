@@ -1,0 +1,237 @@
+"""Corrections of late gradients on text: a transformer in 8 stages with AdamW and Muon, and how gaps grow with K.
+
+What counts is how many tokens an arm needs for the loss that BP has at the end of its tokens. corrections.md has what
+was fixed before the first run.
+"""
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.harness import bars, markdown
+from experiments.harness.intervals import interval, paired
+from experiments.harness.run_table import ROOT, Lines, Run, Table, command, shown
+from experiments.harness.table_command import main
+from experiments.tuning import arms, corpus, texts, verdicts
+from experiments.tuning.arms import Arm, Part
+from experiments.tuning.texts import EIGHT, GROWTH, PARTS, STEPS, TARGET_STEPS
+from experiments.tuning.verdicts import Scale, Values, Verdict
+
+NAME = "corrections_text"
+GAIN = 0.02  # nats per byte: a smaller gain is none
+NATS = Scale("nats", GAIN, digits=3)
+MOST = {"within": 1.1, "within-1.27": 1.27}  # times BP's tokens; the first is the issue's aim
+TIMES = STEPS / TARGET_STEPS  # a longer way to BP's loss is not measured
+
+HEADS = (
+    "network", "K", "arm", "n", "test loss, mean (nats/byte)", "standard deviation", "by seed",
+    "minus BP, by seed: mean (95% interval)", "tokens to BP's loss / BP's tokens", "published", "here", "chosen",
+    "tuning", "command",
+)  # fmt: skip
+
+WORDS = (
+    f"**The measure.** BP's loss is the test loss of its optimizer's BP after {TARGET_STEPS:,} steps "
+    f"({TARGET_STEPS * texts.BATCH * texts.BLOCK:,} tokens), seed by seed. An arm trains for {STEPS:,} steps and is "
+    f"tested every {texts.STEPS_PER_EPOCH}; between two tests the loss is taken as linear in the logarithm of the "
+    f"steps. So 1.00 is BP, and an arm that does not reach BP's loss needs more than {TIMES:g}. The other columns are "
+    f"of {TARGET_STEPS:,} steps, too.",
+    f"**Equal in all arms:** blocks of {texts.BLOCK} bytes, batches of {texts.BATCH}, {texts.BLOCKS:,} training "
+    f"blocks, which are seen {texts.EPOCHS} times, a learning rate that rises for {texts.WARMUP} steps and is constant "
+    "then, decoupled weight decay 0.1 of matrices, b2 0.99, momentum 0.9 (Muon 0.95, NAdam 0.99), the gradient of each "
+    "stage clipped at norm 1, BP's, too, at the same K. Backward first, stashed weights (T2: current ones), drained, "
+    "the delay line (T2: the pipeline). The tests are on the last tenth of the text.",
+    "**Tuning.** Each arm has 4 runs with seed 0: learning rates of 0.0005, 0.001, 0.002 and 0.004, nothing else; the "
+    "options of corrections are the published ones. Those runs have "
+    f"{texts.TUNING_EPOCHS * texts.STEPS_PER_EPOCH:,} steps and are judged by the loss on {texts.HELD_OUT:,} training "
+    "blocks that no run trains on (`--hold-out`). With 16 layers the rates are those chosen for 8.",
+    f"**The text:** the Python files of {', '.join(f'{name} {version}' for name, version in corpus.WHEELS.items())}, "
+    f"as pinned in requirements.txt, in one file with the sha256 `{corpus.SHA256}`. `run` writes it to `{texts.TEXT}` "
+    "and refuses other bytes.",
+    "**Not the papers' settings:** half a million weights, two to three thousand steps, FDG's schedule (staleness "
+    "2(K-k)-1; PipeDream's is about half). β is not here: before AdamW and Muon it cancels.",
+    "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
+)
+
+
+def at_target(line: Mapping[str, Any]) -> float | None:
+    """The test loss after BP's steps; None if the run has diverged, or if the loss was not finite."""
+    if line.get("diverged"):
+        return None
+    return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
+
+
+def values(lines: Lines, part: Part, arm: Arm) -> Values:
+    """The arm's test losses after BP's steps."""
+    found = {seed: at_target(line) for seed, line in part.finished(lines, arm).items()}
+    reached = {seed: loss for seed, loss in found.items() if loss is not None}
+    return Values(reached, tuple(seed for seed in found if seed not in reached))
+
+
+def of_name(lines: Lines, part: Part, name: str) -> Values:
+    """The same of an arm of the same K and network, by its name."""
+    found = [(each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name]
+    return values(lines, *found[0])
+
+
+def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
+    """The steps after which a run first has that loss; between two tests it is linear in log(steps). None if it never
+    does. A run that has it at its first test is given that test's steps, which may be too many."""
+    before = None
+    for test in evaluations:
+        if test["test_loss"] is None:  # it was not finite
+            continue
+        if test["test_loss"] <= loss:
+            if before is None:
+                return test["step"]
+            part = (before["test_loss"] - loss) / (before["test_loss"] - test["test_loss"])
+            return math.exp(math.log(before["step"]) + part * math.log(test["step"] / before["step"]))
+        before = test
+    return None
+
+
+def times_bp(lines: Lines, part: Part, arm: Arm) -> dict[int, float | None]:
+    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached."""
+    bp = of_name(lines, part, arm.reference).by_seed
+    found = {}
+    for seed, line in part.finished(lines, arm).items():
+        if seed in bp:
+            steps = None if line.get("diverged") else steps_to(line["evaluations"], bp[seed])
+            found[seed] = steps and steps / TARGET_STEPS
+    return found
+
+
+def times_words(times: Mapping[int, float | None]) -> str:
+    """`1.22 (1.02 to 1.42)`, or `more than 1.5 (1 of 3 seeds reach it)`."""
+    reached = [each for each in times.values() if each is not None]
+    if not times:
+        return ""
+    if len(reached) < len(times):
+        return f"more than {TIMES:g} ({len(reached)} of {len(times)} seeds reach it)"
+    found = interval(reached)
+    assert found is not None
+    return f"{found.mean:.2f}" + ("" if found.deviation is None else f" ({found.low:.2f} to {found.high:.2f})")
+
+
+def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
+    """Whether the published claim holds here, by the registered rule; None where there is no claim."""
+    if not arm.claim or part in GROWTH:
+        return None
+    if arm.rule in MOST:
+        return verdicts.within(times_bp(lines, part, arm), MOST[arm.rule])
+    own = values(lines, part, arm)
+    if arm.rule == "gap":
+        adamw = of_name(lines, EIGHT, "fdg"), of_name(lines, EIGHT, "bp")
+        return verdicts.smaller_gap(own, of_name(lines, part, arm.reference), *adamw, NATS)
+    rule = verdicts.no_gain if arm.rule == "none" else verdicts.less
+    return rule(own, of_name(lines, part, arm.stale), NATS)
+
+
+def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
+    own, choice, said = values(lines, part, arm), part.choice(lines, arm), verdict(lines, part, arm)
+    is_bp, n = arm.name.startswith("bp"), len(own.by_seed) + len(own.diverged)
+    found = interval(list(own.by_seed.values()))
+    bp = of_name(lines, part, arm.reference)
+    minus = None if is_bp else interval(list(paired(own.by_seed, bp.by_seed).values()))
+    return [
+        part.shared["model"],
+        str(part.shared["K"]),
+        f"{arm.label}, {arm.flags['optimizer']}",
+        "" if not n else str(n) if n == len(part.seeds) else f"{n} of {len(part.seeds)}",
+        f"{found.mean:.4f}" if found else "",
+        f"{found.deviation:.4f}" if found and found.deviation is not None else "",
+        ", ".join([f"{seed}: {loss:.4f}" for seed, loss in own.by_seed.items()]
+                  + [f"{seed}: diverged" for seed in own.diverged]),
+        minus.told(3) if minus else "",
+        "" if is_bp else times_words(times_bp(lines, part, arm)),
+        arm.claim if said else "",
+        f"{said.word}. {said.why}" if said and n else "",
+        arms.chosen_words(choice),
+        arms.tuning_cost(part, lines, arm),
+        f"`{of_row(part, arm, choice)}`",
+    ]  # fmt: skip
+
+
+def of_row(part: Part, arm: Arm, choice: Mapping[str, object] | None) -> str:
+    """The command of a row's final runs; of its tuning runs, where nothing is chosen yet."""
+    run = part.grid(arm)[0] if choice is None else part.final_run(arm, choice, 0)
+    return shown(command(run, None, None)).replace("--seed 0", "--seed S")
+
+
+def aim(lines: Lines) -> str:
+    """Which arms of K = 8 keep to the aim, of those that have all seeds."""
+    found = {}
+    for part in PARTS:
+        for arm in part.arms if part.name == EIGHT.name else ():
+            times = times_bp(lines, part, arm)
+            if len(times) == len(part.seeds) and not arm.name.startswith("bp"):
+                found[f"{arm.label}, {arm.flags['optimizer']}"] = times
+    if not found:
+        return ""
+    means = {
+        label: sum(each or math.inf for each in times.values()) / len(times)
+        for label, times in found.items()
+    }  # fmt: skip
+    best = min(means, key=lambda label: means[label])
+    word = "reached" if means[best] <= MOST["within"] else "not reached"
+    return (
+        f"**The best arm at K = 8** with all seeds is {best}: {times_words(found[best])} times its BP's tokens. The "
+        f"aim of {MOST['within']:g} is {word}. It is the best of {len(found)}, so a little of its lead is luck."
+    )
+
+
+def document(lines: Lines) -> str:
+    """The question, the table, and what it was made with."""
+    parts = [
+        arms.progress(PARTS, lines),
+        "**The question.** How many more tokens do late gradients cost a transformer, which correction gives back how "
+        "many, and how does it grow with K? Arms, grids, seeds and rules were [registered](../corrections.md) before "
+        "the first run.",
+        aim(lines),
+        markdown.table(HEADS, (row(lines, part, arm) for part in PARTS for arm in part.arms)),
+        f"![Test loss of every arm minus BP's]({NAME}.png)",
+        markdown.origin(lines),
+        *WORDS,
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def behind(lines: Lines, part: Part) -> dict[str, float]:
+    """Label -> mean test loss minus BP's, of the seeds that both have."""
+    found = {}
+    for arm in part.arms:
+        minus = paired(values(lines, part, arm).by_seed, of_name(lines, part, arm.reference).by_seed)
+        if minus and not arm.name.startswith("bp"):
+            found[arm.label] = sum(minus.values()) / len(minus)
+    return found
+
+
+def picture(lines: Lines, path: Path) -> None:
+    groups = {part.title: behind(lines, part) for part in PARTS if part not in GROWTH}
+    growing = sorted(GROWTH, key=lambda part: part.shared["K"])
+    groups["16 layers, AdamW"] = {
+        f"{label}, K = {part.shared['K']}": loss for part in growing for label, loss in behind(lines, part).items()
+    }
+    title = f"A transformer on text, {TARGET_STEPS:,} steps: test loss minus BP's with the same optimizer"
+    bars.draw(groups, path, title, "nats per byte behind BP", None, by_number=True)
+
+
+def finals(lines: Lines) -> tuple[Run, ...]:
+    return arms.final_runs(PARTS, lines)
+
+
+TABLE = Table(
+    name=NAME,
+    summary="A transformer on text: corrections of late gradients with AdamW and Muon, K = 8; growth with K",
+    title="Corrections of late gradients: a transformer on text",
+    runs=arms.tune_runs(PARTS),
+    document=document,
+    picture=picture,
+    then=finals,
+    diverging=True,
+    prepare=lambda: corpus.write(ROOT / texts.TEXT),
+)
+
+if __name__ == "__main__":
+    sys.exit(main(TABLE))

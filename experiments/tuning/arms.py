@@ -1,0 +1,151 @@
+"""An arm of a comparison, the grid that it is tuned by, and its final runs, whose options come from the tuned results.
+
+Every arm of a table has the same number of tuning runs: the same multiples of its optimizer's usual learning rate, each
+with the same number of settings of its own. The choice is the run with the lowest error on the held-out examples; of
+equals the first of the grid. An arm that is not tuned to the end has no choice, and so no final runs yet.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments.harness.run_table import Lines, Run
+from fdg_jax.runs.options import words
+
+Flags = Mapping[str, Any]
+
+
+class Arm(NamedTuple):
+    """One way to train.
+
+    name: in the names of its runs. label: on the page.
+    flags: what it differs in from the others, whatever the grid says.
+    own: the settings of its own that are tried; as many as every other arm has.
+    usual_rate: of its optimizer; the grid has multiples of it.
+    claim: what was published of it, in a sentence. rule: how the page judges that (a key of the table's rules).
+    reference: the arm of plain BP that it is held against, and stale: the one without a correction.
+    """
+
+    name: str
+    label: str
+    flags: Flags
+    own: tuple[Flags, ...]
+    usual_rate: float
+    claim: str = ""
+    rule: str = ""
+    reference: str = "bp"
+    stale: str = "fdg"
+
+
+class Part(NamedTuple):
+    """Arms that are trained alike.
+
+    name: in the names of its runs. shared: flags of all runs. tuned: of the tuning runs only, final: of the others.
+    multiples: of the usual learning rate. seeds: of the final runs; the tuning runs have seed 0.
+    chosen_by: the arm of another part -> its choice holds here, and nothing is tuned.
+    """
+
+    name: str
+    title: str
+    arms: tuple[Arm, ...]
+    shared: Flags
+    tuned: Flags
+    final: Flags
+    multiples: tuple[float, ...]
+    seeds: tuple[int, ...]
+    module: str = "fdg_jax.experiments.cifar"
+    chosen_by: "Part | None" = None
+
+    @property
+    def tune_runs(self) -> tuple[Run, ...]:
+        """Arm by arm, so that an arm that is tuned to the end can be trained."""
+        return () if self.chosen_by else tuple(run for arm in self.arms for run in self.grid(arm))
+
+    def grid(self, arm: Arm) -> tuple[Run, ...]:
+        """The tuning runs of one arm."""
+        return tuple(self.tune_run(arm, multiple, own) for own in arm.own for multiple in self.multiples)
+
+    def tune_run(self, arm: Arm, multiple: float, own: Flags) -> Run:
+        rate = float(f"{arm.usual_rate * multiple:.6g}")  # 0.001 * 0.5, and no 0.00050000000000000001
+        said = "".join(f"-{name.replace('_', '-')}{value:g}" for name, value in own.items())
+        flags = {**self.shared, **self.tuned, **arm.flags, "learning_rate": rate, **own, "seed": 0}
+        return Run(f"tune-{self.name}-{arm.name}-rate{rate:g}{said}", flags, self.module)
+
+    def choice(self, lines: Lines, arm: Arm) -> Flags | None:
+        """The options that were chosen: learning rate and the arm's own. None if tuning is not finished, or if every
+        run of the grid has diverged."""
+        if self.chosen_by:
+            (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
+            return self.chosen_by.choice(lines, same)
+        runs = self.grid(arm)
+        if any(run.name not in lines for run in runs):
+            return None
+        finished = [run for run in runs if not lines[run.name].get("diverged")]
+        if not finished:
+            return None
+        best = min(finished, key=lambda run: self.judged(lines[run.name]))  # of equals the first
+        return {name: best.flags[name] for name in ("learning_rate", *arm.own[0])}
+
+    def judged(self, line: Mapping[str, Any]) -> float:
+        """What tuning goes by: the loss of text, the error of images. A loss that is not finite is the largest."""
+        found = line["test_loss" if self.shared["dataset"] == "text" else "test_error_percent"]
+        return math.inf if found is None else found
+
+    def final_run(self, arm: Arm, choice: Flags, seed: int) -> Run:
+        flags = {**self.shared, **self.final, **arm.flags, **choice, "seed": seed}
+        return Run(self.final_name(arm, seed), flags, self.module)
+
+    def final_name(self, arm: Arm, seed: int) -> str:
+        return f"final-{self.name}-{arm.name}-seed{seed}"
+
+    def final_runs(self, lines: Lines) -> tuple[Run, ...]:
+        """Seed by seed over all arms that are tuned, so that whatever is finished is balanced."""
+        choices = {arm.name: self.choice(lines, arm) for arm in self.arms}
+        found = ((arm, choices[arm.name], seed) for seed in self.seeds for arm in self.arms)
+        return tuple(self.final_run(arm, choice, seed) for arm, choice, seed in found if choice is not None)
+
+    def finished(self, lines: Lines, arm: Arm) -> dict[int, Mapping[str, Any]]:
+        """The lines of an arm's final runs by seed, those that have diverged included."""
+        names = {seed: self.final_name(arm, seed) for seed in self.seeds}
+        return {seed: lines[name] for seed, name in names.items() if name in lines}
+
+
+def tune_runs(parts: Sequence[Part]) -> tuple[Run, ...]:
+    return tuple(run for part in parts for run in part.tune_runs)
+
+
+def final_runs(parts: Sequence[Part], lines: Lines) -> tuple[Run, ...]:
+    return tuple(run for part in parts for run in part.final_runs(lines))
+
+
+def core_hours(lines: Sequence[Mapping[str, Any]]) -> float:
+    """What runs took that were pinned to a core each, evaluations included. One that has diverged is not counted."""
+    return sum(line.get("seconds", 0.0) for line in lines) / 3600
+
+
+def progress(parts: Sequence[Part], lines: Lines) -> str:
+    """How much of a table has run, part by part, in a paragraph."""
+    said = []
+    for part in parts:
+        tuning, finals = part.tune_runs, len(part.arms) * len(part.seeds)
+        tuned = [lines[run.name] for run in tuning if run.name in lines]
+        done = [line for arm in part.arms for line in part.finished(lines, arm).values()]
+        first = f"{len(tuned)} of {len(tuning)} tuning runs ({core_hours(tuned):.1f} core-hours), " if tuning else ""
+        said.append(f"{part.title}: {first}{len(done)} of {finals} final runs ({core_hours(done):.1f} core-hours)")
+    return f"**How much has run.** {'; '.join(said)}."
+
+
+def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
+    """`6 of 6 runs, 1.0 h`: what choosing an arm's options took; "" where nothing has been tuned."""
+    if part.chosen_by:
+        return "as chosen above"
+    runs = part.grid(arm)
+    found = [lines[run.name] for run in runs if run.name in lines]
+    diverged = sum(bool(line.get("diverged")) for line in found)
+    rest = f", {diverged} diverged" if diverged else ""
+    return f"{len(found)} of {len(runs)} runs, {core_hours(found):.1f} h{rest}" if found else ""
+
+
+def chosen_words(choice: Flags | None) -> str:
+    """The choice as flags."""
+    return "" if choice is None else " ".join(word for name, value in choice.items() for word in words(name, value))

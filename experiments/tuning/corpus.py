@@ -1,0 +1,52 @@
+"""The text of the table of corrections on text: the Python files of three wheels that this project pins by hash.
+
+They are installed wherever the project is, so nothing is downloaded, and are the same bytes on every machine. Files
+follow each other in the order of the sha256 of their names: in any stretch, the first million bytes or the last tenth,
+all three packages are mixed.
+"""
+
+import hashlib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from fdg_jax.errors import BadInput
+from fdg_jax.storage import durable
+
+WHEELS = {"optax": "0.2.8", "orbax-checkpoint": "0.12.8", "grain": "0.2.18"}  # as in requirements.txt
+SHA256 = "69f2e4a56da27704e188f2b119a2e3b29315b11ab2c206268c952ed696fb5434"
+WAY_OUT = "Set up anew with `make setup`, in an environment with the versions of requirements.txt"
+
+
+def files() -> dict[str, Path]:
+    """The Python files of the wheels by their names in them, in the order of the text. BadInput if one is not there."""
+    found = {}
+    for name, wanted in WHEELS.items():
+        try:
+            wheel = distribution(name)
+        except PackageNotFoundError:
+            raise BadInput(f"the text needs {name} {wanted}, which is not installed. {WAY_OUT}.") from None
+        if wheel.version != wanted:
+            raise BadInput(f"the text needs {name} {wanted}, and {wheel.version} is installed. {WAY_OUT}.")
+        found |= {str(each): Path(str(each.locate())) for each in wheel.files or () if each.suffix == ".py"}
+    return {name: found[name] for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())}
+
+
+def content() -> bytes:
+    """The text. Raises BadInput where it is another one than that of the results."""
+    try:
+        text = b"".join(path.read_bytes() for path in files().values())
+    except OSError as error:
+        raise BadInput(f"the text cannot be read: {error}. {WAY_OUT}.") from None
+    sha256 = hashlib.sha256(text).hexdigest()
+    if sha256 != SHA256:
+        fact = f"the Python files of {', '.join(WHEELS)} have the sha256 {sha256[:16]}..., not {SHA256[:16]}..."
+        raise BadInput(f"{fact}: a file was changed. {WAY_OUT}.")
+    return text
+
+
+def write(path: Path) -> None:
+    """Writes the text, unless it is there already."""
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(path, content())

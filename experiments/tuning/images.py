@@ -1,0 +1,80 @@
+"""The arms of the table of corrections on images: every correction there is, and those that papers combine.
+
+Published claims are from the papers' texts where docs/corrections.md says nothing else; PipeMare's, Kosson's and
+DC-ASGD's were not at hand and are told from memory, which the page says.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.tuning.arms import Arm, Part
+
+EPOCHS, HELD_OUT, QUARTER = 5, 5_000, 244  # QUARTER: of the updates at the first learning rate, PipeMare's T
+MULTIPLES, SEEDS = (0.5, 1.0, 2.0), (0, 1, 2)
+SGD_RATE, NADAM_RATE = 0.1, 1e-3
+FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
+MOMENTA = ({"momentum": 0.9}, {"momentum": 0.7})  # what is tuned where an arm has no option of its own
+ANNEALED = ({"anneal_updates": 0}, {"anneal_updates": QUARTER})
+BETAS = ({"beta": 0.5}, {"beta": 0.3})
+CURRENT = {"method": "fdg", "engine": "pipeline", "weights": "current"}
+LESS = "errs less than FDG without a correction"
+
+
+def corrected(name: str, **options: Any) -> dict[str, Any]:
+    """FDG's flags with `--correct name`."""
+    return {**FDG, "correct": name, **options}
+
+
+def arm(
+    name: str, label: str, flags: Mapping[str, Any], own: tuple[Any, ...], claim: str = "", rule: str = "less",
+    rate: float = SGD_RATE,
+) -> Arm:  # fmt: skip
+    return Arm(name, label, flags, own, rate, claim, rule)
+
+
+BP = Arm("bp", "BP", {"method": "bp", "engine": "delay-line"}, MOMENTA, SGD_RATE)
+STALE = arm("fdg", "FDG, β = 1", FDG, MOMENTA, "FDG: without shrinking late gradients cost accuracy", "worse")
+ONE_LATE = (  # those that are different where the staleness is 1
+    STALE,
+    arm("beta", "FDG, β", FDG, BETAS, f"FDG: with β it {LESS}"),
+    arm("rate", "rates by staleness, PipeMare's T1", corrected("rate"), ANNEALED, f"staleness-aware SGD: it {LESS}"),
+    arm("last", "anticipate, last update", corrected("anticipate", prediction="last"), MOMENTA,
+        "error feedback: level with synchronous training at a staleness of 1", "level"),
+    arm("spike", "anticipate, spike compensation", corrected("anticipate", prediction="spike"), MOMENTA,
+        f"spike compensation (from memory), msnag: it {LESS}"),
+    arm("rate-last", "T1 and anticipate, last update", corrected("rate,anticipate", prediction="last"), ANNEALED),
+    arm("beta-spike", "FDG, β and spike compensation", corrected("shrink,anticipate", prediction="spike"), BETAS),
+    arm("dc-constant", "DC-ASGD, constant λ", corrected("dc_asgd", compensation="constant"),
+        ({"compensation_strength": 0.04}, {"compensation_strength": 0.4}), f"DC-ASGD (from memory): it {LESS}"),
+    arm("dc-adaptive", "DC-ASGD, adaptive λ", corrected("dc_asgd", compensation="adaptive"),
+        ({"compensation_strength": 2.0}, {"compensation_strength": 0.5}), f"DC-ASGD (from memory): it {LESS}"),
+    arm("gap-aware", "Gap-Aware", corrected("gap_aware"), MOMENTA, f"Gap-Aware: it {LESS}"),
+    arm("cosine", "cosine gate", corrected("cosine"), ({"gate_decay": 0.0}, {"gate_decay": 0.1}), f"CGAD: it {LESS}"),
+    arm("t2", "PipeMare's T2", {**CURRENT, "correct": "t2"}, ({"discrepancy": 0.135}, {"discrepancy": 0.5})),
+    arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, "correct": "rate,t2"}, ANNEALED,
+        "PipeMare (from memory): level with synchronous training", "level"),
+    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, "optimizer": "nadam", "weight_decay": 0.1,
+        "decay": "matrices"}, ({"momentum": 0.99}, {"momentum": 0.9}),
+        "AsyncPP: level with synchronous training or better", "level", NADAM_RATE),
+)  # fmt: skip
+SEVERAL_LATE = (  # at a staleness of 1 these are `last` and `spike`
+    arm("linear", "anticipate, linear", corrected("anticipate", prediction="linear"), MOMENTA,
+        f"LWP (from memory), XPipe, PipeOptim: it {LESS}"),
+    arm("nesterov", "anticipate, Nesterov", corrected("anticipate", prediction="nesterov"), MOMENTA,
+        f"AsyncPP's theory: it {LESS}"),
+)  # fmt: skip
+SHARED = {
+    "dataset": "cifar10", "model": "resnet20", "epochs": EPOCHS, "batch_size": 128, "optimizer": "sgd",
+    "lr_schedule": "paper", "warmup": "on", "momentum": 0.9, "weight_decay": 5e-4,
+}  # fmt: skip
+
+
+def part(K: int, title: str, arms: tuple[Arm, ...]) -> Part:
+    shared = {**SHARED, "K": K}
+    return Part(f"K{K}", title, arms, shared, {"hold_out": HELD_OUT}, {"hold_out": 0}, MULTIPLES, SEEDS)
+
+
+OF_BP = part(1, "BP", (BP,))
+FOUR = part(4, "K = 4", (*ONE_LATE[:6], *SEVERAL_LATE, *ONE_LATE[6:]))
+TWO = part(2, "K = 2", ONE_LATE)
+PARTS = (OF_BP, FOUR, TWO)

@@ -1,0 +1,95 @@
+"""The arms of the table of corrections on text: AdamW and Muon at K = 8, and how gaps grow with K.
+
+The learning rate is constant after its warm-up. So the loss after n steps is that of a run of n steps, and one run
+shows with how many tokens an arm reaches BP's loss.
+"""
+
+from typing import Any
+
+from experiments.tuning import corpus
+from experiments.tuning.arms import Arm, Part
+
+BATCH, BLOCK, BLOCKS, HELD_OUT = 32, 64, 16_000, 8_000  # of training and of tuning, in blocks of the text
+STEPS_PER_EPOCH = BLOCKS // BATCH
+EPOCHS, TARGET_EPOCH, TUNING_EPOCHS = 6, 4, 2  # 3,000 steps; BP's loss after 2,000 is to be reached; tuned by 1,000
+TARGET_STEPS, STEPS = TARGET_EPOCH * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH
+MULTIPLES, SEEDS, RATE, WARMUP = (0.5, 1.0, 2.0, 4.0), (0, 1, 2), 1e-3, 200
+ANNEALED = 5 * WARMUP  # PipeMare's T for transformers
+TEXT = f"runs/corrections_text/{corpus.SHA256}.txt"
+
+FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
+BPS: dict[str, Any] = {"method": "bp", "engine": "delay-line"}
+CURRENT: dict[str, Any] = {"method": "fdg", "engine": "pipeline", "weights": "current"}
+ADAMW = {"optimizer": "adamw", "momentum": 0.9}
+MUON = {"optimizer": "muon", "momentum": 0.95}
+NADAM = {"optimizer": "nadam", "momentum": 0.99}
+ROTATION = {"optimizer": "rotation", "momentum": 0.9}
+LESS = "it errs less than FDG without a correction"
+
+
+def arm(name: str, label: str, flags: dict[str, Any], claim: str = "", rule: str = "less", **against: str) -> Arm:
+    return Arm(name, label, flags, ({},), RATE, claim, rule, **against)
+
+
+def corrected(optimizer: dict[str, Any], name: str, **options: Any) -> dict[str, Any]:
+    return {**FDG, **optimizer, "correct": name, **options}
+
+
+T1 = {"anneal_updates": ANNEALED}
+BP, STALE = arm("bp", "BP", {**BPS, **ADAMW}), arm("fdg", "FDG", {**FDG, **ADAMW})
+ANNEAL = arm("t1", "PipeMare's T1", corrected(ADAMW, "rate", **T1), f"PipeMare (from memory): with T1 {LESS}")
+OF_ADAMW = (
+    BP,
+    STALE,
+    arm("ddg", "DDG, which is PipeDream (half as stale)", {"method": "ddg", "engine": "delay-line", **ADAMW}),
+    ANNEAL,
+    arm("rate", "rates by staleness", corrected(ADAMW, "rate"), f"staleness-aware rates: {LESS}"),
+    arm("last", "anticipate, last update", corrected(ADAMW, "anticipate", prediction="last"),
+        f"error feedback: {LESS} (published for a staleness of 1)"),
+    arm("linear", "anticipate, linear", corrected(ADAMW, "anticipate", prediction="linear"), f"marin: {LESS}"),
+    arm("spike", "anticipate, spike", corrected(ADAMW, "anticipate", prediction="spike"), f"msnag: {LESS}"),
+    arm("t1-last", "T1 and anticipate, last update", corrected(ADAMW, "rate,anticipate", prediction="last", **T1)),
+    arm("dc-adaptive", "DC-ASGD, adaptive λ", corrected(ADAMW, "dc_asgd", compensation="adaptive"),
+        "marin: next to nothing under Adam", "none"),
+    arm("gap-aware", "Gap-Aware", corrected(ADAMW, "gap_aware"), f"Gap-Aware: {LESS}"),
+    arm("cosine", "cosine gate", corrected(ADAMW, "cosine"), f"CGAD: {LESS}"),
+    arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
+    arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
+        "PipeMare (from memory): level with synchronous training", "within"),
+    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM},
+        "AsyncPP: level with synchronous AdamW or better", "within"),
+    arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}),
+    arm("rotation", "basis rotation", {**FDG, **ROTATION},
+        "basis rotation: 1.27 times its own BP's iterations (K = 32)", "within-1.27", reference="bp-rotation"),
+)  # fmt: skip
+OF_MUON = (
+    arm("bp-muon", "BP", {**BPS, **MUON}),
+    arm("fdg-muon", "FDG", {**FDG, **MUON}, "2606.30634 and marin: Muon loses less by delays than AdamW", "gap",
+        reference="bp-muon"),
+    arm("t1-muon", "PipeMare's T1", corrected(MUON, "rate", **T1), f"PipeMare (from memory): with T1 {LESS}",
+        reference="bp-muon", stale="fdg-muon"),
+    arm("last-muon", "anticipate, last update", corrected(MUON, "anticipate", prediction="last"),
+        f"error feedback, marin: {LESS}", reference="bp-muon", stale="fdg-muon"),
+    arm("t1-last-muon", "T1 and anticipate, last update",
+        corrected(MUON, "rate,anticipate", prediction="last", **T1), reference="bp-muon", stale="fdg-muon"),
+)  # fmt: skip
+SHARED = {
+    "dataset": "text", "text": TEXT, "block_size": BLOCK, "batch_size": BATCH, "train_size": BLOCKS,
+    "lr_schedule": "constant", "warmup_steps": WARMUP, "clip_norm": 1.0, "weight_decay": 0.1, "decay": "matrices",
+    "b2": 0.99,
+}  # fmt: skip
+TUNED, FINAL = {"epochs": TUNING_EPOCHS, "hold_out": HELD_OUT}, {"epochs": EPOCHS, "hold_out": 0}
+
+
+def part(name: str, title: str, arms: tuple[Arm, ...], model: str, K: int, chosen_by: Part | None = None) -> Part:
+    shared, module = {**SHARED, "model": model, "K": K}, "fdg_jax.experiments.language_model"
+    return Part(name, title, arms, shared, TUNED, FINAL, MULTIPLES, SEEDS, module, chosen_by)
+
+
+EIGHT = part("K8", "AdamW, K = 8", OF_ADAMW, "transformer8x64", 8)
+EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
+GROWTH = tuple(
+    part(f"grow{K}", f"16 layers, AdamW, K = {K}", (BP, STALE, ANNEAL), "transformer16x64", K, EIGHT)
+    for K in (8, 2, 16, 4)
+)
+PARTS = (EIGHT, EIGHT_MUON, *GROWTH)
