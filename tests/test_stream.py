@@ -73,6 +73,14 @@ def test_the_first_images_are_of_several_classes(tmp_path):
     assert len({found.train_images.read(i)[1] for i in range(5)}) > 1
 
 
+def test_the_last_training_images_can_be_held_out(tmp_path):
+    write_imagenet(tmp_path)
+    whole = data.load("imagenet", tmp_path)
+    found, read = whole.held_out(5), whole.train_images.read
+    assert [found.train_images.read(i) for i in range(len(found.train_images))] == [read(i) for i in range(7)]
+    assert [found.test_images.read(i) for i in range(len(found.test_images))] == [read(i) for i in range(7, 12)]
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[:-300])
 

@@ -185,7 +185,7 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     """
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
-        few = {"steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
+        few: dict[str, Any] = {"steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
         flags = dict(run.flags)
         if "text" not in flags:
             few["dataset"] = "synthetic"
