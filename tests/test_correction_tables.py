@@ -374,6 +374,18 @@ def test_an_estimate_of_text_counts_blocks():
     assert estimate.examples_per_second(held, {"images_per_second": 400.0}) == 400.0
 
 
+def test_a_step_on_text_is_measured_by_the_command_for_text(monkeypatch):
+    asked = []
+    made = ["python", "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(estimate, "command", lambda run, *_: asked.append(run) or made)
+    for run in (texts.EIGHT.tune_runs[0], images.OF_BP.tune_runs[0]):
+        assert estimate.once(run, 9, None) == (None, "exit code 3")
+    text, pictures = asked
+    assert text.module == "fdg_jax.experiments.language_model" and pictures.module == "fdg_jax.experiments.cifar"
+    assert (text.flags["dataset"], text.flags["hold_out"], text.flags["text"]) == ("text", 32, texts.TEXT)
+    assert pictures.flags["dataset"] == "synthetic" and "hold_out" not in pictures.flags
+
+
 # The whole way
 
 

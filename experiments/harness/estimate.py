@@ -186,11 +186,14 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
     with tempfile.TemporaryDirectory(prefix="step-") as folder:
         path = Path(folder) / "run"
         few: dict[str, Any] = {"steps": steps, "log_every": 1, "evaluate_every": 0, "checkpoint_every": 0}
-        flags = dict(run.flags)
-        if "text" not in flags:
+        flags, made = dict(run.flags), Run(run.name, {})
+        if "text" in flags:
+            made = made._replace(module=run.module)
+            few["hold_out"] = flags["batch_size"]  # the last evaluation is not what is measured
+        else:
             few["dataset"] = "synthetic"
             flags = {name: value for name, value in flags.items() if name not in ("train_size", "hold_out")}
-        words = [*command(Run(run.name, {**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
+        words = [*command(made._replace(flags={**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
         with pinned([] if core is None else [core]):
             process = subprocess.Popen(
                 [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
