@@ -1,7 +1,7 @@
 """A training in several processes, for tests/test_processes.py: `python process_child.py OUT OPTIONS FLAGS`.
 
 OPTIONS is JSON: of `Pipeline`, and K, the number of stages. "resume": the file of a state to go on from.
-"of process 1": options that only that process has.
+"of process 1": options that only that process has. "weighted": examples have weights, and the loss has a metric.
 Each process writes what it sees to OUT/<process>.json; process 0 also writes the state in the middle to OUT/state.npz.
 FLAGS are those that fdg_jax.launch adds; without them it is a training in one process.
 """
@@ -12,11 +12,18 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 import fdg_jax
 
 MIDDLE, RAGGED = 6, 7  # batches before the state is taken; examples of batch 5, others have 16
+
+
+def weighted_loss(outputs, labels):
+    each = optax.softmax_cross_entropy_with_integer_labels(outputs, labels.labels)
+    return labels.mean(each), {"largest": jnp.max(outputs)}
 
 
 def main() -> None:
@@ -30,7 +37,7 @@ def main() -> None:
     options, process = given.options, given.process_id
     of_one = options.pop("of process 1", {})
     options |= of_one if process == 1 else {}
-    K, resume = options.pop("K", 3), options.pop("resume", None)
+    K, resume, weighted = options.pop("K", 3), options.pop("resume", None), options.pop("weighted", False)
     jax.config.update("jax_platforms", "cpu")
     if given.processes > 1:
         fdg_jax.join_processes(given.coordinator, process, given.processes, K)
@@ -41,7 +48,10 @@ def main() -> None:
     kind = small.CurrentPart if options.get("weights") == "current" else small.Part
     data = small.batches(9)
     data[4] = tuple(array[:RAGGED] for array in data[4])
-    pipeline = fdg_jax.Pipeline(small.parts(K, kind), small.cross_entropy, small.recipe(), **options)
+    if weighted:
+        data = [(x, fdg_jax.Weighted(y, np.arange(len(y)) % 3)) for x, y in data]
+    loss = weighted_loss if weighted else small.cross_entropy
+    pipeline = fdg_jax.Pipeline(small.parts(K, kind), loss, small.recipe(), **options)
     pipeline.init(jax.random.key(0), data[0])
     if resume:
         pipeline.restore(dict(np.load(resume)))
@@ -60,7 +70,7 @@ def main() -> None:
     pipeline.drain()
     seen = {
         "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
-        "losses": [(metrics.step, metrics.loss, metrics.bad) for metrics in pipeline.losses(wait=True)],
+        "losses": list(pipeline.losses(wait=True)),
         "evaluation": evaluation,
         "predicted": predicted.tolist(),
         "unsound": unsound,

@@ -52,6 +52,8 @@ def test_two_processes_train_as_one(tmp_path):
         (3, {"order": "forward-first"}),
         (3, {"weights": "current"}),
         (3, {"accumulate": 2}),
+        (3, {"weighted": True, "gradient_norms": True, "guard": True}),
+        (3, {"weighted": True, "method": "gpipe", "K": 4}),
         (3, {"K": 4, "guard": True}),
         (4, {"K": 4}),
         *[(3, {"method": method}) for method in ("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "gpipe", "scaled_bp")],
