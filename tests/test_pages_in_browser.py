@@ -1,17 +1,21 @@
-"""Pages in a real browser: the explorer shows what the schedules say; it and comparisons can be used by everybody."""
+"""Pages in a real browser: the explorer shows what the schedules say; it, reports and comparisons serve everybody."""
 
+import json
 import re
 from fractions import Fraction
 from pathlib import Path
 
 import chromium
+import made_up_runs
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from experiments.harness.run_table import Run
 from fdg_jax import methods
 from fdg_jax.explorer import choices, measured, page, quadratic, timeline
 from fdg_jax.explorer.choices import Times
-from fdg_jax.report import comparison, comparison_page, results
+from fdg_jax.report import comparison, comparison_page, report_page, results
+from fdg_jax.runs import incidents
 from fdg_jax.schedule.running import trace_run
 
 pytestmark = pytest.mark.slow
@@ -299,3 +303,56 @@ def test_the_page_of_a_comparison_is_as_easy_to_use(browser, tmp_path):
             assert len(found) > 100 and not [each for each in found if each[0] < 4.5]
     assert browser.run("return document.querySelectorAll('polyline').length") == 8 * 2 * 3
     assert set(browser.requests()) <= {file.as_uri(), "data:,"} and browser.complaints() == []
+
+
+def reported(folder: Path, method: str, K: int, trained: int) -> Path:
+    """A run directory whose names hold HTML, with all that a run writes."""
+    run = Run("a run", {"method": method, "K": K, "seed": 0})
+    path = made_up_runs.make(folder, run, trained=trained, note=HTML_NAME, data_dir=HTML_NAME, warmup="off")
+    config = json.loads((path / "config.json").read_text())
+    memory = {"first_block": 0, "last_block": 3, "share_percent": 50.0, "share_of": HTML_NAME}
+    config |= {"note": HTML_NAME, "stages": [{**memory, "memory_bytes": {"total": 27_500_000}}] * K}
+    config["devices"][0] = HTML_NAME
+    (path / "config.json").write_text(json.dumps(config))
+    incidents.add(path, 7, HTML_NAME)
+    report_page.write(path)
+    return path / "report.html"
+
+
+RUNS = [("fdg", 2, 2), ("fdg", 8, 9), ("bp", 3, 2), ("data_parallel", 2, 2)]
+
+
+@pytest.mark.parametrize(("method", "K", "trained"), RUNS)
+def test_the_report_of_a_run_is_as_easy_to_use(browser, tmp_path, method, K, trained):
+    file = reported(tmp_path, method, K, trained)
+    browser.requests()
+    for dark in (False, True):
+        for width in (1280, 360):
+            browser.show(width, dark=dark)
+            assert 0 < browser.open(file) < 2
+            browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
+            assert browser.run("return document.documentElement.scrollWidth") == width
+            found = browser.run(chromium.CONTRAST)
+            assert len(found) > 100 and not [each for each in found if each[0] < 4.5]
+    marked = browser.run("return [...document.querySelectorAll('img, b')].map((each) => each.textContent)")
+    assert not {"", "bold"} & {*marked}
+    text = browser.run("return document.body.textContent")
+    assert text.count(HTML_NAME) >= 5  # the note, a stage's share and device, the incident, an option
+    charts = "return document.querySelectorAll('svg.chart polyline, .schedule svg').length"
+    assert browser.run(charts) == 3 + (method != "data_parallel")  # loss, error and rate; no speed was logged
+    assert browser.run("return getComputedStyle(document.querySelector('svg.chart text')).fontSize") == "11px"
+    assert set(browser.requests()) <= {file.as_uri(), "data:,"} and browser.complaints() == []
+
+
+def test_the_keyboard_reaches_all_of_a_report(browser, tmp_path):
+    browser.show(360)
+    browser.open(reported(tmp_path, "fdg", 4, 2))
+    all_of_it = "[...document.querySelectorAll('.wide, summary')]"
+    wanted = browser.run(f"return {all_of_it}.length")
+    closed = browser.run("return document.querySelectorAll('details .wide').length")
+    reached = set()
+    browser.run("document.activeElement.blur()")
+    for _ in range(wanted + 3):
+        browser.press(Keys.TAB)
+        reached.add(browser.run(f"return {all_of_it}.indexOf(document.activeElement)"))
+    assert len(reached - {-1}) == wanted - closed and wanted > 6

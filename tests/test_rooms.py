@@ -41,7 +41,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),
         "checks",
     ),
-    "report": ("errors", "recipe", "storage", "machine", "methods", "runs"),
+    "report": ("errors", "recipe", "storage", "machine", "schedule", "methods", "explorer", "runs"),
     "compare": ("errors", "machine", "options", "report"),
     "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "block_times", "runs", "report"),
     "experiments": ("machine", "report", "training"),

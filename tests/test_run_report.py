@@ -1,16 +1,21 @@
 """The report of a run: one page with its curves, also of a run that has not ended."""
 
+import json
+import shlex
+import time
 from unittest import mock
 
 import numpy as np
 import pytest
 from stored_runs import stored_run
 
+from fdg_jax import methods
 from fdg_jax.recipe import paper_schedule
-from fdg_jax.report import curves, report_page
-from fdg_jax.runs import run_files
+from fdg_jax.report import curves, options_part, report_page, schedule_part, verdict
+from fdg_jax.runs import incidents, run_files
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_files import MetricsLog
+from fdg_jax.training import command_line
 from fdg_jax.training.setup import learning_rates
 
 
@@ -42,8 +47,7 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
     assert "FDG with K=2, β=0.5" in page
     assert "digits &lt;not&gt; CIFAR" in page
     assert "not finished" in page
-    assert "src=" not in page  # nothing is fetched
-    assert "<link" not in page
+    assert "src=" not in page and "url(" not in page and page.count("<link") == 1  # nothing is fetched
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -85,9 +89,119 @@ def test_a_learning_rate_is_marked_where_it_begins_and_not_at_the_next_line_that
     assert labels == [("learning rate 0.01", 0), ("0.1", 0.1), ("0.01", 4.0), ("0.001", 6.0)]
 
 
-@pytest.mark.parametrize(("points", "marked"), [(1, True), (2, True), (50, False)])
-def test_a_curve_of_one_point_can_be_seen(points, marked, tmp_path):
+@pytest.mark.parametrize(("points", "marked"), [(1, "o"), (2, "o"), (50, "")])
+def test_a_curve_of_one_point_can_be_seen(points, marked, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: saved.append(figure))
     event = {"train_loss": 1.0, "learning_rate": 0.1}
-    svg = curves.draw(told(), [{"epoch": n / 10, **event} for n in range(1, points + 1)], tmp_path / "x.png")
-    above = svg[svg.index('id="axes_1"') : svg.index('id="axes_2"')]
-    assert (f"fill: {curves.TRAIN}; stroke" in above) is marked
+    train = [{"epoch": n / 10, **event} for n in range(1, points + 1)]
+    curves.draw(told(), train, tmp_path / "x.png")
+    assert saved[0].axes[0].lines[0].get_marker() == marked
+    assert ("<circle" in curves.charts(told(), train, [])) is bool(marked)
+
+
+def test_running_means_start_again_at_a_new_learning_rate():
+    rates = [0.1] * 3 + [0.01] * 3
+    found = [{"x": float(n), "learning_rate": rate} for n, rate in zip((1, 2, 3, 10, 20, 60), rates, strict=True)]
+    assert curves.running_means(found, "x", 2) == pytest.approx([1, 1.5, 2.5, 10, 15, 40])
+
+
+def words_of(losses, errors=(), classes=10):
+    """What is said of a run with so many equal epochs."""
+    train = [{"step": i, "epoch": i / 10, "train_loss": x, "learning_rate": 0.1} for i, x in enumerate(losses, 1)]
+    test = [{"step": i, "epoch": float(i), "test_error_percent": x} for i, x in enumerate(errors, 1)]
+    config = told(inputs={"classes": classes})
+    return " ".join(verdict.sentences(config, train, test, {}))
+
+
+def test_it_is_said_whether_a_run_went_well():
+    fell = [2.3 - 0.02 * min(i, 50) for i in range(100)]
+    assert "from 2.21 to 1.3, and had come to rest" in words_of(fell)
+    assert "still falling at the end: 11% of the fall" in words_of([2.3 - 0.02 * i for i in range(100)])
+    assert "It went wrong: the training loss rose from 1" in words_of([1.0 + 0.1 * i for i in range(20)])
+    assert "rose a little at the end" in words_of([2.0, 1.5] * 3 + [1.0] * 30 + [1.2] * 4)
+    assert "no batch has been logged" in words_of([])
+    said = words_of(fell, [50.0, 20.0, 25.0])
+    assert "gets 25.00% wrong, where guessing gets 90.0% wrong. It had been better: 20.00% after epoch 2" in said
+    assert "it has learned next to nothing" in words_of(fell, [89.0])
+    assert "guessing" not in words_of(fell, [50.0], classes=None) and "not evaluated" in words_of(fell)
+
+
+WAITING = ("bp", "data_parallel", "ddg", "dfa", "fa", "fr", "gpipe", "scaled_bp")
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method):
+    for K in (1, 3):
+        made = methods.find(method).schedule(K)
+        shown = schedule_part.scheduled(told(method=method, K=K, split="x"))
+        said, most = " ".join(shown.said), max(made.staleness)
+        assert (f"gradients are {most} update{'s' * (most > 1)} late" in said) is (most > 0)
+        if most:
+            assert f"Stage {made.staleness.index(most) + 1} is the most stale" in said
+            assert f"{most} update{'s' * (most > 1)} late. The numbers count them." in shown.svg
+        assert ("<style" in shown.svg) is False and bool(shown.svg) is (method != "data_parallel")
+    waits = "no stage waits" not in " ".join(schedule_part.scheduled(told(method=method, K=3)).said)
+    assert waits is (method in WAITING)
+
+
+def test_a_schedule_that_nobody_could_read_is_not_drawn():
+    shown = schedule_part.scheduled(told(method="fdg", K=9))
+    assert not shown.svg and "Stage 1 is the most stale, its gradients are 15 updates late" in shown.said[0]
+
+
+def test_options_are_those_that_the_run_has():
+    fdg = options_part.of_run(told(method="fdg"))
+    assert {"beta", "order", "accumulate"} <= fdg.keys()
+    assert not {"micro_batches", "aux", "scale", "prediction", "b2", "warmup_steps", "text", "tied", "resume"} & {*fdg}
+    gpipe = options_part.of_run(told(method="gpipe", optimizer="adamw", lr_schedule="cosine"))
+    assert {"micro_batches", "b2", "warmup_steps"} <= gpipe.keys() and not {"beta", "order", "warmup"} & gpipe.keys()
+    assert "beta" in options_part.of_run(told(method="ddg", correct="shrink"))
+    assert not any("{" in options_part.meaning(name) for name in FIELDS)
+
+
+@pytest.mark.parametrize("words", [
+    "--K 3 --beta 0.5 --run-dir 'a b' --warmup on --no-drain", "--method gpipe --micro-batches 2 --seed 4",
+    "--method ddg --correct shrink --beta 0.3 --weight-decay 1e-05",
+])  # fmt: skip
+def test_the_command_asks_for_the_same_run(words):
+    asked, _ = command_line.parse(shlex.split(words), "cifar")
+    values = {name: getattr(asked, name) for name in FIELDS if name != "resume"}
+    first, *rest = shlex.split(options_part.command({**values, "asked": values}))
+    assert [first, *rest[:2]] == ["python", "-m", "fdg_jax.experiments.cifar"]
+    assert command_line.parse(rest[2:], "cifar")[0] == asked
+    text = {**values, "dataset": "text", "asked": {**values, "dataset": "text"}}
+    assert options_part.command(text).startswith("python -m fdg_jax.experiments.language_model --")
+
+
+def test_what_was_refused_is_told(tmp_path):
+    stored_run(tmp_path, K=2)
+    assert incidents.read(tmp_path) == [] and incidents.stalls(tmp_path) == 0
+    incidents.add(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
+    with (tmp_path / "incidents.jsonl").open("a") as file:
+        file.write('nonsense\n[1]\n{"step": "x", "fact": "y"}\n{"step": 5, "fact": "gone back"}\n')
+    (tmp_path / "stalls.jsonl").write_text("{}\n{}\n")
+    report_page.write(tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    said = "<p>After batch 1,234: stage k=2 refused &lt;b&gt;update&lt;/b&gt; 7.</p><p>After batch 5: gone back</p>"
+    assert said in page
+    assert "2 times something made no progress for 600 s" in page and "Nothing: no update" not in page
+
+
+@pytest.mark.slow
+def test_three_hundred_epochs_are_reported_in_ten_seconds_and_in_five_megabytes(tmp_path):
+    stored_run(tmp_path, model="resnet20", K=3, train_size=51_200, epochs=300, warmup="off")
+    made = []
+    for i in range(1, 120_001):
+        rates = {"learning_rate": 0.1 if i <= 60_000 else 0.01, "images_per_second": 200.0 + i % 7}
+        made.append({"step": i, "epoch": i / 400, "train_loss": 1.0 + (i % 97) / 97 + 1e3 / (i + 400), **rates})
+        if i % 400 == 0:
+            made.append({"step": i, "epoch": i // 400, "test_loss": 1.0, "test_error_percent": 60.0 - i / 4000})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in made))
+    began = time.monotonic()
+    report_page.write(tmp_path)
+    assert time.monotonic() - began < 10
+    assert (tmp_path / "report.html").stat().st_size < 5e6
+    assert "30.00% wrong" in (tmp_path / "report.html").read_text()

@@ -11,20 +11,31 @@ from html import escape
 from fdg_jax.explorer.timeline import Shown, stalest
 
 SCALE, ROW, HEIGHT, STRIP, LEFT, TOP = 26, 66, 26, 12, 76, 44
-STYLE = """
-  text { font: 12px system-ui, sans-serif; fill: #1b2430 } .small { font-size: 10px } .title { font-size: 15px; font-weight: 600 }
-  .back { fill: #ffffff } .idle { fill: #e4e8ee } .F { fill: #0b62a8 } .B { fill: #b3430e } .other { fill: #6a3d9a }
-  .in { fill: #ffffff } .even { fill: #d6dce4 } .odd { fill: #bcc6d2 } .used { fill: #f2c94c } .arc { fill: none; stroke: #1b2430; stroke-width: 2 }
-  .head { fill: #1b2430 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6ebf2 } .back { fill: #141a22 } .idle { fill: #263140 } .F { fill: #8cc4f2 } .B { fill: #f5a673 } .other { fill: #c9a7ec }
-    .in { fill: #10151b } .even { fill: #2e3a4a } .odd { fill: #415064 } .used { fill: #7d5a00 } .arc { stroke: #e6ebf2 }
-    .head { fill: #e6ebf2 }
-  }
-"""  # noqa: E501
+NARROWEST = 620  # pixels: room for the sentences below
+# What is drawn, and its look on a light and on a dark ground.
+LIGHT = {
+    "text": "font: 12px system-ui, sans-serif; fill: #1b2430", ".small": "font-size: 10px",
+    ".title": "font-size: 15px; font-weight: 600", ".back": "fill: #ffffff", ".idle": "fill: #e4e8ee",
+    ".F": "fill: #0b62a8", ".B": "fill: #b3430e", ".other": "fill: #6a3d9a", ".in": "fill: #ffffff",
+    ".even": "fill: #d6dce4", ".odd": "fill: #bcc6d2", ".used": "fill: #f2c94c",
+    ".arc": "fill: none; stroke: #1b2430; stroke-width: 2", ".head": "fill: #1b2430",
+}  # fmt: skip
+DARK = {
+    "text": "fill: #e6ebf2", ".back": "fill: #141a22", ".idle": "fill: #263140", ".F": "fill: #8cc4f2",
+    ".B": "fill: #f5a673", ".other": "fill: #c9a7ec", ".in": "fill: #10151b", ".even": "fill: #2e3a4a",
+    ".odd": "fill: #415064", ".used": "fill: #7d5a00", ".arc": "stroke: #e6ebf2", ".head": "fill: #e6ebf2",
+}  # fmt: skip
 
 
-def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str]) -> str:
+def style(within: str = "") -> str:
+    """The CSS of a figure. within: a selector; then it is for what lies within that, as a page has other pictures."""
+    light, dark = (
+        "\n".join(f"{within} {what} {{ {look} }}".strip() for what, look in each.items()) for each in (LIGHT, DARK)
+    )
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+
+
+def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], within: str = "") -> str:
     """Draws operations as an SVG document.
 
     Arguments:
@@ -32,12 +43,13 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str])
         title: what stands above.
         K: number of stages.
         words: what kinds do that are neither F nor B.
+        within: for a page that has `style(within)` itself.
     """
     # All rows end where the first of them has no more operations.
     end = float(min(max(op.end for op in shown if op.k == k) for k in range(1, K + 1)))
     late = stalest([op for op in shown if op.end <= end])
     shown = [op._replace(end=min(op.end, Fraction(end))) for op in shown if op.begin < end]
-    width, height = LEFT + end * SCALE + 16, TOP + K * ROW + 46
+    width, height = max(LEFT + end * SCALE + 16, NARROWEST), TOP + K * ROW + 46
     parts = [f'<rect class="back" width="{width:g}" height="{height}"/>', text(12, 24, title, "title")]
     for k in range(1, K + 1):
         parts += row([op for op in shown if op.k == k], k, end, late)
@@ -46,7 +58,8 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str])
     parts += [text(12, height - 30 + 16 * i, line, "small") for i, line in enumerate(legend(late, words))]
     size = f'viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
-    return "\n".join([f"{head}<style>{STYLE}</style>", *parts, "</svg>\n"])
+    look = "" if within else f"<style>{style()}</style>"
+    return "\n".join([head + look, *parts, "</svg>\n"])
 
 
 def text(x: float, y: float, content: str, kind: str = "", middle: bool = False) -> str:

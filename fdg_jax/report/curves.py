@@ -1,16 +1,18 @@
-"""The curves of a run: training loss and test error over epochs, with the learning rates marked."""
+"""The curves of a run over its epochs, with the learning rates marked: curves.png, and the pictures of the page."""
 
-import io
 import math
 import os
 import textwrap
-from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
 from fdg_jax.recipe import learning_rate_changes
+from fdg_jax.report.lines import chart, curve
 from fdg_jax.runs.options import FIELDS, asked_of
+from fdg_jax.runs.run_files import unit
 from fdg_jax.runs.run_length import run_length
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
@@ -18,15 +20,13 @@ LONGEST_TITLE = 120  # characters for which there is room above the curves
 FEW = 3  # fewer points make no visible line
 
 
-def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str:
+def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> None:
     """Draws training loss and test error over epochs.
 
     Arguments:
         config: the run's config.json.
         events: the lines of its metrics.jsonl.
         png: the PNG file to write.
-
-    Returns: the same as SVG text.
 
     Raises:
         OSError: the file cannot be written.
@@ -35,12 +35,7 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    style: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fdg_jax",
-        "font.family": "sans-serif",
-        "font.size": 10,
-    }
+    style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": 10, "agg.path.chunksize": 10_000}
     with rc_context(style):
         figure = Figure(figsize=(9, 6), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True)
@@ -60,9 +55,30 @@ def draw(config: dict[str, Any], events: list[dict[str, Any]], png: Path) -> str
         shown = textwrap.shorten(title(config), LONGEST_TITLE, placeholder=" ...")
         above.set_title(shown, loc="left", color=INK, pad=32, parse_math=False)  # `$` in a name is no formula
         figure.savefig(png, dpi=130, metadata={"Software": None})
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Sequence[Mapping[str, Any]]) -> str:
+    """The pictures of the page, which have no more points than can be seen. train, test: the lines that have a training
+    loss, a test error."""
+    counted, rates = unit(train[-1] if train else {}), learning_rates(config)
+    end = max((event["epoch"] for event in (*train, *test)), default=0.0)
+    marks = [x for (x, rate), (_, before) in zip(rates[1:], rates, strict=False) if rate != before and 0 < x < end]
+    shown = [
+        ("Training loss", "train_loss", train, 0),
+        ("Test error (%)", "test_error_percent", test, 1),
+        ("Bits per byte of the test text", "test_bits_per_byte", test, 2),
+        ("Learning rate", "learning_rate", train, 3),
+        (f"{counted.capitalize()}/s", f"{counted}_per_second", train, 4),
+    ]
+    made = []
+    for name, key, events, style in shown:
+        points = [(event["epoch"], event[key]) for event in events if event.get(key) is not None]
+        if points or key != "test_bits_per_byte":
+            absent = "not measured" if key.endswith("_per_second") else "nothing yet"
+            drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, from_zero=True)
+            made.append(f"<figure><figcaption><b>{name}</b></figcaption>{drawn}</figure>")
+    dashed = '<p class="soft">Dashed: the learning rate changes. Band: the range of neighbouring lines.</p>'
+    return "".join(made) + dashed * bool(train)
 
 
 def import_matplotlib() -> None:
@@ -99,13 +115,14 @@ def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str,
 
 def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[float]:
     """Means of up to `width` values. They start again at each new learning rate, so that a drop stays a drop."""
-    means: list[float] = []
-    window: deque[float] = deque(maxlen=width)
-    for before, event in zip([None, *events], events, strict=False):
-        if before and before["learning_rate"] != event["learning_rate"]:
-            window.clear()
-        window.append(event[name])
-        means.append(sum(window) / len(window))
+    values = [event[name] for event in events]
+    sums = [0.0, *accumulate(values)]
+    means, start = [], 0
+    for i, event in enumerate(events):
+        if i and events[i - 1]["learning_rate"] != event["learning_rate"]:
+            start = i
+        first = max(start, i + 1 - width)
+        means.append((sums[i + 1] - sums[first]) / (i + 1 - first))
     return means
 
 

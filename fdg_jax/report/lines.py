@@ -1,9 +1,11 @@
 """Curves as SVG that follows the page's colours: a line for each group of runs, and a band where seeds differ."""
 
 import math
+import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import NamedTuple
 
 from fdg_jax.report.results import Group, Point, Result
@@ -12,6 +14,7 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 420, 250, 44, 34
 MOST = 240  # points of a line: more are not seen
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 COLOURS = 6
+SMALLEST = 1e-9  # width of the horizontal axis
 
 
 class Line(NamedTuple):
@@ -81,7 +84,27 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
-def chart(drawn: Sequence[Line], title: str, across: str, styles: dict[str, int]) -> str:
+def curve(name: str, points: Sequence[tuple[float, float]]) -> list[Line]:
+    """The curve of one run; [] of no points. Of many, the means of neighbours, with their range as the band."""
+    if len(points) <= MOST:
+        return [Line(name, list(points), [], [])] if points else []
+    bounds = [round(i * len(points) / MOST) for i in range(MOST + 1)]
+    parts = [points[a:b] for a, b in pairwise(bounds)]
+    places = [part[len(part) // 2][0] for part in parts]
+    values = [[value for _, value in part] for part in parts]
+    middle, low, high = ([of(v) for v in values] for of in (statistics.fmean, min, max))
+    return [Line(name, *(list(zip(places, each, strict=True)) for each in (middle, low, high)))]
+
+
+def chart(
+    drawn: Sequence[Line],
+    title: str,
+    across: str,
+    styles: Mapping[str, int],
+    marks: Sequence[float] = (),
+    absent: str = "not known of these runs",
+    from_zero: bool = False,
+) -> str:
     """An SVG element.
 
     Arguments:
@@ -89,13 +112,17 @@ def chart(drawn: Sequence[Line], title: str, across: str, styles: dict[str, int]
         title: what they show.
         across: what the horizontal axis counts.
         styles: {name of a group: its number}, which decides its colour and dashes.
+        marks: places on the horizontal axis that get a line from top to bottom.
+        absent: what is said where there is no curve.
+        from_zero: whether the vertical axis begins at 0.
     """
     if not drawn:
-        return f'<p class="none">{escape(title)} over {escape(across)}: not known of these runs.</p>'
+        return f'<p class="none">{escape(title)} over {escape(across)}: {escape(absent)}.</p>'
     everything = [point for line in drawn for part in line[1:] for point in part]
-    right = max(x for x, _ in everything) or 1
+    right = max(max(x for x, _ in everything), SMALLEST)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
-    margin = 0.06 * (high - low) or 0.5
+    low = min(low, 0.0) if from_zero else low
+    margin = max(0.06 * (high - low), 1e-6 * abs(high)) or 0.5
     low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
 
     def place(point: tuple[float, float]) -> str:
@@ -111,6 +138,9 @@ def chart(drawn: Sequence[Line], title: str, across: str, styles: dict[str, int]
         at = min(float(place((x, low)).partition(",")[0]), WIDTH - 14.0)  # all of a number is seen
         parts.append(f'<text x="{at:g}" y="{HEIGHT - 16}">{short(x)}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 2}">{escape(across)}</text>')
+    for x in marks:
+        at = place((x, low)).partition(",")[0]
+        parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="8" y2="{HEIGHT - BOTTOM}"/>')
     for line in drawn:
         style = styles[line.name]
         colour = f"c{style % COLOURS}"
@@ -122,5 +152,5 @@ def chart(drawn: Sequence[Line], title: str, across: str, styles: dict[str, int]
         if len(line.middle) <= 12:
             spots = [place(point).split(",") for point in line.middle]
             parts += [f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in spots]
-    label = f"{title} over {across}"
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
+    label, size = escape(f"{title} over {across}"), f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'

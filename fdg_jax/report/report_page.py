@@ -4,52 +4,48 @@ Everything comes from the files of the run directory. So a report can be written
 `python -m fdg_jax.experiments.report RUN-DIRECTORY`.
 """
 
-import html
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
-from fdg_jax.report.curves import draw, title
-from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, spelled
-from fdg_jax.runs.progress import clock
+from fdg_jax.report import options_part, schedule_part, verdict
+from fdg_jax.report.curves import charts, draw, title
+from fdg_jax.report.page_style import document, said, table, wide
+from fdg_jax.report.schedule_part import scheduled
+from fdg_jax.report.stages_part import stage_table
+from fdg_jax.runs import incidents, reading
+from fdg_jax.runs.incidents import Incident
+from fdg_jax.runs.options import spelled
+from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import SUMMARY, unit
 
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-body {{ font: 16px/1.5 system-ui, sans-serif; color: #1f2933; background: #f6f7f9; margin: 0; }}
-main {{ max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }}
-h1 {{ font-size: 1.6rem; margin: 0; }} h2 {{ font-size: 1.1rem; margin: 2.2rem 0 .6rem; }}
-p.sub {{ color: #52606d; margin: .2rem 0 1.2rem; }}
-p.note {{ background: #fff3e0; border-left: 4px solid #c05621; padding: .7rem 1rem; }}
-.cards {{ display: grid; gap: .8rem;
-  grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }}
-.card, figure, .scroll {{ background: #fff; border: 1px solid #e1e5ea; border-radius: 8px; }}
-.card {{ padding: .8rem 1rem; }}
-.card b {{ display: block; font-size: 1.5rem; }} .card span {{ color: #52606d; }}
-figure {{ margin: 0; padding: .5rem; }} figure svg {{ width: 100%; height: auto; display: block; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: .92rem; }}
-td, th {{ text-align: left; padding: .3rem .9rem; border-top: 1px solid #eef1f4; vertical-align: top; }}
-tr:first-child td, tr:first-child th {{ border-top: 0; }}
-th {{ font-weight: 500; color: #52606d; white-space: nowrap; }} td {{ overflow-wrap: anywhere; }}
-code {{ font: .88em ui-monospace, monospace; overflow-wrap: anywhere; }}
-</style></head><body><main>
-<h1>{title}</h1><p class="sub">{subtitle}</p>{note}
+NO_SUMMARY = "<p>summary.json is written when the run is finished.</p>"
+ALL_ELSE = '<p class="soft">All other options are at their defaults: see below.</p>'
+BODY = """<h1>{title}</h1><p class="soft">{state}</p>{note}
+{said}
 <div class="cards">{cards}</div>
-<h2>Curves</h2><figure>{curves}</figure>
-<h2>Stages</h2><div class="scroll"><table>{stages}</table></div>
-<h2>Result</h2><div class="scroll"><table>{summary}</table></div>
-<h2>Options</h2><div class="scroll"><table>{options}</table></div>
-<h2>Where it ran</h2><div class="scroll"><table>{origin}</table></div>
-</main></body></html>
-"""
+<h2>Curves</h2><div class="charts">{curves}</div>
+<h2>Which weights a gradient belongs to</h2>{schedule}
+<h2>Stages</h2>{stages}
+<h2>What was refused, and where it went back</h2>{incidents}
+<h2>The command</h2>{command}
+<h2>What was chosen</h2>{chosen}
+<details><summary>All options that this run has</summary>{options}</details>
+<details><summary>All numbers of the result, with hashes</summary>{summary}</details>
+<details><summary>Where it ran</summary>{origin}</details>"""
+STYLE = f""".cards {{ display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); }}
+.card {{ background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: .6rem .9rem; }}
+.card b {{ display: block; font-size: 1.4rem; }} .card span {{ color: var(--soft); }}
+pre {{ margin: 0; padding: .6rem .9rem; white-space: pre-wrap; }}
+td {{ overflow-wrap: anywhere; min-width: 4rem; }} td:nth-child(3) {{ min-width: 9rem; }}
+th {{ font-weight: 500; }} th code {{ overflow-wrap: normal; white-space: nowrap; }}
+.wide.schedule {{ padding: .4rem; }} details .wide {{ margin-top: .5rem; }}
+{schedule_part.STYLE}"""
 
 
 def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
@@ -67,36 +63,46 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     events = reading.events(run)
     reading.check_ranges(run, config)
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
-    svg = draw(config, events, run / "curves.png")
+    draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
-    beside.write_text(page(config, events, summary, svg), encoding="utf-8")
+    beside.write_text(page(config, events, summary, incidents.read(run), incidents.stalls(run)), encoding="utf-8")
     beside.replace(run / "report.html")
 
 
-def page(config: dict[str, Any], events: list[dict[str, Any]], summary: dict[str, Any], svg: str) -> str:
-    """The HTML of the page. svg: the curves."""
+def page(
+    config: dict[str, Any],
+    events: list[dict[str, Any]],
+    summary: dict[str, Any],
+    refused: Sequence[Incident] = (),
+    stalls: int = 0,
+) -> str:
+    """The HTML of the page. refused: what was refused or rolled back. stalls: how often nothing moved."""
     test = [event for event in events if event.get("test_error_percent") is not None]
     train = [event for event in events if event.get("train_loss") is not None]
-    state = "finished" if summary else "not finished"
-    step, epoch = (events[-1]["step"], events[-1]["epoch"]) if events else (0, 0)
-    done = f"{step:,} batches, {epoch:g} epochs"
-    note = f'<p class="note"><b>Note.</b> {html.escape(config["note"])}</p>' if config.get("note") else ""
-    stages = stage_rows(config, summary)
+    heading, step, epoch = title(config), *((events[-1]["step"], events[-1]["epoch"]) if events else (0, 0))
+    state = f"{'finished' if summary else 'not finished'}: {step:,} batches, {epoch:g} epochs; seed {config['seed']}"
+    note = said([f"Note: {config['note']}"], warn=True) if config.get("note") else ""
     origin = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
     rows = [(name, config.get(name)) for name in origin] + list(config.get("versions", {}).items())
-    skip = ("staleness", "updates", "stage_parameters", "devices")
-    return PAGE.format(
-        title=html.escape(title(config)),
-        subtitle=html.escape(f"{state}: {done}; engine {config['engine']}, seed {config['seed']}"),
+    shown = scheduled(config)
+    picture = f'<div class="wide schedule" tabindex="0" role="region" aria-label="Schedule">{shown.svg}</div>'
+    body = BODY.format(
+        title=escape(heading),
+        state=escape(state),
         note=note,
+        said=said(verdict.sentences(config, train, test, summary)),
         cards=cards(test, train, summary),
-        curves=svg,
-        stages=stages,
-        summary=table((name, value) for name, value in summary.items() if name not in skip and value != "")
-        or "<tr><td>summary.json is written when the run is finished.</td></tr>",
-        options=table((spelled(name), config.get(name)) for name in FIELDS if name != "resume"),
-        origin=table(rows),
+        curves=charts(config, train, test),
+        schedule=said(shown.said) + (picture if shown.svg else ""),
+        stages=wide("Stages", stage_table(config, summary)),
+        incidents=incident_part(config, refused, stalls),
+        command=wide("The command", f"<pre><code>{escape(options_part.command(config))}</code></pre>"),
+        chosen=meanings(options_part.chosen(config)),
+        options=pairs("All options", ((spelled(name), v) for name, v in options_part.of_run(config).items())),
+        summary=pairs("Result", ((n, v) for n, v in summary.items() if v != "")) if summary else NO_SUMMARY,
+        origin=pairs("Where it ran", rows),
     )
+    return document(heading, body, STYLE)
 
 
 def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict[str, Any]) -> str:
@@ -114,33 +120,39 @@ def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict
         shown.insert(2, ("bits per byte, last", f"{test[-1]['test_bits_per_byte']:.3f}"))
     if summary:
         shown.append(("time", clock(summary["seconds"])))
-    return "".join(f'<div class="card"><b>{html.escape(value)}</b><span>{name}</span></div>' for name, value in shown)
+    return "".join(f'<div class="card"><b>{escape(value)}</b><span>{name}</span></div>' for name, value in shown)
 
 
-def stage_rows(config: dict[str, Any], summary: dict[str, Any]) -> str:
-    """A table row for each stage."""
-    heads = ("k", "staleness, measured (updates)", "updates made", "parameters", "device")
-    head = "<tr>" + "".join(f"<th>{name}</th>" for name in heads) + "</tr>"
-    rows = []
-    for k, device in enumerate(config["devices"], 1):
-        cells = [summary.get(name, [])[k - 1 : k] for name in ("staleness", "updates", "stage_parameters")]
-        shown = [str(k), *(f"{cell[0]:,}" if cell else "–" for cell in cells), device]
-        rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in shown) + "</tr>")
-    return head + "".join(rows)
+def incident_part(config: Mapping[str, Any], refused: Sequence[Incident], stalls: int) -> str:
+    """What did not go as planned, as far as it was recorded."""
+    told = [f"After batch {each.step:,}: {each.fact}" for each in refused]
+    if stalls:
+        seconds = f"{config['stall_seconds']:g} s"
+        told.append(f"{count(stalls, 'time')} something made no progress for {seconds} (stalls.jsonl).")
+    if config.get("resumed"):
+        times = count(len(config["resumed"]), "time")
+        told.append(f"It was resumed {times} from a checkpoint, and went on exactly there.")
+    nothing = "Nothing: no update is recorded as refused, and the run never went back to a checkpoint."
+    return said(told if refused or stalls else [nothing, *told], warn=bool(refused or stalls))
 
 
-def table(rows: Iterable[tuple[str, Any]]) -> str:
+def meanings(options: Mapping[str, Any]) -> str:
+    """Options with their help texts, shortened."""
+    named = [(spelled(name), text_of(value), options_part.meaning(name)) for name, value in options.items()]
+    rows = [[f"<code>{escape(a)}</code>", f"<code>{escape(b)}</code>", escape(c)] for a, b, c in named]
+    return wide("What was chosen", table(("option", "value", "meaning"), rows)) + ALL_ELSE
+
+
+
+def pairs(label: str, rows: Iterable[tuple[str, Any]]) -> str:
     """Rows of (name, value) as HTML."""
+    cells = [[escape(name), f"<code>{escape(text_of(value))}</code>"] for name, value in rows]
+    return wide(label, table(("name", "value"), cells))
 
-    def shown(value: Any) -> str:
-        if isinstance(value, float):
-            return f"{value:.6g}"
-        return "–" if value is None else str(value)
 
-    return "".join(
-        f"<tr><th>{html.escape(name)}</th><td><code>{html.escape(shown(value))}</code></td></tr>"
-        for name, value in rows
-    )
+def text_of(value: Any) -> str:
+    """A value for a person."""
+    return f"{value:.6g}" if isinstance(value, float) else "–" if value is None else str(value)
 
 
 USAGE = """usage: python -m fdg_jax.experiments.report RUN-DIRECTORY

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.machine import output, terminal
-from fdg_jax.runs import option_checks, reading, run_files, trackers
+from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
@@ -177,6 +177,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
         print(f"error: {fact}. {closing.NOT_REPRODUCED}", file=sys.stderr)
         return 1
     except Diverged as diverged:
+        incidents.add(path, diverged.step, f"{diverged}. The run ended there.")
         return ended(closing.tell_diverged, str(diverged))
     except Damaged as damaged:
         return ended(closing.tell_damaged, str(damaged), command)

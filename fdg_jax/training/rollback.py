@@ -21,7 +21,7 @@ def train_with_rollback(loop: Loop) -> tuple[str, str]:
             if found.step <= furthest:
                 raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
             furthest = found.step
-            loop.progress.say(f"WARNING: {found}.")
+            loop.warn(f"WARNING: {found}.")
             roll_back(loop, found)
 
 
@@ -41,4 +41,4 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     record.open(loop.directory.path, loop.options.tensorboard)
     saving.gone_back()
     loop.in_dispatch = False
-    loop.progress.say(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")
+    loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.runs import checkpoints
+from fdg_jax.runs import checkpoints, incidents
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import feeding
 from fdg_jax.training.evaluating import Evaluation
@@ -60,10 +60,16 @@ class Loop:
         self.clock = ThroughputClock(job.pipeline, record, o)
         self.replay = ReplayCheck(o.replay_check, o.seed, job.pipeline, record, self.clock.paused)
         self.evaluation = Evaluation(job, record, progress, self.feed.test, self.meet)
-        nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, progress.say)
+        nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
         record.on_nonfinite = nonfinite.handle_metrics
         self.saving = Saving(job, directory, record, progress, nonfinite, self.operations, fresh)
         self.profile = Profile(profile, directory.path, self.clock.paused, progress.say)
+
+    def warn(self, line: str) -> None:
+        """Prints a warning about values that are not finite, and keeps it for the report."""
+        self.progress.say(line)
+        if self.job.peers.first:
+            incidents.add(self.directory.path, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> None:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""

@@ -1,0 +1,58 @@
+"""The options of a run: those that its method, model and data have, and the command that makes the run again."""
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.runs.options import FIELDS, words
+
+# Data sets that have a command of their own. Its defaults differ, so all options are named there.
+COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
+
+
+def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the run has, by name; not those of other methods, corrections, models and kinds of data."""
+    return {name: config[name] for name in FIELDS if name in config and has(name, config)}
+
+
+def has(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether an option means anything in a run."""
+    field, correct = FIELDS[name], config["correct"].split(",")
+    if name == "beta" and "shrink" in correct:
+        return True
+    if field.metadata["group"] in ("fdg", "others"):
+        return name in methods.find(config["method"]).answers_to
+    if of := field.metadata["corrections"]:
+        return bool({*correct} & {*of})
+    if of := field.metadata["models"]:
+        return config["model"].startswith(tuple(of))
+    meant = {
+        "b2": config["optimizer"] != "sgd",
+        "warmup": config["lr_schedule"] == "paper",
+        "warmup_steps": config["lr_schedule"] != "paper",
+        "split": config["K"] > 1,
+        "resume": False,
+    }
+    return meant.get(name, True) and not (name in ("text", "block_size", "data_dir") and config[name] is None)
+
+
+def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that the run has and that were asked for otherwise than by default, as the run then had them."""
+    return {name: value for name, value in of_run(config).items() if config["asked"].get(name) != FIELDS[name].default}
+
+
+def meaning(name: str) -> str:
+    """What an option is, in a sentence: the first of its help text, without its lists of names."""
+    first = FIELDS[name].metadata["help"].partition(". ")[0].rstrip(".")
+    return (first.partition(":")[0] if "{" in first else first) + "."
+
+
+def command(config: Mapping[str, Any]) -> str:
+    """The command line of the run, for a shell: what was asked for, before defaults were settled."""
+    asked, program = config["asked"], COMMANDS.get(config["dataset"])
+    given = [name for name in FIELDS if name != "resume" and asked.get(name) is not None and has(name, config)]
+    if program is None:
+        given = [name for name in given if asked[name] != FIELDS[name].default]
+    flags = [word for name in given for word in words(name, asked[name])]
+    return shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])

@@ -1,0 +1,78 @@
+"""The schedule of a run as a picture, and in two sentences what it costs and what it gains."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fdg_jax import methods
+from fdg_jax.explorer import figure, timeline
+from fdg_jax.methods.interface import Method
+from fdg_jax.schedule import Schedule
+from fdg_jax.schedule.drawing import columns
+
+MOST_STAGES, MOST_PARTS = 8, 8  # of which a picture can be read
+BEYOND = 3  # forward passes that are drawn after the latest gradient
+WITHIN = ".schedule"
+STYLE = f"{WITHIN} svg {{ display: block; max-width: none; }}\n{figure.style(WITHIN)}"
+
+
+class Scheduled(NamedTuple):
+    """What is shown. svg: "" where it has too many operations to be read."""
+
+    svg: str
+    said: list[str]
+
+
+def scheduled(config: Mapping[str, Any]) -> Scheduled:
+    """The picture and the sentences of a run. config: config.json, checked."""
+    method = methods.find(config["method"])
+    asked = {name: config[name] for name in method.answers_to}
+    schedule = method.schedule(config["K"], **method.accepted(asked)[0])
+    if method.places is not None:
+        return Scheduled("", [f"Each of the {schedule.K} devices has the whole network and works on a part of every "
+                              "batch; they add up their gradients before each update, so none is late."])  # fmt: skip
+    drawable = schedule.K <= MOST_STAGES and max(schedule.micro_batches, schedule.accumulate) <= MOST_PARTS
+    said = [each for each in (lateness(schedule), waiting(schedule)) if each]
+    return Scheduled(picture(method, schedule) if drawable else "", said)
+
+
+def picture(method: Method, schedule: Schedule) -> str:
+    """An SVG element: until the latest gradient has come, or three ticks where none is late."""
+    shown = timeline.timeline(schedule, method)
+    if late := timeline.stalest(shown):
+        shown = [op for op in shown if op.begin < late.end + BEYOND]
+    else:
+        shown = timeline.timeline(schedule, method, ticks=3)
+    title = f"{method.name}, {schedule.K} stage{'s' * (schedule.K > 1)}"
+    return figure.figure(shown, title, schedule.K, method.words, WITHIN)
+
+
+def lateness(schedule: Schedule) -> str:
+    """Which stage's gradients are how late, and why."""
+    K, most = schedule.K, max(schedule.staleness)
+    if K == 1:
+        return "There is one stage: nothing is late, and nothing waits for anything."
+    if not most:
+        return "No gradient is late: each one belongs to the very weights that it updates."
+    stage = schedule.staleness.index(most) + 1
+    updates = f"{most} update{'s' * (most > 1)}"
+    last = "" if schedule.behind[-1] else f"; stage {K} has the loss at hand, so its gradients are not late"
+    why = "a batch goes up through all later stages and its gradient comes back down while the stage goes on updating"
+    return f"Stage {stage} is the most stale, its gradients are {updates} late, because {why}{last}."
+
+
+def waiting(schedule: Schedule) -> str:
+    """Whether stages wait for one another."""
+    K, late = schedule.K, any(schedule.behind)
+    if K == 1:
+        return ""
+    steady = schedule.tick(4 * K + 2, None)
+    waits = len(columns(schedule, steady)[0]) > 1
+    gained = "In return" if late else "Besides,"
+    if not waits:
+        return (
+            f"{gained} no stage waits for another: all {K} work at the same time, where in back-propagation (BP), "
+            "whose gradients are never late, one works and the others wait for it."
+        )
+    if late:
+        return "Within a step stages still wait for one another, though less than in back-propagation (BP)."
+    return "For that, stages wait for one another: what is grey in the picture is a stage without work."

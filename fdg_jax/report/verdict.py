@@ -1,0 +1,103 @@
+"""What a run trained and whether it went well, in sentences for somebody who has not seen it before."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.runs.progress import clock, count
+from fdg_jax.runs.run_files import unit
+
+Events = Sequence[Mapping[str, Any]]
+RESTS = 0.02  # of the whole fall of the loss: what may still come in the last tenth of a run that is at rest
+ROSE = 0.05  # of the loss at first: above that it has risen
+FEW = 10  # lines: fewer say nothing about rest
+RISE = 0.5  # points of test error above the lowest that are worth a sentence
+
+
+def sentences(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[str]:
+    """What was trained, how far, and how it went.
+
+    Arguments:
+        config: config.json.
+        train, test: the lines of metrics.jsonl that have a training loss, a test error.
+        summary: summary.json; {} of a run that has not ended.
+    """
+    return [trained(config, summary), *reached(config, train, test, summary), *learned(config, train, test)]
+
+
+def trained(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """The network, the data and the method."""
+    K, size, parameters = config["K"], config["train_size"], summary.get("parameters")
+    weights = f" ({parameters:,} parameters)" if isinstance(parameters, int) else ""
+    parts = f", cut into {K} stages," if K > 1 else ""
+    examples = f"{size:,} examples of " if size else ""
+    about = methods.find(config["method"]).summary
+    said = f"The network {config['model']}{weights}{parts} was trained on {examples}{config['dataset']}"
+    return f"{said} by {config['method'].upper()}: {about}."
+
+
+def reached(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[str]:
+    """How far it came."""
+    last = max((event["step"] for event in (*train, *test)), default=0)
+    if summary:
+        epochs = count(round(summary["epochs"], 2), "epoch")
+        speed = summary.get(f"{unit(summary)}_per_second")
+        fast = f", at {speed:,.0f} {unit(summary)}/s" if speed else ""
+        return [f"It has finished: {epochs}, {summary['steps']:,} batches, in {clock(summary['seconds'])}{fast}."]
+    if not last:
+        return ["There is nothing to see yet: no batch has been logged."]
+    epoch = max(event["epoch"] for event in (*train, *test))
+    return [f"It has not finished: it goes on, or it was stopped, {epoch:g} of {config['epochs']} epochs in."]
+
+
+def learned(config: Mapping[str, Any], train: Events, test: Events) -> list[str]:
+    """Whether the loss fell and came to rest, and what that is worth on data that it has not seen."""
+    losses = [event["train_loss"] for event in train]
+    if len(losses) < 2:
+        return of_test(config, test)
+    # Means over tenths, since single lines are noisy: the first one, the last but one and the last one.
+    tenth = max(1, len(losses) // 10)
+    first, before, last = (
+        statistics.fmean(part) for part in (losses[:tenth], losses[-2 * tenth : -tenth], losses[-tenth:])
+    )
+    highest = max(first, losses[0])
+    if last > highest + ROSE * abs(highest):
+        return [f"It went wrong: the training loss rose from {first:.4g} to {last:.4g}.", *of_test(config, test)]
+    said = f"The training loss went from {first:.4g} to {last:.4g}"
+    fall = first - last
+    if len(losses) < FEW or fall <= 0:
+        return [f"{said}.", *of_test(config, test)]
+    moved = (before - last) / fall
+    if abs(moved) <= RESTS:
+        rest = "and had come to rest: the last tenth of the batches did not change it any more"
+    elif moved > 0:
+        rest = f"and was still falling at the end: {100 * moved:.0f}% of the fall is in the last tenth of the batches"
+    else:
+        rest = "and was not at rest: it rose a little at the end"
+    return [f"{said}, {rest}.", *of_test(config, test)]
+
+
+def of_test(config: Mapping[str, Any], test: Events) -> list[str]:
+    """The test error at the end, the lowest, and what guessing would give."""
+    if not test:
+        return ["It was not evaluated on test data."]
+    last, lowest = test[-1], min(test, key=lambda event: event["test_error_percent"])
+    error, chance = last["test_error_percent"], guessing(config)
+    said = f"Of the test data it gets {error:.2f}% wrong"
+    if chance is not None:
+        said += f", where guessing gets {chance:.1f}% wrong"
+        said += ": it has learned next to nothing" if error > 0.95 * chance else ""
+    more = error - lowest["test_error_percent"]
+    if more > RISE:
+        at = f"{lowest['test_error_percent']:.2f}% after epoch {lowest['epoch']:g}"
+        return [f"{said}. It had been better: {at}, so training longer did not help."]
+    return [f"{said}."]
+
+
+def guessing(config: Mapping[str, Any]) -> float | None:
+    """The test error in percent of guessing one of equally frequent classes; None where they are not known."""
+    inputs = config.get("inputs")
+    classes = inputs.get("classes") if isinstance(inputs, dict) else None
+    text = config.get("block_size") is not None  # whose bytes are not equally frequent
+    return 100 * (1 - 1 / classes) if type(classes) is int and classes > 1 and not text else None
