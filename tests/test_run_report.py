@@ -108,7 +108,7 @@ def test_running_means_start_again_at_a_new_learning_rate():
     assert curves.running_means(found, "x", 2) == pytest.approx([1, 1.5, 2.5, 10, 15, 40])
 
 
-def words_of(losses, errors=(), classes=10):
+def words_of(losses, errors=(), classes: int | None = 10):
     """What is said of a run with so many equal epochs."""
     train = [{"step": i, "epoch": i / 10, "train_loss": x, "learning_rate": 0.1} for i, x in enumerate(losses, 1)]
     test = [{"step": i, "epoch": float(i), "test_error_percent": x} for i, x in enumerate(errors, 1)]

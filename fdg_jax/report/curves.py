@@ -63,12 +63,12 @@ def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Seq
     counted, rates = unit(train[-1] if train else {}), learning_rates(config)
     end = max((event["epoch"] for event in (*train, *test)), default=0.0)
     marks = [x for (x, rate), (_, before) in zip(rates[1:], rates, strict=False) if rate != before and 0 < x < end]
-    shown = [
+    shown = [  # and a style without dashes
         ("Training loss", "train_loss", train, 0),
-        ("Test error (%)", "test_error_percent", test, 1),
-        ("Bits per byte of the test text", "test_bits_per_byte", test, 2),
-        ("Learning rate", "learning_rate", train, 3),
-        (f"{counted.capitalize()}/s", f"{counted}_per_second", train, 4),
+        ("Test error (%)", "test_error_percent", test, 4),
+        ("Bits per byte of the test text", "test_bits_per_byte", test, 8),
+        ("Learning rate", "learning_rate", train, 12),
+        (f"{counted.capitalize()}/s", f"{counted}_per_second", train, 8),
     ]
     made = []
     for name, key, events, style in shown:
@@ -78,7 +78,7 @@ def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Seq
             drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, from_zero=True)
             made.append(f"<figure><figcaption><b>{name}</b></figcaption>{drawn}</figure>")
     dashed = '<p class="soft">Dashed: the learning rate changes. Band: the range of neighbouring lines.</p>'
-    return "".join(made) + dashed * bool(train)
+    return f'<div class="charts">{"".join(made)}</div>{dashed * bool(train)}'
 
 
 def import_matplotlib() -> None:

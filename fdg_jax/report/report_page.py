@@ -29,7 +29,7 @@ ALL_ELSE = '<p class="soft">All other options are at their defaults: see below.<
 BODY = """<h1>{title}</h1><p class="soft">{state}</p>{note}
 {said}
 <div class="cards">{cards}</div>
-<h2>Curves</h2><div class="charts">{curves}</div>
+<h2>Curves</h2>{curves}
 <h2>Which weights a gradient belongs to</h2>{schedule}
 <h2>Stages</h2>{stages}
 <h2>What was refused, and where it went back</h2>{incidents}
@@ -41,8 +41,9 @@ BODY = """<h1>{title}</h1><p class="soft">{state}</p>{note}
 STYLE = f""".cards {{ display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); }}
 .card {{ background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: .6rem .9rem; }}
 .card b {{ display: block; font-size: 1.4rem; }} .card span {{ color: var(--soft); }}
+.charts {{ grid-template-columns: repeat(auto-fit, minmax(min(29rem, 100%), 1fr)); }}
 pre {{ margin: 0; padding: .6rem .9rem; white-space: pre-wrap; }}
-td {{ overflow-wrap: anywhere; min-width: 4rem; }} td:nth-child(3) {{ min-width: 9rem; }}
+td {{ overflow-wrap: anywhere; min-width: 6rem; }} td:nth-child(3) {{ min-width: 9rem; }}
 th {{ font-weight: 500; }} th code {{ overflow-wrap: normal; white-space: nowrap; }}
 .wide.schedule {{ padding: .4rem; }} details .wide {{ margin-top: .5rem; }}
 {schedule_part.STYLE}"""
@@ -80,7 +81,7 @@ def page(
     test = [event for event in events if event.get("test_error_percent") is not None]
     train = [event for event in events if event.get("train_loss") is not None]
     heading, step, epoch = title(config), *((events[-1]["step"], events[-1]["epoch"]) if events else (0, 0))
-    state = f"{'finished' if summary else 'not finished'}: {step:,} batches, {epoch:g} epochs; seed {config['seed']}"
+    state = f"{'finished' if summary else 'not finished'}: {step:,} batches, {epoch:.4g} epochs; seed {config['seed']}"
     note = said([f"Note: {config['note']}"], warn=True) if config.get("note") else ""
     origin = ("backend", "processor", "cpus", "usable_cores", "platform", "git_commit", "started")
     rows = [(name, config.get(name)) for name in origin] + list(config.get("versions", {}).items())
