@@ -88,6 +88,8 @@ def browser(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(chromedriver))
     try:
+        driver.get("about:blank")  # ends the browser's own page in a new window, whose requests are not ours
+        driver.get_log("performance")
         yield Browser(driver)
     finally:
         driver.quit()
