@@ -36,13 +36,15 @@ def which(text: str | None) -> int | str | None:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     try:
-        given = parser("evaluate", "Prints the test loss and error of a trained network.").parse_args(arguments)
+        made = parser("evaluate", "Prints the test loss and error of a trained network.")
+        made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: likewise.")
+        given = made.parse_args(arguments)
         from fdg_jax.machine import compile_cache
         from fdg_jax.training import load_run
 
         compile_cache.enable()
         trained, remark = load_run.read(Path(given.run), which(given.checkpoint), given.data_dir)
-        found = trained.evaluate(data_dir=given.data_dir)
+        found = trained.evaluate(data_dir=given.data_dir, text=given.text)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -105,6 +105,12 @@ def test_weights_of_any_sort_are_numbers_and_no_weight_is_a_mean_of_0(name):
     assert float(Weighted(None, weights[:, 0]).mean(values)) == 4  # an example's weight counts for its tokens
 
 
+def test_labels_without_a_class_count_nothing_where_their_weight_is_0():
+    labels = Weighted(np.array([1, 2, -100]), np.array([True, True, False]))  # optax: NaN for the last
+    loss, gradient = jax.value_and_grad(lambda outputs: weighted_loss(outputs, labels))(jnp.ones((3, 4)))
+    assert float(loss) == pytest.approx(np.log(4), rel=1e-6) and not gradient[2].any() and jnp.isfinite(gradient).all()
+
+
 @pytest.mark.slow
 def test_micro_batches_count_by_their_weights():
     data, ends = [*examples(3), *examples(1, size=11)], []

@@ -28,11 +28,12 @@ class Weighted(NamedTuple):
         """The weighted mean: sum(weights * values) / sum(weights), and 0 where all weights are 0.
 
         Arguments:
-            values: one number for each weight, or several [*weights.shape, ...], which share it.
+            values: one number for each weight, or several [*weights.shape, ...], which share it. Where the weight is 0,
+                they may be anything: optax's cross-entropy of a label such as -100, a usual mark of padding, is NaN.
         """
         weights = self.spread(values.shape, jnp.promote_types(values.dtype, jnp.float32))
-        total = jnp.sum(weights)
-        return jnp.sum(weights * values) / jnp.where(total > 0, total, 1)
+        total, counted = jnp.sum(weights), jnp.where(weights == 0, 0, values)
+        return jnp.sum(weights * counted) / jnp.where(total > 0, total, 1)
 
     def spread(self, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
         """The weights for values of that shape, which begins as theirs."""

@@ -120,4 +120,4 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
         fact = f"{flag}: {dataset.name} is not the data set that the newest checkpoint was made with: {differs}"
         where = "Give the directory that holds those images as --data-dir"
         where = where if dataset.unit == "images" else "Give the same files as --text"
-        raise BadInput(f"{fact}. {where}, or start a new run.")
+        raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")

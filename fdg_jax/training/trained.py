@@ -5,7 +5,7 @@ It has no stages and no state of training. So it works on any number of devices,
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from fdg_jax import models, split
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.text import Text
 from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
@@ -48,9 +49,11 @@ class Inputs(NamedTuple):
         """The shape and dtype of n examples as the network takes them: normalised images, or tokens."""
         return jax.ShapeDtypeStruct((n, *self.shape), np.float32 if self.mean else np.int32)
 
-    def black(self, name: str, images: int) -> Dataset:
-        """A data set of so many black training images, which take no memory."""
-        pixels, labels = np.broadcast_to(np.uint8(0), (images, *self.shape)), np.zeros(images, np.int32)
+    def zeros(self, name: str, examples: int) -> Dataset | Text:
+        """A data set of so many training examples, black images or zero bytes, which take no memory."""
+        pixels, labels = np.broadcast_to(np.uint8(0), (examples, *self.shape)), np.zeros(examples, np.int32)
+        if not self.mean:
+            return Text(name, pixels, pixels, pixels, pixels, sha256="", files=(), classes=self.classes)
         shape = pixels, labels, pixels, labels
         return Dataset(name, *shape, self.classes, self.mean, self.std, pad=0, flip=False)
 
@@ -170,24 +173,38 @@ class Trained:
             raise BadInput(f"{fact}, the network takes {self.inputs.data_dtype} [n, {', '.join(map(str, shape))}].")
         return np.asarray(self.outputs(images))
 
-    def evaluate(self, batches: Iterable | None = None, data_dir: str | os.PathLike[str] | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        batches: Iterable | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
+        text: Sequence[str | os.PathLike[str]] | None = None,
+    ) -> Evaluation:
         """Test loss and top-1 error.
 
         Arguments:
             batches: of (images, labels); by default the test images of the run's own data set.
             data_dir: where that is; by default as the run was told.
+            text: the same for a run on text: its files. An exported file does not name them.
 
         Raises:
             BadInput: the data set is not there, or it is not the one that the run was trained on.
         """
         platform = jax.local_devices()[0].platform
         run = programs.jit(partial(tally, setup.cross_entropy), platform, reductions=False)
-        found = self.test_batches(data_dir) if batches is None else batches
+        found = self.test_batches(data_dir, text) if batches is None else batches
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
-    def test_batches(self, data_dir: str | os.PathLike[str] | None = None) -> Iterable:
+    def test_batches(
+        self, data_dir: str | os.PathLike[str] | None = None, text: Sequence[str | os.PathLike[str]] | None = None
+    ) -> Iterable:
         """The test images of the run's data set, in the batches in which the run evaluates."""
-        source = setup.load_data(with_data(self.options, data_dir), "")
+        if wrong := text if self.inputs.mean else data_dir:
+            ours, theirs = ("--data-dir", "--text") if self.inputs.mean else ("--text", "--data-dir")
+            raise BadInput(f"{theirs} {wrong}: {self.options.dataset} has no such option. Use {ours}, or leave it out.")
+        options = with_data(self.options, data_dir)
+        if text is not None:
+            options = dataclasses.replace(options, text=os.pathsep.join(map(str, text)))
+        source = setup.load_data(options, "")
         session.check_data(source, self.about, "evaluating")
         return feeding.feed(source, self.options, 0).test()
 
