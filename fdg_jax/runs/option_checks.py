@@ -188,7 +188,7 @@ def check_model_and_data(options: Options) -> None:
         raise BadInput(f"{fact}. Models for {has} are {', '.join(models.names(has)) or 'not there yet'}.")
     for name in ("text", "block_size") if has == "images" else ("data_dir",):
         if getattr(options, name) is not None:
-            fact = f"{spelled(name)} {getattr(options, name)}: --dataset {options.dataset} has no such option"
+            fact = f"{spelled(name)} {getattr(options, name)!r}: --dataset {options.dataset} has no such option"
             for_text = "it is for text, which fdg_jax.experiments.language_model trains on"
             raise BadInput(f"{fact}; {for_text if has == 'images' else '--text names files'}. Leave it out.")
 
