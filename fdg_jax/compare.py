@@ -35,21 +35,11 @@ def main(arguments: Sequence[str]) -> int:
         made = comparison.compare([run for path in given.runs for run in results.read(path)])
         print(comparison.text(made))
         if given.html is not None:
-            write(given.html, comparison_page.page(made))
+            output.write_file("--html", given.html, comparison_page.page(made))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def write(file: Path, content: str) -> None:
-    """Writes a file and prints its name. Raises BadInput where it cannot be written."""
-    try:
-        file.write_text(content, encoding="utf-8")
-    except OSError as error:
-        fact = f"--html {file} cannot be written: {error.strerror or error}"
-        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
-    print(file)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.options.fields import option
@@ -44,6 +45,7 @@ def coefficient(prediction: Prediction, staleness: float, momentum: float) -> fl
 
 
 def make(late: Late, prediction: Prediction) -> Correction:
+    """d starts at 0, so the first forward pass is at y. Raises BadInput without a momentum where c needs one."""
     if prediction in ("spike", "nesterov"):
         late.check("momentum", "anticipate")
     c = coefficient(prediction, late.staleness, late.momentum or 0.0)
@@ -54,7 +56,7 @@ def make(late: Late, prediction: Prediction) -> Correction:
     def updated(before, after, last):
         return jax.tree.map(jnp.subtract, after, before)
 
-    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), forward=forward, updated=updated)
+    return Correction(init=optax.tree.zeros_like, forward=forward, updated=updated)
 
 
 SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"

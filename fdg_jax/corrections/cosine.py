@@ -32,6 +32,7 @@ class Options:
 
 
 def make(late: Late, gate_decay: float) -> Correction:
+    """m starts at 0: its norm is 0 then, and the cosine counts as 1."""
     shrink = jnp.exp(-gate_decay * late.staleness)
 
     def gradient(grads, then, now, mean):
@@ -41,7 +42,7 @@ def make(late: Late, gate_decay: float) -> Correction:
         mean = jax.tree.map(lambda m, g: DECAY * m + (1 - DECAY) * g, mean, grads)
         return jax.tree.map(lambda g: gate.astype(g.dtype) * g, grads), mean
 
-    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), gradient=gradient)
+    return Correction(init=optax.tree.zeros_like, gradient=gradient)
 
 
 SUMMARY = "gradients gated by their cosine to the mean of those before"

@@ -11,6 +11,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
@@ -35,6 +36,7 @@ class Options:
 
 
 def make(late: Late, compensation: str, compensation_strength: float) -> Correction:
+    """Its strength does not depend on the staleness: the distance that the weights have moved does. s starts at 0."""
     del late
     strength = compensation_strength or OF_THE_PAPER[compensation]
 
@@ -51,7 +53,7 @@ def make(late: Late, compensation: str, compensation_strength: float) -> Correct
 
     if compensation == "constant":
         return Correction(gradient=constant)
-    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), gradient=adaptive)
+    return Correction(init=optax.tree.zeros_like, gradient=adaptive)
 
 
 SUMMARY = "delay compensation (Zheng et al. 2017): the gradient at the newest weights, to first order"

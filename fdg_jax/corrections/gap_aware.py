@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
 
@@ -29,11 +30,12 @@ class State(NamedTuple):
 
 
 def make(late: Late) -> Correction:
+    """Before the first update C is 0, and gradients pass as they are."""
     assert late.learning_rate
     rate_of = late.learning_rate
 
     def init(params):
-        return State(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32), jnp.zeros(()))
+        return State(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32), jnp.zeros(()))
 
     def gradient(grads, then, now, state):
         bias = 1 - DECAY ** jnp.maximum(state.updates, 1)

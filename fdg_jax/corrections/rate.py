@@ -32,6 +32,7 @@ class Options:
 
 
 def make(late: Late, anneal_updates: int) -> Correction:
+    """Counts the updates of its own stage, from 0."""
     staleness, T = max(late.staleness, 1.0), anneal_updates
 
     def factor(n):

@@ -11,7 +11,7 @@ so T2 saves no memory here; it costs one copy.
 import dataclasses
 
 import jax
-import jax.numpy as jnp
+import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
@@ -32,6 +32,7 @@ class Options:
 
 
 def make(late: Late, discrepancy: float) -> Correction:
+    """d starts at 0, so the first backward pass is at the newest weights."""
     gamma = discrepancy ** (1 / late.staleness)
 
     def backward(params, average):
@@ -40,7 +41,7 @@ def make(late: Late, discrepancy: float) -> Correction:
     def updated(before, after, average):
         return jax.tree.map(lambda d, old, new: gamma * d + (1 - gamma) * (new - old), average, before, after)
 
-    return Correction(init=lambda params: jax.tree.map(jnp.zeros_like, params), backward=backward, updated=updated)
+    return Correction(init=optax.tree.zeros_like, backward=backward, updated=updated)
 
 
 SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass, none of which are kept"

@@ -9,7 +9,10 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from fdg_jax.errors import BadInput
 
 STANDARD = (0, 1, 2)  # the numbers of stdin, stdout and stderr
 
@@ -148,3 +151,13 @@ def write_to_stderr(text: str) -> None:
     """Prints without buffers and without exceptions: for signal handlers, which may interrupt other printing."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode("utf-8", "backslashreplace"))
+
+
+def write_file(flag: str, file: Path, content: str) -> None:
+    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written."""
+    try:
+        file.write_text(content, encoding="utf-8")
+    except OSError as error:
+        fact = f"{flag} {file} cannot be written: {error.strerror or error}"
+        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
+    print(file)

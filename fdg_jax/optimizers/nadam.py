@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fdg_jax.optimizers.decoupled import decoupled
+
 PSI = 0.004
 
 
@@ -71,5 +73,4 @@ def nadam(
         weight_decay: decoupled, as AdamW's. mask: params -> which of them it is for, instead of all.
         psi: how fast the momentum rises; 0 keeps it at b1 / 2.
     """
-    decay = optax.add_decayed_weights(weight_decay, mask) if weight_decay else optax.identity()
-    return optax.chain(scale_by_nadam(b1, b2, eps, psi), decay, optax.scale_by_learning_rate(learning_rate))
+    return decoupled(scale_by_nadam(b1, b2, eps, psi), learning_rate, weight_decay, mask)

@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fdg_jax.optimizers.decoupled import decoupled
+
 Array = jax.Array
 
 
@@ -114,5 +116,4 @@ def rotation(
     every: int = 10,
 ) -> optax.GradientTransformation:
     """Adam in turned coordinates, with decoupled weight decay. Arguments as those of `nadam`."""
-    decay = optax.add_decayed_weights(weight_decay, mask) if weight_decay else optax.identity()
-    return optax.chain(scale_by_rotation(b1, b2, eps, every), decay, optax.scale_by_learning_rate(learning_rate))
+    return decoupled(scale_by_rotation(b1, b2, eps, every), learning_rate, weight_decay, mask)

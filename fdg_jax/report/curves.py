@@ -4,9 +4,11 @@ import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fdg_jax import methods
 from fdg_jax.recipe import learning_rate_changes
@@ -115,14 +117,11 @@ def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str,
 
 def running_means(events: list[dict[str, Any]], name: str, width: int) -> list[float]:
     """Means of up to `width` values. They start again at each new learning rate, so that a drop stays a drop."""
-    values = [event[name] for event in events]
-    sums = [0.0, *accumulate(values)]
-    means, start = [], 0
-    for i, event in enumerate(events):
-        if i and events[i - 1]["learning_rate"] != event["learning_rate"]:
-            start = i
-        first = max(start, i + 1 - width)
-        means.append((sums[i + 1] - sums[first]) / (i + 1 - first))
+    means: list[float] = []
+    for _, same in groupby(events, key=lambda event: event["learning_rate"]):
+        values = [event[name] for event in same]
+        sums = np.convolve(values, np.ones(width))[: len(values)]  # no running sum: a huge value would spoil the rest
+        means += list(sums / np.minimum(np.arange(1, len(values) + 1), width))
     return means
 
 

@@ -88,7 +88,7 @@ def open_with(given: argparse.Namespace, method: Method, options: Mapping[str, A
     run = None if given.measured is None else measured.read(given.measured)
     content = page.page({"method": method.name, "K": given.K, **options}, run)
     file = given.html or Path(tempfile.mkdtemp(prefix="fdg_jax-")) / "explorer.html"
-    write("--html", file, content)
+    output.write_file("--html", file, content)
     if given.open and not webbrowser.open(file.resolve().as_uri()):
         print(f"No browser was found. Open {file} in one.")
 
@@ -100,19 +100,9 @@ def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options:
     shown = timeline.timeline(schedule, method, ticks=given.ticks)
     title = ", ".join([f"{method.name}, K={given.K}", *(f"{name} {value}" for name, value in options.items())])
     if given.svg is not None:
-        write("--svg", given.svg, figure.figure(shown, title, given.K, method.words))
+        output.write_file("--svg", given.svg, figure.figure(shown, title, given.K, method.words))
     if given.trace is not None:
-        write("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
-
-
-def write(flag: str, file: Path, content: str) -> None:
-    """Writes a file and prints its name. Raises BadInput where it cannot be written."""
-    try:
-        file.write_text(content, encoding="utf-8")
-    except OSError as error:
-        fact = f"{flag} {file} cannot be written: {error.strerror or error}"
-        raise BadInput(f"{fact}. Name a file in a folder that exists and is yours.") from None
-    print(file)
+        output.write_file("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
 
 
 if __name__ == "__main__":
