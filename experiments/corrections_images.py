@@ -5,12 +5,12 @@ tested on the test images. corrections.md has what was fixed before the first ru
 """
 
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from experiments.harness import bars, markdown
 from experiments.harness.intervals import interval, paired
-from experiments.harness.run_table import Lines, Run, Table, command, shown
+from experiments.harness.run_table import Lines, Table
 from experiments.harness.table_command import main
 from experiments.tuning import arms, verdicts
 from experiments.tuning.arms import Arm, Part
@@ -72,33 +72,19 @@ def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
 
 
 def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
-    own, choice = values(lines, part, arm), part.choice(lines, arm)
-    found, bp = interval(list(own.by_seed.values())), of_name(lines, part, "bp")
-    n, said = len(own.by_seed) + len(own.diverged), verdict(lines, part, arm)
+    own, bp, said = values(lines, part, arm), of_name(lines, part, "bp"), verdict(lines, part, arm)
     minus = interval(list(paired(own.by_seed, bp.by_seed).values())) if arm.name != "bp" else None
     closed = None if arm.name in ("bp", "fdg") else verdicts.gap_closed(own, of_name(lines, part, "fdg"), bp)
     return [
         "any" if part is OF_BP else str(part.shared["K"]),
         arm.label,
-        "" if not n else str(n) if n == len(part.seeds) else f"{n} of {len(part.seeds)}",
-        f"{found.mean:.2f}" if found else "",
-        f"{found.deviation:.2f}" if found and found.deviation is not None else "",
-        ", ".join([f"{seed}: {error:.2f}" for seed, error in own.by_seed.items()]
-                  + [f"{seed}: diverged" for seed in own.diverged]),
+        *arms.measured(part, own, digits=2),
         str(minus) if minus else "",
         f"{closed:.0%}" if closed is not None else "",
         arm.claim,
-        f"{said.word}. {said.why}" if said and n else "",
-        arms.chosen_words(choice),
-        arms.tuning_cost(part, lines, arm),
-        f"`{of_row(part, arm, choice)}`",
+        f"{said.word}. {said.why}" if said and own.n else "",
+        *arms.how_made(part, lines, arm),
     ]  # fmt: skip
-
-
-def of_row(part: Part, arm: Arm, choice: Mapping[str, object] | None) -> str:
-    """The command of a row's final runs; of its tuning runs, where nothing is chosen yet."""
-    run = part.grid(arm)[0] if choice is None else part.final_run(arm, choice, 0)
-    return shown(command(run, None, None)).replace("--seed 0", "--seed S")
 
 
 def aim(lines: Lines) -> str:
@@ -146,10 +132,6 @@ def picture(lines: Lines, path: Path) -> None:
     bars.draw(groups, path, title, "test error (% of the test images)", ("BP", bp.mean) if bp else None, True)
 
 
-def finals(lines: Lines) -> tuple[Run, ...]:
-    return arms.final_runs(PARTS, lines)
-
-
 TABLE = Table(
     name=NAME,
     summary=f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: every correction of late gradients, tuned alike, K = 4 and 2",
@@ -157,7 +139,7 @@ TABLE = Table(
     runs=arms.tune_runs(PARTS),
     document=document,
     picture=picture,
-    then=finals,
+    then=partial(arms.final_runs, PARTS),
     diverging=True,
 )
 

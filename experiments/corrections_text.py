@@ -7,12 +7,13 @@ was fixed before the first run.
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.harness import bars, markdown
 from experiments.harness.intervals import interval, paired
-from experiments.harness.run_table import ROOT, Lines, Run, Table, command, shown
+from experiments.harness.run_table import ROOT, Lines, Table
 from experiments.harness.table_command import main
 from experiments.tuning import arms, corpus, texts, verdicts
 from experiments.tuning.arms import Arm, Part
@@ -129,34 +130,20 @@ def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
 
 
 def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
-    own, choice, said = values(lines, part, arm), part.choice(lines, arm), verdict(lines, part, arm)
-    is_bp, n = arm.name.startswith("bp"), len(own.by_seed) + len(own.diverged)
-    found = interval(list(own.by_seed.values()))
+    own, said, is_bp = values(lines, part, arm), verdict(lines, part, arm), arm.name.startswith("bp")
     bp = of_name(lines, part, arm.reference)
     minus = None if is_bp else interval(list(paired(own.by_seed, bp.by_seed).values()))
     return [
         part.shared["model"],
         str(part.shared["K"]),
         f"{arm.label}, {arm.flags['optimizer']}",
-        "" if not n else str(n) if n == len(part.seeds) else f"{n} of {len(part.seeds)}",
-        f"{found.mean:.4f}" if found else "",
-        f"{found.deviation:.4f}" if found and found.deviation is not None else "",
-        ", ".join([f"{seed}: {loss:.4f}" for seed, loss in own.by_seed.items()]
-                  + [f"{seed}: diverged" for seed in own.diverged]),
+        *arms.measured(part, own, digits=4),
         minus.told(3) if minus else "",
         "" if is_bp else times_words(times_bp(lines, part, arm)),
         arm.claim if said else "",
-        f"{said.word}. {said.why}" if said and n else "",
-        arms.chosen_words(choice),
-        arms.tuning_cost(part, lines, arm),
-        f"`{of_row(part, arm, choice)}`",
+        f"{said.word}. {said.why}" if said and own.n else "",
+        *arms.how_made(part, lines, arm),
     ]  # fmt: skip
-
-
-def of_row(part: Part, arm: Arm, choice: Mapping[str, object] | None) -> str:
-    """The command of a row's final runs; of its tuning runs, where nothing is chosen yet."""
-    run = part.grid(arm)[0] if choice is None else part.final_run(arm, choice, 0)
-    return shown(command(run, None, None)).replace("--seed 0", "--seed S")
 
 
 def aim(lines: Lines) -> str:
@@ -217,10 +204,6 @@ def picture(lines: Lines, path: Path) -> None:
     bars.draw(groups, path, title, "nats per byte behind BP", None, by_number=True)
 
 
-def finals(lines: Lines) -> tuple[Run, ...]:
-    return arms.final_runs(PARTS, lines)
-
-
 TABLE = Table(
     name=NAME,
     summary="A transformer on text: corrections of late gradients with AdamW and Muon, K = 8; growth with K",
@@ -228,7 +211,7 @@ TABLE = Table(
     runs=arms.tune_runs(PARTS),
     document=document,
     picture=picture,
-    then=finals,
+    then=partial(arms.final_runs, PARTS),
     diverging=True,
     prepare=lambda: corpus.write(ROOT / texts.TEXT),
 )

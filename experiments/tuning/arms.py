@@ -9,7 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.harness.run_table import Lines, Run
+from experiments.harness.intervals import interval
+from experiments.harness.run_table import Lines, Run, command, shown
+from experiments.tuning.verdicts import Values
 from fdg_jax.runs.options import words
 
 Flags = Mapping[str, Any]
@@ -149,3 +151,24 @@ def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
 def chosen_words(choice: Flags | None) -> str:
     """The choice as flags."""
     return "" if choice is None else " ".join(word for name, value in choice.items() for word in words(name, value))
+
+
+def measured(part: Part, own: Values, digits: int) -> list[str]:
+    """Cells of a row: n, mean, standard deviation, and by seed."""
+    found = interval(list(own.by_seed.values()))
+    by_seed = [f"{seed}: {value:.{digits}f}" for seed, value in own.by_seed.items()]
+    return [
+        "" if not own.n else str(own.n) if own.n == len(part.seeds) else f"{own.n} of {len(part.seeds)}",
+        f"{found.mean:.{digits}f}" if found else "",
+        f"{found.deviation:.{digits}f}" if found and found.deviation is not None else "",
+        ", ".join([*by_seed, *(f"{seed}: diverged" for seed in own.diverged)]),
+    ]
+
+
+def how_made(part: Part, lines: Lines, arm: Arm) -> list[str]:
+    """Cells of a row: what was chosen, what that took, and the command of the final runs; of the tuning runs, where
+    nothing is chosen yet."""
+    choice = part.choice(lines, arm)
+    run = part.grid(arm)[0] if choice is None else part.final_run(arm, choice, 0)
+    line = shown(command(run, None, None)).replace("--seed 0", "--seed S")
+    return [chosen_words(choice), tuning_cost(part, lines, arm), f"`{line}`"]

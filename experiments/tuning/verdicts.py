@@ -34,6 +34,11 @@ class Values(NamedTuple):
     by_seed: Mapping[int, float]
     diverged: tuple[int, ...] = ()
 
+    @property
+    def n(self) -> int:
+        """The runs that have ended, in either way."""
+        return len(self.by_seed) + len(self.diverged)
+
 
 def too_few(n: int) -> Verdict:
     return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds have been run.")
