@@ -283,15 +283,19 @@ def test_without_results_a_page_has_every_row_and_no_number(name, tmp_path):
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def finals(parts, names, lines):
+    """(run, arm, seed) of the final runs of the arms of these names, with three seeds."""
+    for part in parts:
+        for arm in (each for each in part.arms if each.name in names):
+            for seed in (0, 1, 2):
+                yield part.final_run(arm, part.choice(lines, arm), seed), arm, seed
+
+
 def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
     lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
     errors = {"bp": 22.0, "fdg": 34.0, "beta": 28.0, "last": 33.95, "pipemare": 22.3}
-    for part in images.PARTS:
-        for arm in part.arms:
-            if arm.name in errors:
-                for seed in (0, 1, 2):
-                    run = part.final_run(arm, part.choice(lines, arm), seed)
-                    lines[run.name] = line(run, errors[arm.name] + NOISE[seed] * (1 + len(arm.name) / 10))
+    for run, arm, seed in finals(images.PARTS, errors, lines):
+        lines[run.name] = line(run, errors[arm.name] + NOISE[seed] * (1 + len(arm.name) / 10))
     told = {(cells[0], cells[1]): dict(zip(corrections_images.HEADS, cells, strict=True)) for cells in
             rows(corrections_images.document(lines))}  # fmt: skip
     bp, beta = told["any", "BP"], told["4", "FDG, β"]
@@ -312,12 +316,8 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
 def test_the_page_on_text_tells_tokens_to_bps_loss():
     lines = {name: each for part in texts.PARTS[:2] for name, each in tuned(part, 1, 3.0).items()}
     losses = {"bp": 3.0, "fdg": 3.5, "t1": 3.05, "bp-muon": 2.6, "fdg-muon": 2.7}
-    for part in texts.PARTS:
-        for arm in part.arms:
-            if arm.name in losses:
-                for seed in (0, 1, 2):
-                    run = part.final_run(arm, part.choice(lines, arm), seed)
-                    lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed] / 100 * (1 + len(arm.name)))
+    for run, arm, seed in finals(texts.PARTS, losses, lines):
+        lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed] / 100 * (1 + len(arm.name)))
     text = corrections_text.document(lines)
     told = {tuple(cells[:3]): dict(zip(corrections_text.HEADS, cells, strict=True)) for cells in rows(text)}
     times = "tokens to BP's loss / BP's tokens"
