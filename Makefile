@@ -12,7 +12,7 @@ DEMO ?= --dataset auto --train-size 3000 --model resnet8 --epochs 8 --batch-size
 DEMO_FDG ?= --K 2 --beta 0.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow faults check lint types bench lock clean
+.PHONY: help setup demo test test-slow faults check lint types docs doctest bench lock clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -48,19 +48,30 @@ lint: setup  ## ruff
 types: setup  ## pyright
 	$(RUN) -m pyright
 
+docs: .venv/requirements-docs.txt  ## the documentation as a site, build/docs/index.html; no warning, no dead link
+	$(RUN) -m tools.docs
+
+doctest: setup  ## the examples in docstrings and pages
+	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' fdg_jax docs $(PYTEST_ARGS)
+
+.venv/requirements-docs.txt: requirements-docs.txt | setup
+	$(RUN) -m pip install -q --disable-pip-version-check --no-input --require-hashes --no-deps -r requirements-docs.txt
+	@cp requirements-docs.txt $@
+
 bench: setup  ## measure every table of benchmarks/results anew (hours), or BENCH="memory host_cost"
 	$(RUN) -m benchmarks.readme $(BENCH)
 
 # One file for every Python from 3.11 on and every platform: markers choose (JAX 0.10.2 on 3.11, the newest from 3.12).
 # What is pinned stays, unless its requirement changed or UPGRADE=--upgrade says to take the newest of everything.
-LOCK = $(RUN) -m uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes --group dev \
-	--custom-compile-command "make lock" $(UPGRADE) pyproject.toml
+LOCK = $(RUN) -m uv pip compile --quiet --no-config --universal --python-version 3.11 --generate-hashes \
+	--custom-compile-command "make lock" $(UPGRADE)
 
 lock: setup  ## pin and hash requirements*.txt anew from pyproject.toml (UPGRADE=--upgrade: to the newest)
 	$(RUN) -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r tools/uv.txt
-	$(LOCK) --output-file requirements.txt
-	$(LOCK) --extra cuda12 --constraint requirements.txt --output-file requirements-cuda12.txt
-	$(LOCK) --extra peers --constraint requirements.txt --output-file requirements-peers.txt
+	$(LOCK) pyproject.toml --group dev --output-file requirements.txt
+	$(LOCK) pyproject.toml --group dev --extra cuda12 --constraint requirements.txt --output-file requirements-cuda12.txt
+	$(LOCK) pyproject.toml --group dev --extra peers --constraint requirements.txt --output-file requirements-peers.txt
+	$(LOCK) --group docs --constraint requirements.txt --output-file requirements-docs.txt
 
 clean:  ## remove .venv and caches; runs/ stays
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

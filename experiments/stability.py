@@ -69,7 +69,7 @@ def table(lines: Lines, m: float) -> str:
         return f"{line['eigenvalues']:.3f} ({line['measured']:.3f})" if line else ""
 
     rows = ([words, *(cell(arm, tau) for tau in TAUS)] for arm, words in ARMS.items())
-    return f"### Momentum {m:g}\n\n" + markdown.table(["", *(f"τ = {tau}" for tau in TAUS)], rows)
+    return f"## Momentum {m:g}\n\n" + markdown.table(["", *(f"τ = {tau}" for tau in TAUS)], rows)
 
 
 def document(lines: Lines) -> str:

@@ -83,7 +83,15 @@ def test_whatever_pip_installs_is_pinned_and_hashed():
         assert commands and all("--require-hashes" in line and "-r " in line for line in commands), (file, commands)
 
 
-@pytest.mark.parametrize("lock", [*LOCKS, "tools/uv.txt"])
+def test_what_make_docs_installs_is_pinned_and_hashed_and_has_no_other_version_of_anything():
+    own, docs = pins("requirements.txt"), pins("requirements-docs.txt")
+    declared = {distribution(requirement) for requirement in project()["dependency-groups"]["docs"]}
+    assert declared <= {name for name, _ in docs}
+    shared = {name for name, _ in docs} & {name for name, _ in own}
+    assert shared and {key: docs[key] for key in docs if key[0] in shared}.items() <= own.items()
+
+
+@pytest.mark.parametrize("lock", [*LOCKS, "requirements-docs.txt", "tools/uv.txt"])
 def test_requirements_name_no_host_and_no_index(lock):
     text = (ROOT / lock).read_text().lower()
     for word in ("://", "index-url", "find-links", "trusted-host", "file:", " @ "):
@@ -214,7 +222,10 @@ def test_importing_what_answers_at_once_does_not_import_jax(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-@pytest.mark.parametrize("target", ["setup", "demo", "test", "test-slow", "check", "bench", "clean", "help"])
+TARGETS = ["setup", "demo", "test", "test-slow", "check", "docs", "doctest", "bench", "clean", "help"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
 def test_make_has_every_target_that_scripts_rely_on(target):
     assert subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True).returncode == 0
 
@@ -224,7 +235,7 @@ def test_ci_runs_what_a_person_runs():
     assert os.access(ci, os.X_OK)
     text = ci.read_text()
     assert "set -euo pipefail" in text
-    for target in ("make check", "make test-slow"):
+    for target in ("make check", "make docs", "make doctest", "make test-slow"):
         assert re.search(rf"^within_budget {target}$", text, re.M)
 
 

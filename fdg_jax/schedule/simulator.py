@@ -169,6 +169,7 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
         BadInput: a time is negative, the machine has no cores, or it has links or processes for another K.
 
     Examples:
+        >>> from fdg_jax.schedule import bp
         >>> predict(bp(2), Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0))).seconds
         6.0
         >>> link = Link(latency_seconds=0.25, seconds_per_byte=1e-6)

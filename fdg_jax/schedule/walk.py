@@ -43,6 +43,7 @@ def walk(schedule: Schedule, ticks: Iterable[tuple[int, Tick]]) -> Iterator[tupl
     Returns: for each tick (t, its steps). Updates are counted from the first of these ticks.
 
     Example:
+        >>> from fdg_jax.schedule import bp
         >>> [str(step.op) for t, steps in walk(bp(2), bp(2).run(1)) for step in steps if step.updates]
         ['B1', 'B1']
     """

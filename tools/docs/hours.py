@@ -1,0 +1,59 @@
+"""How long the tables of experiments/ take, from nothing but the seconds that finished runs have recorded."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import experiments
+from experiments.harness import estimate, result_files, run_table
+
+KIND = ("model", "dataset", "method", "K", "batch_size")  # runs that are alike in these take alike
+
+
+def table() -> str:
+    """The page's table in Markdown: runs finished, hours they took, hours that the others would take."""
+    known = seconds_per_step()
+    lines = ["| table | runs finished | hours they took | hours of the others, at least | others not measured |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for name in experiments.names():
+        found = experiments.find(name)
+        if not found.runs or found.measure:
+            continue
+        found = result_files.complete(found, run_table.RESULTS)
+        done = result_files.read(found, run_table.RESULTS)
+        took = sum(line.get("seconds") or 0 for line in done.values()) / 3600
+        open_runs = [run for run in found.runs if run.name not in done]
+        estimates = [seconds_of(run, known) for run in open_runs]
+        rest = sum(each for each in estimates if each) / 3600
+        unknown = sum(each is None for each in estimates)
+        cells = [f"`{name}`", f"{len(done)} of {len(found.runs)}", hours(took), hours(rest), str(unknown or "")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def hours(number: float) -> str:
+    """Hours for a table; nothing where there are none."""
+    return "" if number == 0 else f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+def seconds_per_step() -> dict[tuple[Any, ...], float]:
+    """The fewest seconds of a step of every kind of run that has results: other work slows a run, nothing speeds it."""
+    found: dict[tuple[Any, ...], float] = {}
+    for file in sorted(run_table.RESULTS.glob("*.jsonl")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if line.get("seconds") and line.get("steps"):
+                seconds = line["seconds"] / line["steps"]
+                found[kind(line)] = min(seconds, found.get(kind(line), seconds))
+    return found
+
+
+def kind(line: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What decides how long a step takes."""
+    given = {**line.get("options", {}), **line}
+    return tuple(given.get(name) for name in KIND)
+
+
+def seconds_of(run: run_table.Run, known: Mapping[tuple[Any, ...], float]) -> float | None:
+    """The seconds that a run would take; None where no run of its kind has been finished."""
+    step = known.get(kind(run.flags))
+    return None if step is None else step * estimate.steps_left(run, run_table.State(run_table.MISSING))

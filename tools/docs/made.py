@@ -1,0 +1,85 @@
+"""The pages that are made of the code, and what pages of the repository show of it: lists of pages, the explorer."""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from fdg_jax import corrections as every_correction
+from fdg_jax import methods as every_method
+from fdg_jax.explorer import page as explorer
+from tools.docs import corrections, hours, methods, reference
+
+EXPLORER = """<iframe class="explorer" src="{}" title="The explorer: who does what, when, and which weights a gradient
+belongs to" loading="lazy"></iframe>
+"""
+HOME = "docs/index.md"
+HEADING, TARGET = re.compile(r"^## (.*)$", re.M), re.compile(r"\]\(([^)#:\s]+)\)")
+# What a page of the repository links to, and the page of the site that it means.
+MEANT = {"README.md": HOME, "fdg_jax/methods": "docs/methods.md", "fdg_jax/__init__.py": "docs/reference.md"}
+
+
+def pages() -> dict[str, str]:
+    """The pages, by the path that they would have in the repository."""
+    return methods.pages() | corrections.pages() | reference.pages()
+
+
+def meant(root: Path) -> dict[str, str]:
+    """What a page of the repository links to, and the page of the site that it means; of these a method's own file."""
+    found = dict(MEANT)
+    for folder, files in (("methods", every_method.files()), ("corrections", every_correction.files())):
+        found |= {str(file.relative_to(root)): f"docs/{folder}/{name}.md" for name, file in files.items()}
+    return found
+
+
+def extras(folder: Path) -> None:
+    """Writes what is no page of Sphinx's into the folder, which becomes a part of the site."""
+    folder.mkdir(parents=True)
+    (folder / "explorer.html").write_text(explorer.page({"method": "fdg", "K": 3}), encoding="utf-8")
+
+
+def pictures(staged: Path) -> None:
+    """Writes the pictures of pages that are made of the code."""
+    methods.pictures(staged / "docs" / "methods")
+
+
+def filled(path: str, text: str) -> str:
+    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- hours -->."""
+    up = "../" * path.count("/")
+    for mark, made in (("explorer", lambda: EXPLORER.format(f"{up}explorer.html")), ("hours", hours.table)):
+        if f"<!-- {mark} -->" in text:
+            text = text.replace(f"<!-- {mark} -->", made())
+    return text
+
+
+def with_contents(pages: dict[str, str], meant: dict[str, str]) -> dict[str, str]:
+    """The pages with tables of contents, which the sidebar shows: that of the first page lists what it links to, by its
+    headings; every other page is below the page of its folder."""
+    first, *parts = HEADING.split(pages[HOME])
+    text, listed = first, set()
+    for heading, part in zip(parts[::2], parts[1::2], strict=True):
+        targets = [os.path.normpath(os.path.join(os.path.dirname(HOME), target)) for target in TARGET.findall(part)]
+        found = [page for target in targets if (page := meant.get(target, target)) in pages]
+        listed |= set(found)
+        text += f"## {heading}\n{part.rstrip()}\n\n{toctree(found, heading)}\n"
+    made = pages | {HOME: text}
+    below: dict[str, list[str]] = {}
+    for path in sorted(set(pages) - listed - {HOME}):
+        below.setdefault(parent(path, pages), []).append(path)
+    for path, found in below.items():
+        made[path] = f"{made[path].rstrip()}\n\n{toctree(found)}"
+    return made
+
+
+def parent(path: str, pages: dict[str, str]) -> str:
+    """The page below which a page is that the first page does not list: docs/methods.md of docs/methods/fdg.md, the
+    README of the nearest folder otherwise."""
+    folder = PurePosixPath(path).parent
+    candidates = [f"{folder}.md"] + [str(up / "README.md") for up in (folder, *folder.parents)]
+    return next((each for each in candidates if each in pages and each != path), HOME)
+
+
+def toctree(paths: list[str], caption: str = "") -> str:
+    """A table of contents that only the sidebar shows."""
+    lines = [f":caption: {caption}"] if caption else []
+    lines += ["", *(f"/{path.removesuffix('.md')}" for path in paths)]
+    return "\n".join(["```{toctree}", ":hidden:", *lines, "```", ""])

@@ -1,0 +1,146 @@
+"""A page a training method: what its file says of it, its schedule drawn, and what follows from the schedule."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fdg_jax import methods
+from fdg_jax.explorer import figure, timeline
+from fdg_jax.methods.__main__ import Row, row
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import Option
+from fdg_jax.schedule.ideal import formula
+from tools.docs import docstrings
+
+SHOWN_K, SHOWN_TICKS, COMPARED_K = 3, 10, (2, 3, 4, 8)
+WEIGHTS = ("weights", "stashed, current", "stashed", "Which weights a late gradient is taken at: those of the batch's "
+           "forward pass, or the newest ones.")  # fmt: skip
+BETA = ("beta", "(0, 1]", "1.0", "The gradient of stage k is multiplied by beta^(K-k).")
+
+
+def pages() -> dict[str, str]:
+    """The pages by path, and the page that lists them."""
+    found = {name: methods.find(name) for name in methods.names()}
+    made = {f"docs/methods/{name}.md": page(method) for name, method in found.items()}
+    return made | {"docs/methods.md": overview(found)}
+
+
+def pictures(folder: Path) -> None:
+    """Writes the drawing of every method's schedule as FOLDER/<name>.svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in methods.names():
+        method = methods.find(name)
+        shown = timeline.timeline(method.schedule(SHOWN_K), method, ticks=SHOWN_TICKS)
+        picture = figure.figure(shown, f"{name}, K={SHOWN_K}", SHOWN_K, method.words)
+        (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
+
+
+def said(method: Method) -> str:
+    """The docstring of a method's file."""
+    return sys.modules[f"fdg_jax.methods.{method.name}"].__doc__ or ""
+
+
+def page(method: Method) -> str:
+    """The page of a method."""
+    name, rows = method.name, {K: row(method.name, K, 0, {}) for K in COMPARED_K}
+    r = rows[SHOWN_K]
+    return f"""# {name}
+
+*{docstrings.escaped(method.summary)}*
+
+{docstrings.markdown(said(method), "equation", names=False)}
+
+## Its schedule
+
+![The schedule of {name} with three stages: which stage works on which batch when, when it waits, and which version of
+its weights its latest gradient belongs to]({name}.svg)
+
+{locking(r)} `.venv/bin/python -m fdg_jax.schedule --method {name} --open` shows it with other stages and times.
+
+## How late, how fast, how much memory
+
+{figures(rows)}
+
+Staleness: the updates that a stage makes between the forward pass of a batch and the update by that batch, on average.
+Memos: the most batches of which a stage keeps something from one tick to the next. Old weights: the most copies of its
+weights, beside the newest, that a stage keeps for its memos. Time per batch: in forward passes Tf, backward passes Tb
+and auxiliary networks Taux of the whole network, if stages are even and sending takes no time; the speed-up is over BP
+on one device at Tb = 2 Tf, Taux = 0. All of it is derived from the schedule.
+
+## Options
+
+{options(method)}
+
+The whole file: [fdg_jax/methods/{name}.py](../../fdg_jax/methods/{name}.py).
+"""
+
+
+def locking(r: Row) -> str:
+    """What waits for what, in words."""
+    three = {"forward": r.locks.forward, "backward": r.locks.backward, "update": r.locks.update}
+    locked = [name for name, is_locked in three.items() if is_locked]
+    if not locked:
+        return "Nothing is locked: within a tick no stage waits for another."
+    free = [name for name in three if name not in locked]
+    rest = f" Not locked: {', '.join(free)}." if free else ""
+    return f"Locked: {', '.join(locked)}.{rest}"
+
+
+def figures(rows: dict[int, Row]) -> str:
+    """What follows from the schedule, by K."""
+    head = ["K", "staleness of stages 1..K", "memos", "old weights", "time per batch", "speed-up"]
+    lines = [cells(head), "|" + "---|" * len(head)]
+    for K, r in rows.items():
+        late = ", ".join(f"{n:.3g}" for n in r.staleness)
+        lines.append(cells([K, late, r.memos, r.old_weights, formula(r.free), f"{float(r.free_speed_up):.2f}"]))
+    return "\n".join(lines)
+
+
+def cells(row: Sequence[Any]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, row))} |"
+
+
+def options(method: Method) -> str:
+    """The options as a table: those of its file, and those of every run that it can be asked for."""
+    rows = [described(each) for each in method.declared.values()]
+    rows += [each for each in (BETA, WEIGHTS) if each[0] in method.takes]
+    if not rows:
+        return "It has none."
+    lines = ["| flag | values | default | |", "|---|---|---|---|"]
+    for name, values, default, text in rows:
+        lines.append(f"| `--{name.replace('_', '-')}` | {values} | `{default}` | {docstrings.escaped(text)} |")
+    in_python = "In Python they are keywords of `fdg_jax.Pipeline` with the same names, `_` for `-`."
+    return "\n".join([*lines, "", in_python])
+
+
+def described(option: Option) -> tuple[str, str, str, str]:
+    """An option's name, values, default and text."""
+    choices = getattr(option.kind, "__args__", None)
+    values = ", ".join(map(str, choices)) if choices else option.metavar or option.kind.__name__
+    return option.name, values, str(option.default), option.help
+
+
+def overview(found: dict[str, Method]) -> str:
+    """The page that lists all methods."""
+    rows = {name: row(name, SHOWN_K, 0, {}) for name in found}
+    lines = ["| method | | staleness, K = 3 | locked | speed-up, K = 3 |", "|---|---|---|---|---|"]
+    for name, method in found.items():
+        r = rows[name]
+        locked = [word for word, is_so in zip(("forward", "backward", "update"), r.locks, strict=False) if is_so]
+        late = ", ".join(f"{n:.3g}" for n in r.staleness)
+        link, said = f"[{name}](methods/{name}.md)", docstrings.escaped(method.summary)
+        lines.append(cells([link, said, late, ", ".join(locked) or "nothing", f"{float(r.free_speed_up):.2f}"]))
+    return f"""# Training methods
+
+`--method NAME`, or `fdg_jax.Pipeline(..., method="NAME")`. Every method is driven by the same loop, and checkpointed,
+resumed and reported alike. Each has a page, made of its file: [a new file](own-modules.md) makes a new page.
+
+{chr(10).join(lines)}
+
+Staleness: the updates that each stage makes between the forward pass of a batch and the update by that batch, on
+average. Locked: what waits for another stage within a tick of the full pipeline. Speed-up: over BP on one device, if
+stages are even, sending is free and a backward pass takes as long as two forward passes.
+`.venv/bin/python -m fdg_jax.methods --K 3` prints the paper's Tables 1 and 2 for any K.
+"""
