@@ -14,7 +14,7 @@ from experiments.harness.run_table import Lines, Table
 from experiments.harness.table_command import main
 from experiments.tuning import arms, verdicts
 from experiments.tuning.arms import Arm, Part
-from experiments.tuning.images import EPOCHS, FOUR, HELD_OUT, OF_BP, PARTS, TWO
+from experiments.tuning.images import EPOCHS, FOUR, HELD_OUT, OF_BP, PARTS, QUARTER, TUNING_EPOCHS, TWO
 from experiments.tuning.verdicts import Scale, Values, Verdict
 
 NAME = "corrections_images"
@@ -33,9 +33,12 @@ WORDS = (
     "first 1% it is 0.01 at most, with BP, too), weight decay 0.0005 (NAdam: decoupled, 0.1, matrices), backward "
     "first, stashed weights (T2: current ones), drained. The error is that after the last epoch.",
     "**Tuning.** For each K an arm has 6 runs with seed 0: half, once and twice its optimizer's usual rate (SGD 0.1, "
-    "NAdam 0.001), each with two settings of its own; momentum 0.9 or 0.7 where it has none. Those runs train on "
-    f"{50_000 - HELD_OUT:,} training images and are judged by the last {HELD_OUT:,} (`--hold-out {HELD_OUT}`). Test "
-    "images are not looked at. The final runs train on all training images with the options of the best one.",
+    "NAdam 0.001), each with two settings of its own; momentum 0.9 or 0.7 where it has none. Those runs have "
+    f"{TUNING_EPOCHS} epochs of {50_000 - HELD_OUT:,} training images and are judged by the last {HELD_OUT:,} "
+    f"(`--hold-out {HELD_OUT}`). Test images are not looked at. The final runs train on all training images for "
+    f"{EPOCHS} epochs with the options of the best one. What is best in {TUNING_EPOCHS} epochs need not be best in "
+    f"{EPOCHS}; T1 with T = {QUARTER} ends after a quarter of the final runs' first phase, and after two thirds of the "
+    "tuning runs'.",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "

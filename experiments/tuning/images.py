@@ -9,7 +9,8 @@ from typing import Any
 
 from experiments.tuning.arms import Arm, Part
 
-EPOCHS, HELD_OUT, QUARTER = 5, 5_000, 244  # QUARTER: of the updates at the first learning rate, PipeMare's T
+EPOCHS, TUNING_EPOCHS, HELD_OUT = 5, 2, 5_000
+QUARTER = 244  # of a final run's updates at the first learning rate: PipeMare's T
 MULTIPLES, SEEDS = (0.5, 1.0, 2.0), (0, 1, 2)
 SGD_RATE, NADAM_RATE = 0.1, 1e-3
 FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
@@ -64,14 +65,15 @@ SEVERAL_LATE = (  # at a staleness of 1 these are `last` and `spike`
         f"AsyncPP's theory: it {LESS}"),
 )  # fmt: skip
 SHARED = {
-    "dataset": "cifar10", "model": "resnet20", "epochs": EPOCHS, "batch_size": 128, "optimizer": "sgd",
+    "dataset": "cifar10", "model": "resnet20", "batch_size": 128, "optimizer": "sgd",
     "lr_schedule": "paper", "warmup": "on", "momentum": 0.9, "weight_decay": 5e-4,
 }  # fmt: skip
 
 
 def part(K: int, title: str, arms: tuple[Arm, ...]) -> Part:
     shared = {**SHARED, "K": K}
-    return Part(f"K{K}", title, arms, shared, {"hold_out": HELD_OUT}, {"hold_out": 0}, MULTIPLES, SEEDS)
+    tuned, final = {"epochs": TUNING_EPOCHS, "hold_out": HELD_OUT}, {"epochs": EPOCHS, "hold_out": 0}
+    return Part(f"K{K}", title, arms, shared, tuned, final, MULTIPLES, SEEDS)
 
 
 OF_BP = part(1, "BP", (BP,))

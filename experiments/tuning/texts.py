@@ -9,9 +9,9 @@ from typing import Any
 from experiments.tuning import corpus
 from experiments.tuning.arms import Arm, Part
 
-BATCH, BLOCK, BLOCKS, HELD_OUT = 32, 64, 16_000, 8_000  # of training and of tuning, in blocks of the text
+BATCH, BLOCK, BLOCKS, HELD_OUT = 16, 64, 16_000, 8_000  # of training and of tuning, in blocks of the text
 STEPS_PER_EPOCH = BLOCKS // BATCH
-EPOCHS, TARGET_EPOCH, TUNING_EPOCHS = 6, 4, 2  # 3,000 steps; BP's loss after 2,000 is to be reached; tuned by 1,000
+EPOCHS, TARGET_EPOCH, TUNING_EPOCHS = 3, 2, 1  # 3,000 steps; BP's loss after 2,000 is to be reached; tuned by 1,000
 TARGET_STEPS, STEPS = TARGET_EPOCH * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH
 MULTIPLES, SEEDS, RATE, WARMUP = (0.5, 1.0, 2.0, 4.0), (0, 1, 2), 1e-3, 200
 ANNEALED = 5 * WARMUP  # PipeMare's T for transformers
