@@ -29,6 +29,7 @@ class Dispatched(NamedTuple):
     first, last: the batches that it works on.
     since: when its dispatch began, in seconds of time.monotonic.
     returned: whether the dispatch has returned to the host.
+    number: by which the schedule knows it, that of a micro-batch where batches are split; 0 where it knows none.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Dispatched(NamedTuple):
     last: int
     since: float
     returned: bool
+    number: int = 0
 
 
 class UnfinishedOperations:
@@ -50,22 +52,23 @@ class UnfinishedOperations:
         self.lock = Lock()
         self.queues: dict[int, deque[tuple[Dispatched, Any]]] = {}
         self.entering: Dispatched | None = None
+        self.finished: dict[tuple[int, str], int] = {}  # by stage and kind: the newest batch of a finished operation
 
-    def begin(self, kind: str, k: int, first: int, last: int) -> None:
+    def begin(self, kind: str, k: int, first: int, last: int, number: int = 0) -> None:
         """Notes that the host is about to dispatch an operation.
 
         Arguments:
-            kind, k, first, last: as in `Dispatched`.
+            kind, k, first, last, number: as in `Dispatched`.
         """
-        self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
+        self.entering = Dispatched(kind, k, first, last, time.monotonic(), False, number)
 
-    def add(self, kind: str, k: int, batch: int, array: Any) -> None:
+    def add(self, kind: str, k: int, batch: int, array: Any, number: int = 0) -> None:
         """Notes a message that has been asked for, also while an operation is being dispatched.
 
         Arguments:
-            kind, k: as in `Dispatched`. batch: its number. array: the message.
+            kind, k, number: as in `Dispatched`. batch: its number. array: the message.
         """
-        op = Dispatched(kind, k, batch, batch, time.monotonic(), True)
+        op = Dispatched(kind, k, batch, batch, time.monotonic(), True, number)
         with self.lock:
             self.queues.setdefault(k, deque()).append((op, array))
 
@@ -82,7 +85,15 @@ class UnfinishedOperations:
         """Forgets the operations that are finished."""
         for queue in self.queues.values():
             while queue and finished(queue[0][1]):
-                queue.popleft()
+                op, _ = queue.popleft()
+                self.finished[op.k, op.kind] = op.last
+
+    def under_way(self) -> tuple[dict[int, list[Dispatched]], dict[tuple[int, str], int]]:
+        """What is dispatched and not finished, by stage in the order of dispatch; by stage and kind of operation, the
+        newest batch of a finished one."""
+        with self.lock:
+            self.drop()
+            return {k: [op for op, _ in queue] for k, queue in self.queues.items() if queue}, dict(self.finished)
 
     def oldest(self) -> Dispatched | None:
         """The operation that everything waits for; None if nothing is under way."""
@@ -114,7 +125,7 @@ class TrackedStage:
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
         """As Stage.run."""
         number, updates = self.whole(batch), self.stage.updates
-        self.unfinished.begin(kind, self.stage.k, number, number)
+        self.unfinished.begin(kind, self.stage.k, number, number, batch)
         array = None
         try:
             sent = self.stage.run(kind, batch, messages)

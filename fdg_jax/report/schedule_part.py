@@ -24,15 +24,20 @@ class Scheduled(NamedTuple):
 
 def scheduled(config: Mapping[str, Any]) -> Scheduled:
     """The picture and the sentences of a run. config: config.json, checked."""
-    method = methods.find(config["method"])
-    asked = {name: config[name] for name in method.answers_to}
-    schedule = method.schedule(config["K"], **method.accepted(asked)[0])
+    method, schedule = methods.find(config["method"]), schedule_of(config)
     if method.places is not None:
         return Scheduled("", [f"Each of the {schedule.K} devices has the whole network and works on a part of every "
                               "batch; they add up their gradients before each update, so none is late."])  # fmt: skip
     drawable = schedule.K <= MOST_STAGES and max(schedule.micro_batches, schedule.accumulate) <= MOST_PARTS
     said = [each for each in (lateness(schedule), waiting(schedule)) if each]
     return Scheduled(picture(method, schedule) if drawable else "", said)
+
+
+def schedule_of(config: Mapping[str, Any]) -> Schedule:
+    """The schedule of a run. config: config.json, checked."""
+    method = methods.find(config["method"])
+    asked = {name: config[name] for name in method.answers_to}
+    return method.schedule(config["K"], **method.accepted(asked)[0])
 
 
 def picture(method: Method, schedule: Schedule) -> str:

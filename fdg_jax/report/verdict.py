@@ -26,14 +26,15 @@ def sentences(config: Mapping[str, Any], train: Events, test: Events, summary: M
     return [trained(config, summary), *reached(config, train, test, summary), *learned(config, train, test)]
 
 
-def trained(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """The network, the data and the method."""
+def trained(config: Mapping[str, Any], summary: Mapping[str, Any], going: bool = False) -> str:
+    """The network, the data and the method. going: whether it is being trained."""
     K, size, parameters = config["K"], config["train_size"], summary.get("parameters")
     weights = f" ({parameters:,} parameters)" if isinstance(parameters, int) else ""
     parts = f", cut into {K} stages," if K > 1 else ""
     examples = f"{size:,} examples of " if size else ""
     about = methods.find(config["method"]).summary
-    said = f"The network {config['model']}{weights}{parts} was trained on {examples}{config['dataset']}"
+    verb = "is being" if going else "was"
+    said = f"The network {config['model']}{weights}{parts} {verb} trained on {examples}{config['dataset']}"
     return f"{said} by {config['method'].upper()}: {about}."
 
 
@@ -51,11 +52,12 @@ def reached(config: Mapping[str, Any], train: Events, test: Events, summary: Map
     return [f"It has not finished: it goes on, or it was stopped, {epoch:g} of {config['epochs']} epochs in."]
 
 
-def learned(config: Mapping[str, Any], train: Events, test: Events) -> list[str]:
-    """Whether the loss fell and came to rest, and what that is worth on data that it has not seen."""
+def learned(config: Mapping[str, Any], train: Events, test: Events, going: bool = False) -> list[str]:
+    """Whether the loss fell and came to rest, and what that is worth on data that it has not seen. going: whether the
+    run goes on."""
     losses = [event["train_loss"] for event in train]
     if len(losses) < 2:
-        return of_test(config, test)
+        return of_test(config, test, going)
     # Means over tenths, since single lines are noisy: the first one, the last but one and the last one.
     tenth = max(1, len(losses) // 10)
     first, before, last = (
@@ -63,25 +65,30 @@ def learned(config: Mapping[str, Any], train: Events, test: Events) -> list[str]
     )
     highest = max(first, losses[0])
     if last > highest + ROSE * abs(highest):
-        return [f"It went wrong: the training loss rose from {first:.4g} to {last:.4g}.", *of_test(config, test)]
-    said = f"The training loss went from {first:.4g} to {last:.4g}"
+        wrong = "It goes wrong: the training loss has risen" if going else "It went wrong: the training loss rose"
+        return [f"{wrong} from {first:.4g} to {last:.4g}.", *of_test(config, test, going)]
+    said = f"The training loss {'has gone' if going else 'went'} from {first:.4g} to {last:.4g}"
     fall = first - last
-    if len(losses) < FEW or fall <= 0:
-        return [f"{said}.", *of_test(config, test)]
-    moved = (before - last) / fall
-    if abs(moved) <= RESTS:
-        rest = "and had come to rest: the last tenth of the batches did not change it any more"
-    elif moved > 0:
-        rest = f"and was still falling at the end: {100 * moved:.0f}% of the fall is in the last tenth of the batches"
-    else:
-        rest = "and was not at rest: it rose a little at the end"
-    return [f"{said}, {rest}.", *of_test(config, test)]
+    if len(losses) >= FEW and fall > 0:
+        said += f", and {rest(100 * (before - last) / fall, going)}"
+    return [f"{said}.", *of_test(config, test, going)]
 
 
-def of_test(config: Mapping[str, Any], test: Events) -> list[str]:
+def rest(percent: float, going: bool) -> str:
+    """Whether a loss has come to rest. percent: of its whole fall, what the last tenth of the batches brought."""
+    if abs(percent) <= 100 * RESTS:
+        rests, so_far = ("is at rest", " so far") if going else ("had come to rest", "")
+        return f"{rests}: the last tenth of the batches{so_far} did not change it any more"
+    if percent < 0:
+        return f"{'is' if going else 'was'} not at rest: it rose a little {'lately' if going else 'at the end'}"
+    part = f"{percent:.0f}% of the fall is in the last tenth of the batches"
+    return f"is still falling: {part} so far" if going else f"was still falling at the end: {part}"
+
+
+def of_test(config: Mapping[str, Any], test: Events, going: bool = False) -> list[str]:
     """The test error at the end, the lowest, and what guessing would give."""
     if not test:
-        return ["It was not evaluated on test data."]
+        return ["It has not been evaluated on test data yet." if going else "It was not evaluated on test data."]
     last, lowest = test[-1], min(test, key=lambda event: event["test_error_percent"])
     error, chance = last["test_error_percent"], guessing(config)
     said = f"Of the test data it gets {error:.2f}% wrong"
@@ -91,7 +98,8 @@ def of_test(config: Mapping[str, Any], test: Events) -> list[str]:
     more = error - lowest["test_error_percent"]
     if more > RISE:
         at = f"{lowest['test_error_percent']:.2f}% after epoch {lowest['epoch']:g}"
-        return [f"{said}. It had been better: {at}, so training longer did not help."]
+        had = "It has" if going else "It had"
+        return [f"{said}. {had} been better: {at}{'' if going else ', so training longer did not help'}."]
     return [f"{said}."]
 
 

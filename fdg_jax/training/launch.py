@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.machine import output, terminal
-from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
+from fdg_jax.runs import incidents, live, option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
@@ -85,6 +85,8 @@ def prepare_and_run(
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
+        numbers = {"process": peers.process, "processes": peers.processes, "unit": job.dataset.unit}
+        live.write(path, live.Live("starting", step=begun.record.step, steps=job.steps, **numbers))
         opening(job, path, known, resumed=before is not None)
         return run_tracked(job, path, program, signals, begun)
     except OSError as error:
@@ -103,6 +105,7 @@ def run_tracked(job: "Job", path: Path, program: Program, signals: Signals, begu
         code = (train if job.peers.first else follow)(job, path, program, signals, begun)
         return code
     finally:
+        live.end(path, job.peers.process, code)
         begun.record.trackers.finish(path, code)
 
 

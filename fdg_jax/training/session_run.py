@@ -4,9 +4,12 @@ from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from fdg_jax.data.jpeg import Damaged
+from fdg_jax.engine.occupancy import occupancy
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.storage import durable
+from fdg_jax.training.heartbeat import Heartbeat
 from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
@@ -48,7 +51,7 @@ def run(
             loop = Loop(job, directory, signals, progress, record, session.fresh, profile)
             opened = (closing(each) for each in (loop.feed, directory, loop.saving, loop.profile))
             with ExitStack() as held:
-                for each in (*opened, loop.watchdog or nullcontext()):
+                for each in (*opened, loop.watchdog or nullcontext(), heartbeat(loop)):
                     held.enter_context(each)
                 try:
                     return record, *train_with_rollback(loop)
@@ -71,3 +74,19 @@ def run(
                     raise Broken(checkpoint) from error
     finally:
         record.close()
+
+
+def heartbeat(loop: Loop) -> Heartbeat:
+    """What keeps live.json up to date in a session."""
+    occupied = occupancy(loop.pipeline.engine, loop.operations.unfinished)
+    directory, clock = loop.directory, loop.clock
+    trains, there = (lambda: clock.started is not None), (lambda: directory.missing() is None)
+    return Heartbeat(directory.path, occupied, loop.numbers, trains, there, why)
+
+
+def why(error: BaseException) -> str:
+    """What ended a session, in words."""
+    if isinstance(error, Broken) and error.__cause__ is not None:
+        error = error.__cause__
+    told = (Stopped, Damaged, Diverged, NotReproduced, checkpoints.SaveFailed, BadInput)
+    return str(error) if isinstance(error, told) else reason(error)
