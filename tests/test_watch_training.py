@@ -106,7 +106,7 @@ class Looking(threading.Thread):
 
 @pytest.mark.parametrize(("method", "layers"), [("fdg", (1, 8)), ("bp", (4, 4)), ("fdg", (4, 4))])
 def test_busy_shares_are_those_of_threads_that_wait_for_every_operation(method, layers):
-    """Another way of measuring in the same process: the threads of benchmarks.timeline see the end of each operation.
+    """Another way of measuring in the same process: benchmarks.timeline's threads see the end of each operation.
 
     One stage waits most of the time, or each half of it, or none.
     """
@@ -126,16 +126,19 @@ def test_busy_shares_are_those_of_threads_that_wait_for_every_operation(method, 
     recorded, thread = recording.Recording(made.engine), Looking(occupied)
     with recording.quick_threads():
         thread.start()
-        first = time.perf_counter()
+        begin = time.perf_counter()
         train(150)
         last = time.perf_counter()
         thread.stopped.set()
         thread.join()
     found, shares = recording.events(recorded.stop()), []
     for k in (1, 2):
-        busy = 100 * sum(e.end - e.begin for e in found if e.k == k and e.what in "FBU") / (last - first)
+        busy = 100 * sum(e.end - e.begin for e in found if e.k == k and e.what in "FBU") / (last - begin)
         looked = 100 * occupied.busy[k] / occupied.looks
         shares.append((busy, looked))
-        # Of n looks a share varies by 50% / sqrt(n) at most; threads see ends some 0.1 ms late, of a few ms.
-        assert looked == pytest.approx(busy, abs=4 * 50 / occupied.looks**0.5 + 5), shares
     print(method, layers, shares, occupied.looks)
+    # Four standard deviations of a share of so many looks, at most; and ends are seen some 0.3 ms late, of a few ms.
+    tolerance = 4 * 50 / occupied.looks**0.5 + 8
+    assert [looked for _, looked in shares] == pytest.approx([busy for busy, _ in shares], abs=tolerance)
+    if layers == (1, 8):  # the second has 8 times as much to do, and the first waits for it
+        assert 0.05 < shares[0][1] / shares[1][1] < 0.3

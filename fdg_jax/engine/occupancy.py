@@ -87,7 +87,7 @@ def computed_now(
         for op in queue:
             if op.kind.startswith(MESSAGE):
                 awaited.add((op.kind.removeprefix(MESSAGE), op.number))
-            elif op.number and op.k in devices:
+            elif op.number and not op.sent:
                 made.update(messages.gives(Op(op.kind, op.k, op.number)))
     found: dict[tuple[str, ...], Dispatched] = {}
     for k, where in devices.items():
@@ -102,6 +102,6 @@ def computed_now(
     return {op.k: op for op in found.values()}
 
 
-def occupancy(engine: Engine, unfinished: UnfinishedOperations | None) -> Occupancy | None:
-    """What counts the looks at an engine's stages; None if it has none to look at, or nobody notes its operations."""
-    return Occupancy(engine, unfinished) if isinstance(engine, HostEngine) and unfinished is not None else None
+def occupancy(engine: Engine, unfinished: UnfinishedOperations) -> Occupancy | None:
+    """What counts the looks at an engine's stages; None if it has none to look at."""
+    return Occupancy(engine, unfinished) if isinstance(engine, HostEngine) else None

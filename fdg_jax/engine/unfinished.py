@@ -30,6 +30,7 @@ class Dispatched(NamedTuple):
     since: when its dispatch began, in seconds of time.monotonic.
     returned: whether the dispatch has returned to the host.
     number: by which the schedule knows it, that of a micro-batch where batches are split; 0 where it knows none.
+    sent: whether its messages are computed, though the rest of it is not: a backward pass sends before the update.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Dispatched(NamedTuple):
     since: float
     returned: bool
     number: int = 0
+    sent: bool = False
 
 
 class UnfinishedOperations:
@@ -51,6 +53,7 @@ class UnfinishedOperations:
     def __init__(self) -> None:
         self.lock = Lock()
         self.queues: dict[int, deque[tuple[Dispatched, Any]]] = {}
+        self.messages: dict[int, deque[Any]] = {}  # beside them: what each sends before it is finished, or None
         self.entering: Dispatched | None = None
         self.finished: dict[tuple[int, str], int] = {}  # by stage and kind: the newest batch of a finished operation
 
@@ -70,23 +73,37 @@ class UnfinishedOperations:
         """
         op = Dispatched(kind, k, batch, batch, time.monotonic(), True, number)
         with self.lock:
-            self.queues.setdefault(k, deque()).append((op, array))
+            self.put(op, array, None)
 
-    def end(self, array: Any) -> None:
-        """Notes that the dispatch has returned. array: a result of the operation; None if there is none."""
+    def put(self, op: Dispatched, array: Any, message: Any) -> None:
+        self.queues.setdefault(op.k, deque()).append((op, array))
+        self.messages.setdefault(op.k, deque()).append(message)
+
+    def end(self, array: Any, message: Any = None) -> None:
+        """Notes that the dispatch has returned.
+
+        Arguments:
+            array: a result of the operation; None if there is none.
+            message: what it sends, if that is computed before the array.
+        """
         op = self.entering
         with self.lock:
             if op is not None:
-                self.queues.setdefault(op.k, deque()).append((op._replace(returned=True), array))
+                self.put(op._replace(returned=True), array, message)
             self.entering = None
             self.drop()
 
     def drop(self) -> None:
-        """Forgets the operations that are finished."""
-        for queue in self.queues.values():
+        """Forgets the operations that are finished, and the messages that are computed."""
+        for k, queue in self.queues.items():
+            messages = self.messages[k]
             while queue and finished(queue[0][1]):
                 op, _ = queue.popleft()
+                messages.popleft()
                 self.finished[op.k, op.kind] = op.last
+            if queue and messages[0] is not None and finished(messages[0]):
+                op, array = queue[0]
+                queue[0], messages[0] = (op._replace(sent=True), array), None
 
     def under_way(self) -> tuple[dict[int, list[Dispatched]], dict[tuple[int, str], int]]:
         """What is dispatched and not finished, by stage in the order of dispatch; by stage and kind of operation, the
@@ -126,12 +143,14 @@ class TrackedStage:
         """As Stage.run."""
         number, updates = self.whole(batch), self.stage.updates
         self.unfinished.begin(kind, self.stage.k, number, number, batch)
-        array = None
+        array = message = None
         try:
             sent = self.stage.run(kind, batch, messages)
             array = self.array_of(kind, sent, updates)
+            if self.stage.updates > updates:
+                message = next(iter(jax.tree.leaves(sent)), None)
         finally:
-            self.unfinished.end(array)
+            self.unfinished.end(array, message)
         return sent
 
     def array_of(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:

@@ -78,7 +78,8 @@ def run(
 
 def heartbeat(loop: Loop) -> Heartbeat:
     """What keeps live.json up to date in a session."""
-    occupied = occupancy(loop.pipeline.engine, loop.operations.unfinished)
+    unfinished = loop.operations.unfinished
+    occupied = occupancy(loop.pipeline.engine, unfinished) if unfinished is not None else None
     directory, clock = loop.directory, loop.clock
     trains, there = (lambda: clock.started is not None), (lambda: directory.missing() is None)
     return Heartbeat(directory.path, occupied, loop.numbers, trains, there, why)

@@ -151,7 +151,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     monkeypatch.setattr(
         unfinished,
         "end",
-        lambda array: (seen.append((unfinished.entering, array)), UnfinishedOperations.end(unfinished, array)),
+        lambda *made: (seen.append((unfinished.entering, made[0])), UnfinishedOperations.end(unfinished, *made)),
     )
     for batch in data[:5]:
         ours.step(batch)
@@ -170,6 +170,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
     while unfinished.oldest() is not None and time.monotonic() < until:
         time.sleep(0.001)
     assert unfinished.oldest() is None and not any(unfinished.queues.values())
+    assert not any(unfinished.messages.values())
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
