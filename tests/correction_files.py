@@ -1,4 +1,4 @@
-"""Corrections as a user would write them, that of docs/corrections.md among them, and the folder they are in."""
+"""Corrections as a user would write them, that of docs/adding-a-correction.md among them, and their folder."""
 
 import re
 import sys
@@ -65,7 +65,7 @@ CORRECTION = Kind(name="ahead", summary="weights predicted from a gradient", mak
 """
 
 
-DOCS = Path(__file__).parent.parent / "docs" / "corrections.md"
+DOCS = Path(__file__).parent.parent / "docs" / "adding-a-correction.md"
 (SMOOTH,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
 
 

@@ -262,10 +262,12 @@ def test_the_picture_explains_the_stalest_gradient():
     assert timeline.stalest(timeline.timeline(bp(3), methods.find("bp"))) is None
 
 
-def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_path):
-    assert command.main(["--K", "3", "--ticks", "11", "--svg", str(tmp_path / "fdg.svg")]) == 0
-    kept = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "fdg.svg"
-    assert kept.read_text() == (tmp_path / "fdg.svg").read_text(), "python -m fdg_jax.schedule writes it, see docs"
+@pytest.mark.parametrize(("method", "ticks"), [("fdg", "11"), ("bp", "3")])
+def test_the_picture_in_the_documentation_is_the_one_that_the_command_makes(tmp_path, method, ticks):
+    made = tmp_path / f"{method}.svg"
+    assert command.main(["--method", method, "--K", "3", "--ticks", ticks, "--svg", str(made)]) == 0
+    kept = Path(__file__).resolve().parent.parent / "docs" / "pictures" / made.name
+    assert kept.read_text() == made.read_text(), "python -m fdg_jax.schedule writes it, see docs"
 
 
 # The command

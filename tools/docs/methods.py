@@ -135,7 +135,7 @@ def overview(found: dict[str, Method]) -> str:
     return f"""# Training methods
 
 `--method NAME`, or `fdg_jax.Pipeline(..., method="NAME")`. Every method is driven by the same loop, and checkpointed,
-resumed and reported alike. Each has a page, made of its file: [a new file](own-modules.md) makes a new page.
+resumed and reported alike. Each has a page, made of its file: [a new file](adding-a-method.md) makes a new page.
 
 {chr(10).join(lines)}
 

@@ -39,9 +39,9 @@ PARTS = {
                        "fdg_jax.schedule.running": ["Trace", "trace_run", "validate"],
                        "fdg_jax.schedule.ideal": ["Time", "Locks", "locks", "tick_time", "free_time"],
                        "fdg_jax.schedule.simulator": ["Link", "Machine", "Prediction", "predict"]}),
-    "extending": Part("What a file of your own uses", "For [methods](../own-modules.md), "
-                      "[corrections](../own-modules.md), [models](../own-modules.md), "
-                      "[data sets](../own-modules.md) and [transports](../own-modules.md).",
+    "extending": Part("What a file of your own uses", "For [methods](../adding-a-method.md), "
+                      "[corrections](../adding-a-correction.md), [models](../adding-a-model.md), "
+                      "[data sets](../adding-a-data-set.md) and [transports](../adding-a-transport.md).",
                       {"fdg_jax.methods.interface": ["Method"], "fdg_jax.stage.stage": ["Stage"],
                        "fdg_jax.stage.functions": ["Spec", "StageState"],
                        "fdg_jax.corrections.interface": ["Kind", "Late", "Correction"],
