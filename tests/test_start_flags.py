@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,10 @@ import pytest
 from cifar_processes import SHORT, command, finish, read
 
 from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
-from fdg_jax.machine import output
+from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import closing, command_line
+from fdg_jax.training import closing, command_line, dry_run
 from fdg_jax.training.profiling import Profile
 
 SUMMARY = {
@@ -134,6 +135,25 @@ def test_a_dry_run_says_what_a_run_would_be_and_cost_and_writes_nothing(tmp_path
         assert [line for line in out.splitlines() if line.startswith(begin)], begin
     assert ": 8 batches " in out and "2 evaluations " in out and " device-hours on 2 devices" in out
     assert out.splitlines()[-1] == "dry run    nothing was trained, nothing was written"
+
+
+def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
+    cores.OtherProcesses().percent()  # on this machine, whatever it is
+    not_idle, clock, ours = iter([[10.0, 20.0], [13.0, 21.0]]), iter([0.0, 4.0]), iter([5.0, 7.0])
+    monkeypatch.setattr(cores, "usable", lambda: [0, 1])
+    monkeypatch.setattr(cores, "core_seconds", lambda numbers: next(not_idle))
+    monkeypatch.setattr(cores.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(cores.time, "process_time", lambda: next(ours))
+    percent = cores.OtherProcesses().percent()
+    assert percent == 25.0  # both cores were busy for 4 of 8 seconds, 2 of them by this process
+
+    def said(percent, platform="cpu"):
+        places = [SimpleNamespace(devices=[SimpleNamespace(platform=platform)])]
+        return dry_run.disturbed(percent, SimpleNamespace(pipeline=SimpleNamespace(places=places)))  # type: ignore[arg-type]
+
+    (line,) = said(percent)
+    assert "other processes took 25% of the cores' time" in line
+    assert said(4.9) == said(percent, "gpu") == []
 
 
 @pytest.mark.parametrize("words", ["--dry-run --resume --run-dir x", "--dry-run --resume-into y --run-dir x"])

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks.harness import report, side_specs
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.cores import core_seconds, others_percent
 
 ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION_BATCHES = 4  # warm ones, to find how many batches fill a window
@@ -110,26 +111,6 @@ class Worker:
 
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
-
-
-def core_seconds(cores: Sequence[int]) -> list[float]:
-    """The time that each of these cores has not been idle since the machine started, in seconds; 0 if unknown."""
-    try:
-        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return [0.0] * len(cores)
-    # user nice system idle iowait irq softirq steal
-    ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
-             if name.startswith("cpu")}  # fmt: skip
-    return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
-
-
-def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
-    """Percent of the cores' time that other processes took.
-
-    by_core: seconds that each core was not idle. busy: seconds of the measured process. seconds: length of the window.
-    """
-    return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
 
 
 def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:

@@ -1,8 +1,10 @@
-"""Which cores a process may use, and how it is started on some of them only."""
+"""Which cores a process may use, how it is started on some of them only, and what others take of them."""
 
 import os
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 CAN_PIN = hasattr(os, "sched_setaffinity")  # Linux
 
@@ -28,3 +30,37 @@ def pinned(cores: Collection[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def core_seconds(cores: Sequence[int]) -> list[float]:
+    """The time that each of these cores has not been idle since the machine started, in seconds; 0 if unknown."""
+    try:
+        lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return [0.0] * len(cores)
+    # user nice system idle iowait irq softirq steal
+    ticks = {name: sum(map(int, (*fields[:3], *fields[5:8]))) for name, *fields in map(str.split, lines)
+             if name.startswith("cpu")}  # fmt: skip
+    return [ticks.get(f"cpu{core}", 0) / os.sysconf("SC_CLK_TCK") for core in cores]
+
+
+def others_percent(by_core: Sequence[float], busy: float, seconds: float) -> float:
+    """Percent of the cores' time that other processes took.
+
+    by_core: seconds that each core was not idle. busy: seconds of the measured process. seconds: length of the window.
+    """
+    return max(0.0, 100 * (sum(by_core) - busy) / (len(by_core) * seconds))
+
+
+class OtherProcesses:
+    """How much of this process's cores the other processes take, from now on."""
+
+    def __init__(self) -> None:
+        self.cores = usable()
+        self.begun = core_seconds(self.cores), time.process_time(), time.perf_counter()
+
+    def percent(self) -> float:
+        """Percent of the cores' time since the beginning; 0 where the system does not tell."""
+        before, busy, start = self.begun
+        by_core = [now - then for now, then in zip(core_seconds(self.cores), before, strict=True)]
+        return others_percent(by_core, time.process_time() - busy, time.perf_counter() - start) if by_core else 0.0

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
+from fdg_jax.machine.cores import OtherProcesses
 from fdg_jax.runs import option_checks
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import clock, count, per_second
@@ -21,6 +22,7 @@ from fdg_jax.training.signals import Signals
 from fdg_jax.training.throughput import ThroughputClock
 
 FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known
+DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on it is said
 
 
 class Times(NamedTuple):
@@ -29,11 +31,13 @@ class Times(NamedTuple):
     compiling: until nothing compiled any more.
     example: a training example's share; None if every batch may have compiled.
     evaluation: of all test examples.
+    others_percent: not seconds, but what other processes took of the CPU cores while the examples were timed.
     """
 
     compiling: float
     example: float | None
     evaluation: float
+    others_percent: float = 0.0
 
 
 def tell(options: Options, program: Program, signals: Signals) -> int:
@@ -81,14 +85,15 @@ def measured(job: Job, signals: Signals) -> Times:
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset)
     timer = ThroughputClock(pipeline, record, o)
     feed = feeding.feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
-    compiling, began_timing = 0.0, None
+    compiling, began_timing, others = 0.0, None, OtherProcesses()
     try:
         while record.step < 2 * o.K + o.accumulate + MOST_BATCHES:
             signals.check()
             work = feed.next(record.step)
             may_compile = timer.before_dispatch(work.shape)
             now = time.monotonic()
-            began_timing = began_timing or (None if may_compile else now)
+            if began_timing is None and not may_compile:
+                began_timing, others = now, OtherProcesses()
             if began_timing and (record.timed_seconds + now - began_timing > FEW_SECONDS) and record.step > 5:
                 break
             work.enter(pipeline)
@@ -99,8 +104,8 @@ def measured(job: Job, signals: Signals) -> Times:
             if time.monotonic() - begun > MOST_SECONDS:
                 break
         timer.stop()
-        rate = record.per_second()
-        return Times(compiling, record.per_example / rate if rate else None, evaluation(job, feed))
+        rate, taken = record.per_second(), others.percent()
+        return Times(compiling, record.per_example / rate if rate else None, evaluation(job, feed), taken)
     finally:
         feed.close()
 
@@ -136,8 +141,17 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     return [
         f"time       {1000 * per_step:,.3g} ms a batch of {o.batch_size}, {speed}; "
         f"an evaluation {found.evaluation:,.3g} s; compiling {found.compiling:,.3g} s",
+        *disturbed(found.others_percent, job),
         f"total      {clock(total)}: {count(job.steps, 'batch', 'es')} {clock(training)}, "
         f"{count(evaluations, 'evaluation')} {clock(evaluating)}; checkpoints come on top",
         f"cost       {hours:,.3g} device-hours on {count(devices, 'device')}",
         disk,
     ]
+
+
+def disturbed(others_percent: float, job: Job) -> list[str]:
+    """A line where other processes took a part of the cores that the run computes on; else []."""
+    if others_percent < DISTURBED_PERCENT or job.pipeline.places[0].devices[0].platform != "cpu":
+        return []
+    fact = f"meanwhile other processes took {others_percent:.0f}% of the cores' time"
+    return [f"loaded     {fact}: alone, a run is faster than this says"]
