@@ -59,6 +59,7 @@ def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, A
         "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
         "core_numbers": worker.cores,
         "operations": worker.operations,
+        "held": worker.held,
         **report.machine(),
     }
 
@@ -92,6 +93,8 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
     also = [r for r in rows if r["side"] == given.also_over]
     head = ["side", "K", "cores", "later stages begin at", "images/s"]
     head += [*(f"over {r['side']}" for r in (one, *also)), "ideal", "each core busy"]
+    held = any(r["held"] for r in rows)
+    head += ["MB of arrays", f"bytes more than {one['side']}: predicted", "measured"] if held else []
     body = [
         [
             f"`{r['side']}`",
@@ -103,6 +106,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
             ideal(r),
             # On a GPU the host's cores are not what is compared.
             ", ".join(f"{s:.0f}%" for s in (r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])),
+            *(more_held(r, one) if held else ()),
         ]
         for r in rows
     ]
@@ -114,6 +118,14 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Se
         f"commit {one['commit']}. " + report.disturbed(rows)
     )
     return "\n\n".join([report.markdown(head, body), *stage_times(rows), about, *missing])
+
+
+def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
+    """The MB of a side's arrays at their most, and the bytes that these are more than the first side's."""
+    names = ("predicted_bytes", "measured_bytes")
+    if not row["held"] or not first["held"]:
+        return ["–"] * 3
+    return [f"{row['held'][names[1]] / 1e6:.2f}", *(f"{row['held'][name] - first['held'][name]:+,}" for name in names)]
 
 
 def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -133,7 +145,8 @@ def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
 def parser() -> argparse.ArgumentParser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
-    lines = [*(f"  {name:10} {meaning}" for name, meaning in options), f"  {side_specs.METHODS_OWN}", peers.help()]
+    lines = [f"  {name:10} {meaning}" for name, meaning in options]
+    lines += [f"  {side_specs.METHODS_OWN}", f"  {side_specs.OF_TRAINING}", peers.help()]
     default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
     made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
     add = made.add_argument
@@ -150,6 +163,11 @@ def parser() -> argparse.ArgumentParser:
         help=f"the first is the baseline (default {default}, on a GPU {default_gpu})",
     )
     add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
+    add(
+        "--memory",
+        action="store_true",
+        help="count also the bytes of each side's arrays between two operations, predicted and measured",
+    )
     add(
         "--device",
         choices=["cpu", "gpu"],
@@ -175,12 +193,15 @@ def main(arguments: list[str] | None = None) -> int:
         sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
         cores = side_specs.cores_available()
         side_specs.check(sides, len(cores))
+        if given.memory and (other := next((side for side in sides if side.worker != side_specs.OUR_WORKER), None)):
+            raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
         sides, missing = peers.available(sides, given.python)
         for sentence in missing:
             print(sentence, file=sys.stderr)
         if given.also_over not in (None, *(side.name for side in sides)):
             raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
-        workers = measure(sides, cores, given.windows, given.seconds, OPERATIONS if device == "gpu" else 0)
+        operations = OPERATIONS if device == "gpu" else 0
+        workers = measure(sides, cores, given.windows, given.seconds, operations, given.memory)
     except (BadInput, WorkerDied) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, BadInput) else 1

@@ -25,10 +25,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from benchmarks.harness import report
+from benchmarks.harness import live_bytes, report
 from fdg_jax import methods
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import memory
@@ -41,48 +40,6 @@ from fdg_jax.training import setup, stages
 from fdg_jax.transport import devices
 
 
-def buffers() -> dict[tuple[Any, int], int]:
-    """Bytes of every buffer of this process's arrays, by (device, address)."""
-    arrays = jax.block_until_ready(jax.live_arrays())
-    pieces = [piece for array in arrays for piece in array.addressable_shards]
-    return {(piece.device, piece.data.unsafe_buffer_pointer()): piece.data.nbytes for piece in pieces}
-
-
-class Watch:
-    """Finds the most bytes on each device, and the most memos of stage k, while it looks.
-
-    It counts arrays that were made after it, so make it before the pipeline.
-    """
-
-    def __init__(self) -> None:
-        self.others = jax.live_arrays()  # held, so that no new array can get the place of one of them
-        self.known = set(buffers())
-        self.most, self.memos = Counter[Any](), Counter[int]()
-
-    def look(self) -> None:
-        now = Counter[Any]()
-        for (device, address), size in buffers().items():
-            if (device, address) not in self.known:
-                now[device] += size
-        self.most |= now
-
-    def at(self, engine: HostEngine) -> None:
-        """From now on, counts before every operation of the engine."""
-        for stage in engine.stages.values():
-            self.before(stage)
-
-    def before(self, stage: Stage) -> None:
-        run = stage.run
-
-        def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-            self.look()
-            given = run(kind, batch, messages)
-            self.memos |= Counter({stage.k: len(stage.memos)})
-            return given
-
-        stage.run = watched
-
-
 def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> tuple[Any, list[int], list[int]]:
     """Trains so many batches and counts.
 
@@ -92,7 +49,7 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
 
     Returns: (what `make` made, the most bytes on the devices of stages k = 1..K, the most memos they had).
     """
-    watch = Watch()
+    watch = live_bytes.Watch()
     pipeline = make()
     engine = pipeline.engine
     watch.at(engine)

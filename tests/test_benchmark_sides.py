@@ -34,6 +34,11 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
     assert (turned.K, turned.cores, turned.split, turned.xla) == (3, 3, "3,7", "--b=false")
     assert parse("fdg:accumulate=2:order=forward-first").options == {"accumulate": 2, "order": "forward-first"}
     assert parse("dni:conditional=off").options == {"conditional": False}
+    corrected = parse("fdg:beta=0.5:correct=anticipate,rate:prediction=linear:anneal_updates=9:optimizer=nadam")
+    assert corrected.options == {"beta": 0.5}
+    asked = {"correct": "anticipate,rate", "prediction": "linear", "anneal_updates": 9, "optimizer": "nadam"}
+    assert corrected.training == asked
+    assert parse("fr:correct=shrink:beta=0.5").training == {"correct": "shrink", "beta": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +56,12 @@ def test_a_side_is_a_preset_or_a_method_and_options_go_over_both():
         ("fdg:aux=linear", "method fdg has no such option"),
         ("gpipe:micro_batches=x", "a whole number"),
         ("dni:conditional=maybe", "on or off"),
+        ("fdg:correct=anticipat", "Did you mean anticipate"),
+        ("fdg:prediction=linear", "Add correct=anticipate"),
+        ("fdg:correct=rate:prediction=linear", "Add correct=anticipate"),
+        ("fdg:correct=anticipate:prediction=far", "linear"),
+        ("fdg:optimizer=adam", "adamw"),
+        ("fdg:momentum=0.5", "method fdg has no such option"),
     ],
 )
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
@@ -60,7 +71,14 @@ def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
 
 @pins_cores
 @pytest.mark.parametrize(
-    "arguments", [["--K", "9999"], ["--sides", "bp", "bp"], ["--seconds", "0"], ["--also-over", "fr"]]
+    "arguments",
+    [
+        ["--K", "9999"],
+        ["--sides", "bp", "bp"],
+        ["--seconds", "0"],
+        ["--also-over", "fr"],
+        ["--memory", "--sides", "bp", "bp-on-each-core"],
+    ],
 )
 def test_what_would_be_no_measurement_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
     with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
@@ -95,7 +113,7 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     def worker(name, speeds):
         columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
         return SimpleNamespace(
-            about={}, batches=2, cores=[0], operations={}, side=SimpleNamespace(name=name),
+            about={}, batches=2, cores=[0], operations={}, held={}, side=SimpleNamespace(name=name),
             column=lambda what: columns.get(what, [1.0] * len(speeds)),
         )  # fmt: skip
 
@@ -105,6 +123,17 @@ def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
     assert row["ratio"] == 1.8
     assert row["images_per_second"] == 180.0
     assert row["core_percent"] == [100.0, 85.0]
+
+
+def test_bytes_are_compared_with_the_first_sides_and_blank_where_they_were_not_predicted():
+    first, more, none = (
+        {"held": {"predicted_bytes": 1_000, "measured_bytes": 1_004}},
+        {"held": {"predicted_bytes": 31_000, "measured_bytes": 31_008}},
+        {"held": {}},
+    )
+    assert images_per_second.more_held(more, first) == ["0.03", "+30,000", "+30,004"]
+    assert images_per_second.more_held(first, first)[1:] == ["+0", "+0"]
+    assert images_per_second.more_held(none, first) == ["–", "–", "–"]
 
 
 ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
@@ -177,6 +206,7 @@ def test_images_per_second_compares_every_kind_of_side(tmp_path):
     file = tmp_path / "rows.jsonl"
     done = run("images_per_second", *TINY, *short, "--json", str(file), "--also-over", "fdg", "--sides", *sides)
     assert done.returncode == 0, done.stderr
+    assert "bytes more" not in done.stdout
     assert "| over bp | over fdg |" in done.stdout
     rows = rows_of(file.read_text())
     assert all(len(row["core_percent"]) == row["cores"] for row in rows)
@@ -206,3 +236,27 @@ def test_windows_of_a_delay_line_on_an_accelerator_are_whole_dispatches():
     assert trainer.run(11)["batches"] == 15 and shapes == [(5, 3)] * 3
     options.window = 1
     assert trainer.run(11)["batches"] == 11 and shapes[3:] == [(11, 3)]
+
+
+@pytest.mark.slow
+@pins_cores
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores")
+@pytest.mark.parametrize(("base", "K"), [("delay-line", "3"), ("fdg", "2")])
+def test_corrected_sides_train_with_what_they_name_and_hold_the_bytes_that_were_predicted(base, K, tmp_path):
+    asked = ["correct=anticipate:prediction=linear", "correct=gap_aware", "optimizer=rotation"]
+    asked += ["correct=t2:weights=current"] if base == "fdg" else []
+    sides, file = [base, *(f"{base}:{each}" for each in asked)], tmp_path / "rows.jsonl"
+    short = ("--windows", "1", "--seconds", "0.1", "--K", K, "--memory", "--json", str(file))
+    done = run("images_per_second", *TINY, *short, "--sides", *sides)
+    assert done.returncode == 0, done.stderr
+    first, *others = rows = rows_of(file.read_text())
+    assert [row["training"] for row in rows[1:3]] == [
+        {"correct": "anticipate", "prediction": "linear"},
+        {"correct": "gap_aware"},
+    ]
+    for row in others:
+        more = {name: row["held"][name] - first["held"][name] for name in row["held"]}
+        assert more["predicted_bytes"] > 1000, row
+        assert 0 <= more["measured_bytes"] - more["predicted_bytes"] <= 64, row  # scalars of an optimizer's own
+    assert f"| bytes more than {base}: predicted | measured |" in done.stdout
+    assert rows[3]["parameters"] == first["parameters"]

@@ -6,6 +6,7 @@ import pytest
 import small
 
 from benchmarks import memory as benchmark
+from benchmarks.harness import live_bytes
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
 
@@ -81,10 +82,12 @@ def test_of_dni_the_output_is_predicted_twice_and_held_once():
 
 
 def test_on_one_device_the_stages_hold_no_more_than_was_predicted_of_them():
-    predicted, live, _ = predicted_and_live(3, engine="delay-line")
+    predicted, live, pipeline = predicted_and_live(3, engine="delay-line")
     assert len(set(live)) == 1
     total = sum(stage.total for stage in predicted)
     assert 0.75 * total < live[0] <= total  # their peaks are not at the same moment
+    assert isinstance(pipeline.engine, HostEngine)
+    assert 0 <= live[0] - live_bytes.predicted(pipeline.engine) <= SCALARS  # at one moment they hold this
 
 
 @pytest.mark.parametrize("order", ["backward-first", "forward-first"])

@@ -12,17 +12,17 @@ from unittest import mock
 import jax
 import numpy as np
 
-from benchmarks.harness import operation_times
+from benchmarks.harness import live_bytes, operation_times
 from benchmarks.harness.serving import clocked, serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax import schedule
 from fdg_jax.checks import configuration
 from fdg_jax.data.dataset import Dataset
-from fdg_jax.engine import host_engine
+from fdg_jax.engine import host_engine, memory
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, facts, huge_pages, programs
-from fdg_jax.runs import option_checks
+from fdg_jax.runs import optimizers, option_checks
 from fdg_jax.runs.options import Options
 from fdg_jax.schedule import running
 from fdg_jax.stage.stage import Stage
@@ -86,10 +86,13 @@ class Trainer:
             batch_size=side.batch_size,
             dtype=side.dtype,  # type: ignore[arg-type]
             dataset="synthetic",
-            learning_rate=0.01,  # the loss stays finite; speed does not depend on it
             epochs=1,
+            # The loss stays finite; speed does not depend on it.
+            **{"learning_rate": 0.01, **optimizers.own_defaults(side.training.get("optimizer", "sgd"))},
             **side.options,
+            **side.training,
         )
+        option_checks.check_corrections(options, frozenset(side.options) | frozenset(side.training))
         option_checks.check_method(options, frozenset())
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
@@ -149,6 +152,22 @@ class Trainer:
             "files": open_files(),
             "threads": of_status("Threads"),
         }
+
+    def held(self, batches: int) -> dict[str, Any]:
+        """Trains on so many batches (two updates at least) and counts the bytes of arrays between two operations.
+
+        Returns: the most that was predicted, and the most that there was; {} where it is not predicted. Ask last: it
+        leaves the operations watched, which makes them slow.
+        """
+        engine = self.job.pipeline.engine
+        if not memory.predict(engine) or not isinstance(engine, host_engine.HostEngine):
+            return {}
+        watch = live_bytes.Watch(of_before=True)
+        watch.at(engine)
+        for _ in range(max(batches, 2 * self.job.options.accumulate)):
+            self.run(1)
+            watch.look()
+        return {"predicted_bytes": live_bytes.predicted(engine), "measured_bytes": watch.most.total()}
 
     def operations(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (whole updates), after a first one that does not count, one operation at a time.

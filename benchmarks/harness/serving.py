@@ -2,7 +2,8 @@
 
 The first argument is its side as a JSON object. It answers once it is compiled and warm. Then it answers each line:
 {"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n} with
-what is alive after them, if it can tell. It ends when its input ends.
+what is alive after them and {"held": n} with what is held between two operations, if it can tell. It ends when its
+input ends.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
 A side is written NAME[:option=value]..., for example `fdg`, `fdg:split=5`, `bp:cores=2` or
 `fdg:dispatch=down:xla=--xla_cpu_multi_thread_eigen=false`. NAME is one of PRESETS or a method's name (K workers on K
-cores).
+cores). A side may correct late gradients, and have another optimizer: `fdg:correct=anticipate:prediction=linear`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fdg_jax import methods
+from fdg_jax import corrections, methods
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import huge_pages
 from fdg_jax.methods import interface
@@ -40,7 +40,9 @@ OPTIONS = {
     "dtype": "float32 or bfloat16",
     "precision": "of float32 products: default (JAX's, which may be TF32 on a GPU) or highest",
 }
+OUR_WORKER = "benchmarks.harness.bench_worker"
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
+OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:prediction=linear, optimizer=adamw"
 CHOICES = {
     "engine": ("pipeline", "delay-line"),
     "processes": ("one", "each"),
@@ -64,6 +66,7 @@ class Side:
     device: "cpu", where a core stands in for a device, or "gpu", what JAX finds.
     xla: flags added to XLA_FLAGS.
     options: the method's.
+    training: what else the training command is asked for: a correction with its options, an optimizer.
     worker: the module of its process.
     interpreter: what runs that; "" is this one.
     """
@@ -87,7 +90,8 @@ class Side:
     dtype: str = "float32"
     precision: str = "default"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    worker: str = "benchmarks.harness.bench_worker"
+    training: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    worker: str = OUR_WORKER
     interpreter: str = ""
 
 
@@ -99,9 +103,12 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     name, *words = text.split(":")
     preset = PRESETS.get(name) or {"method": methods.find(name).name}
     method = methods.find(preset["method"])
-    pairs = [option(text, word, method) for word in words]
+    asked = of_training(words)
+    pairs = [option(text, word, method, asked) for word in words]
     own = {key: value for key, value in pairs if key in method.answers_to}
-    values = {**common, "xla": xla, **preset, **{key: value for key, value in pairs if key not in own}, "options": own}
+    training = {key: value for key, value in pairs if key in asked and key not in own}
+    rest = {key: value for key, value in pairs if key not in own and key not in training}
+    values = {**common, "xla": xla, **preset, **rest, "options": own, "training": training}
     if values.get("device") == "gpu":
         values["cores"] = len(cores_available())  # of the host, which is not compared
     values.setdefault("cores", values["K"])
@@ -130,14 +137,29 @@ def in_processes(side: Side) -> Side:
     return dataclasses.replace(side, worker="benchmarks.harness.joined")
 
 
-def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
+def of_training(words: Sequence[str]) -> tuple[str, ...]:
+    """What a side's training can be asked for beside the method's own: the options of its corrections are among it.
+
+    words: the side's options, as they were written. Raises BadInput for a correction that does not exist.
+    """
+    named = {name for word in words if word.startswith("correct=") for name in word.partition("=")[2].split(",")}
+    for name in named - {*corrections.names()}:
+        corrections.find(name)  # refuses it; those that there are would wait for JAX here
+    own = [name for name, field in FIELDS.items() if named & {*field.metadata["corrections"]}]
+    return ("correct", "optimizer", *own, *(("beta",) if "shrink" in named else ()))
+
+
+def option(side: str, word: str, method: interface.Method, training: Sequence[str]) -> tuple[str, Any]:
+    """An option of a side, with its value. training: what `of_training` found. Raises BadInput."""
     key, equals, value = word.partition("=")
     if equals and key in FIELDS and key not in OPTIONS:
-        if key not in method.answers_to:
+        if by := FIELDS[key].metadata["corrections"] if key not in training else ():
+            raise BadInput(f"side {side}: {key} belongs to correction {' or '.join(by)}. Add correct={by[0]}.")
+        if key not in (*method.answers_to, *training):
             method.accepted({key: value})  # refuses it
-        return key, of_method(side, key, value)
+        return key, of_command(side, key, value)
     if key not in OPTIONS or not equals:
-        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN])
+        known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
     choose(side, key, value, CHOICES.get(key, ()))
     if key in ("K", "cores"):
@@ -147,8 +169,8 @@ def option(side: str, word: str, method: interface.Method) -> tuple[str, Any]:
     return key, value
 
 
-def of_method(side: str, key: str, value: str) -> Any:
-    """The value of a method's flag. The training command's own checks find all other mistakes."""
+def of_command(side: str, key: str, value: str) -> Any:
+    """The value of a flag of the training command. The training command's own checks find all other mistakes."""
     kind = type(FIELDS[key].default)
     choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
     try:

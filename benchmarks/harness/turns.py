@@ -33,6 +33,7 @@ class Worker:
     def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
         self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
+        self.held: dict[str, Any] = {}  # the bytes of its arrays, likewise
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.cores)  # inherited, so that every thread pool is made for that many cores
         try:
@@ -122,11 +123,12 @@ def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) 
 
 
 def measure(
-    sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0
+    sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0, held: bool = False
 ) -> list[Worker]:
     """Lets the sides' processes take turns.
 
     operations: over how many batches each side's operations are timed afterwards, one at a time.
+    held: whether the bytes of each side's arrays are counted after that.
 
     Returns: the workers, finished, with their windows.
     """
@@ -136,6 +138,8 @@ def measure(
         take_turns(workers, windows)
         for worker in workers if operations else []:
             worker.operations = worker.ask({"operations": operations})
+        for worker in workers if held else []:
+            worker.held = worker.ask({"held": 2})
         return workers
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.memory import Watch, programs
+from benchmarks.harness.live_bytes import Watch
+from benchmarks.memory import programs
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import memory as counted
 from fdg_jax.engine.host_engine import HostEngine

@@ -8,6 +8,7 @@ and the 0.9, are ours. Before Adam or Muon the constant exp(-a τ) cancels, whil
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ class Options:
 
 def make(late: Late, gate_decay: float) -> Correction:
     """m starts at 0: its norm is 0 then, and the cosine counts as 1."""
-    shrink = jnp.exp(-gate_decay * late.staleness)
+    shrink = math.exp(-gate_decay * late.staleness)
 
     def gradient(grads, then, now, mean):
         norms = optax.tree.norm(grads) * optax.tree.norm(mean)

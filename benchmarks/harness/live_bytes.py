@@ -1,0 +1,64 @@
+"""Counts the bytes of the arrays that exist while a pipeline trains, and what was predicted of them."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+
+from fdg_jax.engine import memory
+from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.stage.stage import Stage
+
+
+def buffers() -> dict[tuple[Any, int], int]:
+    """Bytes of every buffer of this process's arrays, by (device, address)."""
+    arrays = jax.block_until_ready(jax.live_arrays())
+    pieces = [piece for array in arrays for piece in array.addressable_shards]
+    return {(piece.device, piece.data.unsafe_buffer_pointer()): piece.data.nbytes for piece in pieces}
+
+
+class Watch:
+    """Finds the most bytes on each device, and the most memos of stage k, while it looks.
+
+    It counts arrays that were made after it, so make it before the pipeline. of_before: it counts all others too.
+    """
+
+    def __init__(self, of_before: bool = False) -> None:
+        # Held, so that no new array can get the place of one of them.
+        self.others = [] if of_before else jax.live_arrays()
+        self.known = set() if of_before else set(buffers())
+        self.most, self.memos = Counter[Any](), Counter[int]()
+
+    def look(self) -> None:
+        now = Counter[Any]()
+        for (device, address), size in buffers().items():
+            if (device, address) not in self.known:
+                now[device] += size
+        self.most |= now
+
+    def at(self, engine: HostEngine) -> None:
+        """From now on, counts before every operation of the engine."""
+        for stage in engine.stages.values():
+            self.before(stage)
+
+    def before(self, stage: Stage) -> None:
+        run = stage.run
+
+        def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+            self.look()
+            given = run(kind, batch, messages)
+            self.memos |= Counter({stage.k: len(stage.memos)})
+            return given
+
+        stage.run = watched
+
+
+def predicted(engine: HostEngine) -> int:
+    """Bytes of the arrays of all devices: of each, the most that its stages hold together at one moment."""
+    devices = {k: stage.place.device for k, stage in engine.stages.items()}
+    now, most = Counter[int](), Counter[Any]()
+    for k, moment in memory.over_time(engine):
+        now[k] = moment.total
+        together = sum(size for other, size in now.items() if devices[other] is devices[k])
+        most |= Counter({devices[k]: together})
+    return most.total()
