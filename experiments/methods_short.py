@@ -22,6 +22,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "FDG": {"method": "fdg"},
     "DDG": {"method": "ddg"},
     "FR": {"method": "fr"},
+    "replay": {"method": "replay"},
     "DGL": {"method": "dgl"},
     "DNI": {"method": "dni"},
     "ADL, M = 2": {"method": "fdg", "accumulate": 2},
