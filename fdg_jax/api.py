@@ -237,6 +237,12 @@ class Pipeline(Outcome):
         has been dispatched: `Metrics.bad` tells the same without waiting, but not of updates after the last loss."""
         return self.engine.refused()
 
+    def gradient_norms(self) -> tuple[float, ...]:
+        """Of a pipeline with gradient_norms=True, per stage the norm of the gradient that it was last updated by, 0
+        before the first; () of others. Waits for what has been dispatched: `Metrics.gradient_norms` tells the same
+        without waiting, but not of updates after the last loss, such as those of `drain`."""
+        return self.engine.gradient_norms()
+
     def watch(self) -> UnfinishedOperations:
         """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
         return self.engine.watch()

@@ -163,6 +163,10 @@ class HostEngine:
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
         return tuple(map(int, jax.device_get(self.bad())))
 
+    def gradient_norms(self) -> tuple[float, ...]:
+        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
+        return tuple(map(float, jax.device_get(self.norms())))
+
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
         return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.staleness))]

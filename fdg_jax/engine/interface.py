@@ -141,6 +141,10 @@ class Engine(Protocol):
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
         ...
 
+    def gradient_norms(self) -> tuple[float, ...]:
+        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
+        ...
+
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
         ...

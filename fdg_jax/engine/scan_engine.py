@@ -146,6 +146,10 @@ class ScanEngine:
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
         return tuple(map(int, jax.device_get(bad(self.run))))
 
+    def gradient_norms(self) -> tuple[float, ...]:
+        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
+        return tuple(map(float, jax.device_get(norms(self.run))))
+
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
         return [int(value) for value in jax.device_get(self.run.staleness)]
