@@ -198,6 +198,9 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
     Raises:
         BadInput: they are no arrays [n, ...] of the same n from 1, or unlike the example's.
     """
+    leaves = jax.tree.leaves(inputs)
+    if leaves and all(isinstance(leaf, ARRAYS) and leaf.shape[:1] == (0,) for leaf in leaves):
+        raise BadInput(f"the inputs are {describe(inputs)}: no example. Give predict one or more.")
     found, _ = batch_shapes((inputs, inputs), "a batch", "predict(inputs)")
     if not transformed:
         check_alike((like, like), (found, found))
