@@ -108,11 +108,11 @@ def test_running_means_start_again_at_a_new_learning_rate():
     assert curves.running_means(found, "x", 2) == pytest.approx([1, 1.5, 2.5, 10, 15, 40])
 
 
-def words_of(losses, errors=(), classes: int | None = 10):
+def words_of(losses, errors=(), classes: int | None = 10, **more):
     """What is said of a run with so many equal epochs."""
     train = [{"step": i, "epoch": i / 10, "train_loss": x, "learning_rate": 0.1} for i, x in enumerate(losses, 1)]
     test = [{"step": i, "epoch": float(i), "test_error_percent": x} for i, x in enumerate(errors, 1)]
-    config = told(inputs={"classes": classes})
+    config = told(inputs={"classes": classes}, **more)
     return " ".join(verdict.sentences(config, train, test, {}))
 
 
@@ -125,8 +125,23 @@ def test_it_is_said_whether_a_run_went_well():
     assert "no batch has been logged" in words_of([])
     said = words_of(fell, [50.0, 20.0, 25.0])
     assert "gets 25.00% wrong, where guessing gets 90.0% wrong. It had been better: 20.00% after epoch 2" in said
+    assert said.endswith("after epoch 2.")  # nothing is known of how many images that is
     assert "it has learned next to nothing" in words_of(fell, [89.0])
     assert "guessing" not in words_of(fell, [50.0], classes=None) and "not evaluated" in words_of(fell)
+
+
+@pytest.mark.parametrize(("better", "images", "block", "sure"), [
+    (2.5, 359, None, False),  # 1.2% at 3.06%: a standard error of the difference is 1.3 points
+    (0.4, 359, None, True),
+    (2.5, 10_000, None, True),  # 0.6 points and 0.24
+    (2.55, 359, 64, True),  # tokens are counted, not blocks
+    (2.6, 10_000, None, None),
+])  # fmt: skip
+def test_half_a_point_of_few_test_images_is_not_called_more_than_chance(better, images, block, sure):
+    said = words_of([2.0, 1.0], [better, 3.1], test_size=images, block_size=block)
+    assert ("so training longer did not help" in said) is bool(sure)
+    assert (f"which {images:,} test images cannot tell from chance." in said) is (sure is False)
+    assert ("had been better" in said) is (sure is not None)
 
 
 WAITING = ("bp", "data_parallel", "ddg", "dfa", "fa", "fr", "gpipe", "scaled_bp")

@@ -1,5 +1,6 @@
 """What a run trained and whether it went well, in sentences for somebody who has not seen it before."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ RESTS = 0.02  # of the whole fall of the loss: what may still come in the last t
 ROSE = 0.05  # of the loss at first: above that it has risen
 FEW = 10  # lines: fewer say nothing about rest
 RISE = 0.5  # points of test error above the lowest that are worth a sentence
+SURE = 2.0  # standard errors of a difference that are no chance
 
 
 def sentences(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[str]:
@@ -99,8 +101,21 @@ def of_test(config: Mapping[str, Any], test: Events, going: bool = False) -> lis
     if more > RISE:
         at = f"{lowest['test_error_percent']:.2f}% after epoch {lowest['epoch']:g}"
         had = "It has" if going else "It had"
-        return [f"{said}. {had} been better: {at}{'' if going else ', so training longer did not help'}."]
+        return [f"{said}. {had} been better: {at}{'.' if going else worth(config, more, error)}"]
     return [f"{said}."]
+
+
+def worth(config: Mapping[str, Any], more: float, error: float) -> str:
+    """What a rise of the test error means, to follow it. more: the rise, in points. error: after it, in percent."""
+    tested = config.get("test_size")
+    if type(tested) is not int or tested < 1:  # a run from before this was written down
+        return "."
+    n = tested * (config.get("block_size") or 1)
+    # Of two independent test sets; of one and the same it is less, so this claims too little rather than too much.
+    deviation = 100 * math.sqrt(2 * error / 100 * (1 - error / 100) / n)
+    if more > SURE * deviation:
+        return ", so training longer did not help."
+    return f", which {n:,} {'bytes' if n > tested else 'test images'} cannot tell from chance."
 
 
 def guessing(config: Mapping[str, Any]) -> float | None:

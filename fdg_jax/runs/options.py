@@ -22,6 +22,7 @@ __all__ = ["FIELDS", "GROUPS", "SWITCHES", "UNREADABLE", "Options", "Resume", "s
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
     *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "inputs"),
+    *("test_size",),
 )
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),

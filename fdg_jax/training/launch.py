@@ -75,7 +75,7 @@ def prepare_and_run(
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_files.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
-    config["inputs"] = trained.inputs_of(job.dataset)._asdict()
+    config["inputs"], config["test_size"] = trained.inputs_of(job.dataset)._asdict(), len(job.dataset.test_inputs)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     begun = begun._replace(start=start)
     if before is not None and peers.first:

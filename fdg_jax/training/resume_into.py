@@ -217,7 +217,7 @@ def write(plan: Plan, old: Old, job: "Job", known: list[dict[str, Any]]) -> None
     except (checkpoints.SaveFailed, checkpoints.NotFinite) as failed:
         raise BadInput(f"--resume-into: {failed}") from None
     config = run_files.config(job.options, plan.options, job.devices, job.dataset.note)
-    config |= {"inputs": trained.inputs_of(job.dataset)._asdict()}
+    config |= {"inputs": trained.inputs_of(job.dataset)._asdict(), "test_size": len(job.dataset.test_inputs)}
     config |= {"stages": known, "resumed_from": {"run_dir": str(plan.old), "batch": step, "said": said}}
     run_files.write_json(plan.new / run_files.CONFIG, config)  # last: without it nobody resumes
     print("\n".join([f"goes on from {plan.old} after batch {step:,}", *(f"  {line}" for line in said)]), flush=True)
