@@ -10,6 +10,7 @@ import pytest
 
 from fdg_jax import data
 from fdg_jax.data import cache, fingerprint
+from fdg_jax.data.jpeg import Damaged
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.options import Options
 from fdg_jax.training.feeding import InMemory
@@ -71,6 +72,23 @@ def test_too_little_text_is_refused(block, content, said, file):
     file.write_bytes(content)
     with pytest.raises(BadInput, match=said):
         data.load_text("text", [str(file)], block)
+
+
+def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(file):
+    text = data.load_text("text", [str(file)], block_size=32).first(20)
+    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1), steps=5)
+    work = feed.next(0)
+    work.check()
+    file.rename(file.with_name("elsewhere"))  # the map stays that of the old file
+    file.write_bytes(b"")
+    work = feed.next(1)
+    os.truncate(file.with_name("elsewhere"), 999)
+    for read in (work.check, lambda: feed.next(2), lambda: feed.batch(0), lambda: next(feed.test())):
+        with pytest.raises(Damaged, match=r"bytes.bin was cut short: 999 of 1,000 bytes are left\.$"):
+            read()
+    with file.with_name("elsewhere").open("ab") as longer:
+        longer.write(b"what is behind the text's end changes nothing")
+    feed.next(2)
 
 
 def test_what_is_no_file_is_refused(tmp_path):

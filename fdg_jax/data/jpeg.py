@@ -20,7 +20,7 @@ TEST_CUT = 224 / 256  # of a test image's shorter side
 
 
 class Damaged(BadInput):
-    """An image cannot be read or decoded; the message names the file."""
+    """An image or a text cannot be read, or an image not be decoded; the message names the file."""
 
 
 def decode_image(content: bytes, where: str):

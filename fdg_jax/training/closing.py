@@ -177,7 +177,7 @@ def tell_not_saved(path: Path, fact: str) -> int:
 
 
 def tell_damaged(path: Path, fact: str, program: str) -> int:
-    """Prints that an image could not be decoded. The checkpoint is from before its batch."""
+    """Prints that an image could not be decoded, or a text not be read. The checkpoint is from before its batch."""
     print(
         f"error: {fact} The run stopped before that batch. Once it is repaired, go on with\n  {again(path, program)}",
         file=sys.stderr,

@@ -28,21 +28,27 @@ class Work(NamedTuple):
 
     shape: tuple[int, int]  # batches, examples in each
     enter: Callable[[Any], object]  # takes the pipeline
+    check: Callable[[], None] = lambda: None  # raises Damaged where they can no longer be entered
 
 
 class InMemory:
-    """Windows of batches of a data set in memory, or mapped into it, that the pipeline may keep on its device."""
+    """Windows of batches of a data set in memory, or mapped into it, that the pipeline may keep on its device.
+
+    Each of them, and each test batch, raises Damaged where a file that is mapped has been cut short.
+    """
 
     def __init__(self, dataset: Dataset | Text, options: Options, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
+        self.check = dataset.check if isinstance(dataset, Text) else lambda: None
 
     def next(self, step: int) -> Work:
         """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
+        self.check()
         indices = self.indices(step)
         inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
-        return Work(indices.shape, lambda pipeline: pipeline.train(inputs, labels, indices))
+        return Work(indices.shape, lambda pipeline: pipeline.train(inputs, labels, indices), self.check)
 
     def indices(self, step: int) -> np.ndarray:
         """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
@@ -64,6 +70,7 @@ class InMemory:
         """The batch after `step`, which may have been entered before."""
         B, (order, batch) = self.options.batch_size, self.place(step)
         rows = order[batch * B : (batch + 1) * B]
+        self.check()
         return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -71,6 +78,7 @@ class InMemory:
         inputs, labels = self.dataset.test_inputs, self.dataset.test_labels
         size = test_batch(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
         for start in range(0, len(inputs), size):
+            self.check()
             yield inputs[start : start + size], labels[start : start + size]
 
     def close(self) -> None: ...

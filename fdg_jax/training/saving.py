@@ -119,7 +119,10 @@ class Saving:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Makes the next checkpoint one that can be resumed after a damaged image has been repaired."""
+        """Makes the next checkpoint one that can be resumed after a damaged image has been repaired. A text that was
+        cut short has to be the same again."""
+        if self.job.dataset.unit == "tokens":
+            return
         now = self.job.dataset.fingerprint
         self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
         self.saver.step = -1  # a checkpoint of this very batch is written again
@@ -129,7 +132,7 @@ class Saving:
         others may have gone on to later batches."""
         self.saver.close()
         now = self.job.dataset.fingerprint
-        if now is None:
+        if now is None or self.job.dataset.unit == "tokens":
             return
         about = {**self.saver.about, "data": fingerprint.without_content(now)}
         for path in checkpoints.stored(self.root):

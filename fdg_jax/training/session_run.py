@@ -34,7 +34,7 @@ def run(
         The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
     Raises:
         Stopped: a signal came; a checkpoint was written.
-        Damaged: an image of the next batch cannot be decoded; a checkpoint was written, if there is one process.
+        Damaged: the next batch cannot be read or decoded; a checkpoint was written, if there is one process.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
         NotReproduced: a batch that was repeated gave another result.

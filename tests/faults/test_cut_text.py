@@ -1,0 +1,49 @@
+"""The file of a text is cut short under a running training, which reads it through a map: no signal may end it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from fault_runs import ROOT, newest
+
+from fdg_jax.experiments import language_model
+from fdg_jax.runs.run_files import read_metrics
+
+SHORT = """--model transformer2x32 --batch-size 8 --block-size 64 --epochs 1000 --log-every 1 --no-tensorboard
+    --checkpoint-every 0 --evaluate-every 0"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replay", ["0", "2"])  # a batch that is repeated would be read again
+def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is_whole(replay, tmp_path, capsys):
+    content = b"The quick brown fox jumps over the lazy dog. " * 400
+    text, path = tmp_path / "text.txt", tmp_path / "run"
+    text.write_bytes(content)
+    words = [*SHORT.split(), "--K", "2", "--text", str(text), "--replay-check", replay]
+    started = [sys.executable, "-m", "fdg_jax.experiments.language_model", *words, "--run-dir", str(path)]
+    with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            until = time.monotonic() + 200
+            while not any(event["step"] >= 5 for event in read_metrics(path / "metrics.jsonl")):
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.05)
+            os.truncate(text, 4096)
+            said, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1, said
+    assert said.count("error:") == 1 and "Traceback" not in said
+    assert f"error: {text} was cut short: 4,096 of {len(content):,} bytes are left. The run stopped before" in said
+    at = newest(path)
+    assert at >= 5 and f"--run-dir {path} --resume" in said
+    again = ["--run-dir", str(path), "--resume", "--steps", str(at + 2)]
+    assert language_model.main(again) == 2  # it is another text now
+    assert "a run that goes on needs the data it began with" in capsys.readouterr().err
+    text.write_bytes(content)
+    assert language_model.main(again) == 0
+    assert language_model.main([*words, "--run-dir", str(tmp_path / "whole"), "--steps", str(at + 2)]) == 0
+    sums = [json.loads((run / "summary.json").read_text())["final_state_sha256"] for run in (path, tmp_path / "whole")]
+    assert sums[0] == sums[1]
