@@ -182,8 +182,8 @@ def test_a_finished_run_evaluates_as_in_its_summary_and_a_checkpoint_as_in_its_m
     assert said[0] == "resnet8 on digits, fdg with K=4; after batch 8, every batch used"
     expected = f"test loss {summary['test_loss']:.6f}, test error {summary['test_error_percent']:.2f}% of 359 images"
     assert said[1] == expected
-    program = f"import fdg_jax; print(*fdg_jax.load_run({str(trained)!r}).evaluate())"
-    loss, error, _ = map(float, answered("-c", program)[0].split())
+    program = f"import fdg_jax; print(*fdg_jax.load_run({str(trained)!r}).evaluate()[:2])"
+    loss, error = map(float, answered("-c", program)[0].split())
     assert (loss, error) == (summary["test_loss"], summary["test_error_percent"])  # to the last bit
     tested = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines() if "test_loss" in line]
     assert [event["step"] for event in tested] == [4, 8]
