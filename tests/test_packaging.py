@@ -124,7 +124,7 @@ def test_every_import_is_a_declared_dependency(folder):
     declared = {distribution(text) for text in project()["project"]["dependencies"]}
     if folder not in ("fdg_jax", "examples"):
         declared |= {distribution(text) for text in project()["dependency-groups"]["dev"]}
-    own = {"fdg_jax", "tests", "benchmarks", "experiments"}
+    own = {"fdg_jax", "tests", "benchmarks", "experiments", "tools"}
     own |= {file.stem for file in (ROOT / "tests").rglob("*.py")}  # pytest puts their folders on the path
     if folder in ("tests", "benchmarks"):  # of the optional extra, which need not be installed
         own |= {distribution(text) for text in project()["project"]["optional-dependencies"]["peers"]}

@@ -1,5 +1,7 @@
 """Learning rates by staleness: every update of a stage is divided by its staleness τ.
 
+    update <- update / τ^{1 - n/T}        n: updates so far; T = --anneal-updates, without it the power stays 1
+
 Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
 al., 1910.05124): the n-th update is divided by τ^(1 - n/T), until after T updates nothing is divided any more. PipeMare
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).

@@ -1,5 +1,7 @@
 """FDG's gradient shrinking (Eq. 15 and 17): the gradient of stage k is multiplied by beta**(K-k).
 
+    g <- β^{K-k} g,    k < K
+
 It stands before weight decay and momentum, so it is not a learning-rate scale. It is the first correction of every run,
 unless the one asked for takes beta itself (`fdg_jax.checks.arguments.check_corrections`), and `Correction.around` puts
 it in front of the stage's optax chain. The paper multiplies the cotangent that enters each stage by beta, which shrinks

@@ -1,5 +1,7 @@
 """Data parallelism, the other way to use K devices: K replicas of the whole network, 1/K of the batch for each.
 
+    θ^{t+1} = θ^t - γ_t (g^{t,1}(θ^t) + ... + g^{t,K}(θ^t)) / K        g^{t,r}: the gradient of part r of batch t
+
 The network is cut into K stages as ever, so that parameters, flags and checkpoints are the same for every method, and
 the schedule is BP's. Only the places differ: a stage is on all K devices, its weights on each of them, and a batch is
 split along its first axis. Gradients are averaged over the replicas inside the backward pass (an all-reduce). Then

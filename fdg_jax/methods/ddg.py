@@ -1,6 +1,8 @@
 """DDG (Huo et al. 2018): backward passes are decoupled, forward passes are not. Stage k's gradients are K-k batches
 late.
 
+    θ_k^{t+1} = θ_k^t - γ_t g_k^d(θ^d)        d = t - (K-k)
+
 `--weights stashed`, the default, is the formula of its paper: the gradient is taken at the weights of the batch's own
 forward pass. Neither released code computes that. DDG's own code and that of the FDG authors update the weights in
 place and then go back through the graph of the old forward pass. So old activations meet the newest weights: that is

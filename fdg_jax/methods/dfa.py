@@ -1,5 +1,7 @@
 """DFA, direct feedback alignment (Nokland 2016), by stages: the error at the outputs goes directly to every stage.
 
+    dy_k = P_k e        e = ∂loss / ∂outputs; P_k: random, and never trained; k < K
+
 The cotangent of stage k < K is a fixed random projection of e = d loss / d outputs [batch, classes]. The stage goes
 backward through itself as in BP, and nothing is passed down. Forward passes stay locked; all backward passes run at
 once.

@@ -1,5 +1,7 @@
 """DGL, decoupled greedy learning (Belilovsky et al. 2020), pipelined: every stage learns from a loss of its own.
 
+    θ_k^{t+1} = θ_k^t - γ_t ∂loss(a_k(h_k(x_k^t)), labels^t) / ∂θ_k        a_k: the auxiliary network of stage k < K
+
 A stage below K ends in a small auxiliary network (`--aux`) that gets the labels. Nothing comes back from above, so a
 stage is finished with a batch in the tick in which it gets it. With the linear head, or with similarity matching, this
 is local error learning (Mostafa et al. 2018; Nokland and Eidnes 2019), by stages instead of layers.

@@ -1,5 +1,8 @@
 """DNI, decoupled neural interfaces (Jaderberg et al. 2017): a stage guesses its gradient and never waits for it.
 
+    θ_k^{t+1} = θ_k^t - γ_t s_k(y_k^t, labels^t) ∂y_k^t / ∂θ_k        y_k^t: what stage k gives for batch t
+    s_k learns to be dy_k, by the squared difference
+
 At every boundary, a synthesizer maps activations (and labels) to the gradient that stage k+1 would send. It is trained
 on what stage k+1 does send a tick later, which itself comes from a guess (bootstrapping).
 

@@ -1,5 +1,7 @@
 """FA, feedback alignment (Lillicrap et al. 2016): BP whose backward pass goes through fixed random weights.
 
+    y = W x:    dW = dy x^T as ever,    dx = B^T dy instead of W^T dy        B: random, and never trained
+
 Where a cotangent passes a parameter with more than one axis (a kernel), it meets a random one of the same distribution
 instead. Scales and biases of batch norms are the true ones. A layer's own gradient, inputs times cotangent, is computed
 as ever. No derivative has to be written for it: a stripped VJP closure takes the weights that it is given.

@@ -1,4 +1,16 @@
-"""FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradients 2(K-k) ticks late."""
+"""FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradients 2(K-k) ticks late.
+
+    θ_k^{t+1} = θ_k^t - γ_t β^{K-k} g_k^d(θ^d)        d = t - 2(K-k), in batches of stage k (Eq. 14, 17)
+
+In a tick every stage goes backward on the newest gradient from above, updates, and goes forward on the newest
+activations from below. The gradient is that of a batch that went forward 2(K-k) ticks ago. It is taken at the weights
+of that forward pass (`stashed`), which the stage keeps until then, or at the newest ones (`current`).
+
+docs/reading-the-paper.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
+backward first, so one gradient of those in between has been used already when the forward pass runs, and gradients are
+2(K-k)-1 updates late; Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss and is exempt
+from delay and β, which Algorithm I as printed gives to every stage. β comes before weight decay and momentum.
+"""
 
 import dataclasses
 from typing import Literal

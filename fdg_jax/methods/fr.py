@@ -1,5 +1,8 @@
 """FR, features replay (Huo et al. 2018): DDG's ticks, but a stage keeps only the inputs of a batch.
 
+    θ_k^{t+1} = θ_k^t - γ_t dy_k^d ∂h_k(x_k^d; θ_k^t) / ∂θ_k        d = t - (K-k)
+    h_k: the stage; x_k^d: its inputs of batch d, which it kept; dy_k^d: the gradient that came from above
+
 When the gradient comes, the stage goes forward on these inputs again, with the newest weights. This replay is an
 ordinary training pass, so running statistics change twice per batch. There are two released codes, FR's own
 (slowbull/FeaturesReplay) and that of the FDG authors (Accumulated-Decoupled-Learning). Ours deviates from them:

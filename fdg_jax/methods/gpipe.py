@@ -1,5 +1,7 @@
 """GPipe (Huang et al. 2019): a batch is split into micro-batches that follow one another. BP's gradient, with a bubble.
 
+    θ_k^{t+1} = θ_k^t - γ_t (n_1/n g_k^{t,1}(θ^t) + ... + n_M/n g_k^{t,M}(θ^t))        n_m of n examples: part m
+
 The sum of the micro-batches' gradients, each weighted by its share of the examples, is the gradient of the whole batch,
 except that a batch norm sees one micro-batch only. Deviations: activations are kept, not recomputed. The backward
 passes come in the order of the forward passes (the bubble is the same).

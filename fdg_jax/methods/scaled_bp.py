@@ -1,5 +1,7 @@
 """BP with the gradient of stage k multiplied by scale**(K-k), and no delay: what FDG's shrinking does by itself.
 
+    θ_k^{t+1} = θ_k^t - γ_t scale^{K-k} g_k^t(θ^t)
+
 It is the control for FDG with beta < 1. Shrinking stands where FDG has it, before weight decay and momentum, but no
 gradient is late here. So what this method gains over BP is no repair of staleness.
 """

@@ -8,6 +8,7 @@ from typing import Any
 SECTION = re.compile(r"^(Arguments|Returns|Raises|Example|Examples):\s*(.*)$")
 NAME = r"\*{0,2}[A-Za-z_][\w.]*(?:\([^)]*\))?"
 NAMED = re.compile(rf"^({NAME}(?:, {NAME})*)(?: -> ([^:]+))?: (.*)$")
+PAGE = re.compile(r"(?<![\w/`])docs/([\w-]+\.md)")  # from a page in a folder of docs/, as all pages made of code are
 CODE = re.compile(r"(`+[^`]*`+)")
 
 
@@ -82,6 +83,6 @@ def joined(lines: list[str]) -> str:
 
 
 def escaped(line: str) -> str:
-    """A line whose stars, angle brackets and underscores are meant as they stand, outside of code."""
-    parts = CODE.split(line)
-    return "".join(part if i % 2 else re.sub(r"([*<>\[\]])", r"\\\1", part) for i, part in enumerate(parts))
+    """A line whose stars and brackets are meant as they stand, outside of code; a page that it names becomes a link."""
+    parts = [part if i % 2 else re.sub(r"([*<>\[\]])", r"\\\1", part) for i, part in enumerate(CODE.split(line))]
+    return PAGE.sub(r"[\g<0>](../\1)", "".join(parts))

@@ -15,7 +15,7 @@ belongs to" loading="lazy"></iframe>
 HOME = "docs/index.md"
 HEADING, TARGET = re.compile(r"^## (.*)$", re.M), re.compile(r"\]\(([^)#:\s]+)\)")
 # What a page of the repository links to, and the page of the site that it means.
-MEANT = {"README.md": HOME, "fdg_jax/methods": "docs/methods.md", "fdg_jax/__init__.py": "docs/reference.md"}
+MEANT = {"README.md": HOME, "fdg_jax/__init__.py": "docs/reference.md"}
 
 
 def pages() -> dict[str, str]:
@@ -43,9 +43,10 @@ def pictures(staged: Path) -> None:
 
 
 def filled(path: str, text: str) -> str:
-    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- hours -->."""
+    """A page with what stands for its comments on the site: <!-- explorer -->, <!-- hours -->, <!-- methods -->."""
     up = "../" * path.count("/")
-    for mark, made in (("explorer", lambda: EXPLORER.format(f"{up}explorer.html")), ("hours", hours.table)):
+    for mark, made in (("explorer", lambda: EXPLORER.format(f"{up}explorer.html")), ("hours", hours.table),
+                       ("methods", methods.overview)):  # fmt: skip
         if f"<!-- {mark} -->" in text:
             text = text.replace(f"<!-- {mark} -->", made())
     return text

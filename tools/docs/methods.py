@@ -2,28 +2,29 @@
 
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
 from fdg_jax.explorer import figure, timeline
-from fdg_jax.methods.__main__ import Row, row
+from fdg_jax.methods.__main__ import Row, row, trains_more
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import Option
+from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.ideal import formula
 from tools.docs import docstrings
 
 SHOWN_K, SHOWN_TICKS, COMPARED_K = 3, 10, (2, 3, 4, 8)
+LONGEST = 32  # forward passes of a stage: more would be too small to read
 WEIGHTS = ("weights", "stashed, current", "stashed", "Which weights a late gradient is taken at: those of the batch's "
            "forward pass, or the newest ones.")  # fmt: skip
 BETA = ("beta", "(0, 1]", "1.0", "The gradient of stage k is multiplied by beta^(K-k).")
 
 
 def pages() -> dict[str, str]:
-    """The pages by path, and the page that lists them."""
-    found = {name: methods.find(name) for name in methods.names()}
-    made = {f"docs/methods/{name}.md": page(method) for name, method in found.items()}
-    return made | {"docs/methods.md": overview(found)}
+    """The pages by path; docs/methods.md lists them."""
+    return {f"docs/methods/{name}.md": page(methods.find(name)) for name in methods.names()}
 
 
 def pictures(folder: Path) -> None:
@@ -31,9 +32,16 @@ def pictures(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in methods.names():
         method = methods.find(name)
-        shown = timeline.timeline(method.schedule(SHOWN_K), method, ticks=SHOWN_TICKS)
+        schedule = method.schedule(SHOWN_K)
+        ticks = [each for each in range(2, SHOWN_TICKS + 1) if end(schedule, method, each) <= LONGEST]
+        shown = timeline.timeline(schedule, method, ticks=max(ticks, default=2))
         picture = figure.figure(shown, f"{name}, K={SHOWN_K}", SHOWN_K, method.words)
         (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
+
+
+def end(schedule: Schedule, method: Method, ticks: int) -> Fraction:
+    """How long the first ticks take, in forward passes of a stage."""
+    return max(op.end for op in timeline.timeline(schedule, method, ticks=ticks))
 
 
 def said(method: Method) -> str:
@@ -45,6 +53,7 @@ def page(method: Method) -> str:
     """The page of a method."""
     name, rows = method.name, {K: row(method.name, K, 0, {}) for K in COMPARED_K}
     r = rows[SHOWN_K]
+    more = " Its stages train auxiliary networks beside the network." if trains_more(name) else ""
     return f"""# {name}
 
 *{docstrings.escaped(method.summary)}*
@@ -56,7 +65,7 @@ def page(method: Method) -> str:
 ![The schedule of {name} with three stages: which stage works on which batch when, when it waits, and which version of
 its weights its latest gradient belongs to]({name}.svg)
 
-{locking(r)} `.venv/bin/python -m fdg_jax.schedule --method {name} --open` shows it with other stages and times.
+{locking(r)}{more} `.venv/bin/python -m fdg_jax.schedule --method {name} --open` shows it with other stages and times.
 
 ## How late, how fast, how much memory
 
@@ -122,8 +131,9 @@ def described(option: Option) -> tuple[str, str, str, str]:
     return option.name, values, str(option.default), option.help
 
 
-def overview(found: dict[str, Method]) -> str:
-    """The page that lists all methods."""
+def overview() -> str:
+    """A table of all methods, for the page about them."""
+    found = {name: methods.find(name) for name in methods.names()}
     rows = {name: row(name, SHOWN_K, 0, {}) for name in found}
     lines = ["| method | | staleness, K = 3 | locked | speed-up, K = 3 |", "|---|---|---|---|---|"]
     for name, method in found.items():
@@ -132,15 +142,10 @@ def overview(found: dict[str, Method]) -> str:
         late = ", ".join(f"{n:.3g}" for n in r.staleness)
         link, said = f"[{name}](methods/{name}.md)", docstrings.escaped(method.summary)
         lines.append(cells([link, said, late, ", ".join(locked) or "nothing", f"{float(r.free_speed_up):.2f}"]))
-    return f"""# Training methods
-
-`--method NAME`, or `fdg_jax.Pipeline(..., method="NAME")`. Every method is driven by the same loop, and checkpointed,
-resumed and reported alike. Each has a page, made of its file: [a new file](adding-a-method.md) makes a new page.
-
-{chr(10).join(lines)}
+    return f"""{chr(10).join(lines)}
 
 Staleness: the updates that each stage makes between the forward pass of a batch and the update by that batch, on
-average. Locked: what waits for another stage within a tick of the full pipeline. Speed-up: over BP on one device, if
-stages are even, sending is free and a backward pass takes as long as two forward passes.
-`.venv/bin/python -m fdg_jax.methods --K 3` prints the paper's Tables 1 and 2 for any K.
+average. Locked: what waits for another stage within a tick of the full pipeline. Speed-up: over BP on one device
+without a barrier between ticks, if stages are even, sending is free and a backward pass takes as long as two forward
+passes.
 """

@@ -1,0 +1,64 @@
+"""The built site in Chromium without a network: no request, no complaint, readable in light and dark and on a phone."""
+
+from pathlib import Path
+
+import chromium
+import pytest
+
+SITE = Path(__file__).resolve().parent.parent / "build" / "docs"
+PAGES = ("index", "docs/idea", "docs/tutorial", "docs/methods", "docs/methods/fdg", "docs/corrections/anticipate",
+         "docs/reference/pipeline", "docs/reliability", "experiments/results/decisive", "search")  # fmt: skip
+OFFLINE = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (SITE / "index.html").exists(), reason="there is no site; `make docs` builds it"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium.browser(tmp_path_factory.mktemp("profile")) as opened:
+        opened.driver.execute_cdp_cmd("Network.enable", {})
+        opened.driver.execute_cdp_cmd("Network.emulateNetworkConditions", OFFLINE)
+        yield opened
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_asks_nobody_and_can_be_read(browser, page):
+    for dark in (False, True):
+        browser.show(1200, dark=dark)
+        assert browser.open(SITE / f"{page}.html") < 2  # seconds
+        assert [url for url in browser.requests() if not url.startswith(("file:", "data:"))] == []
+        assert browser.complaints() == []
+        poor = [(ratio, text) for ratio, text in browser.run(chromium.CONTRAST) if ratio < 4.5]
+        assert poor == []  # WCAG AA
+    browser.show(360)
+    browser.open(SITE / f"{page}.html")
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+
+
+def test_the_explorer_lies_in_the_page_about_the_idea_and_draws(browser):
+    browser.show(1200)
+    browser.open(SITE / "docs" / "idea.html")
+    frame = browser.driver.find_element("css selector", "iframe.explorer")
+    browser.run("arguments[0].scrollIntoView()", frame)
+    browser.driver.switch_to.frame(frame)
+    try:
+        chromium_waits = "return document.querySelectorAll('#panel-0 svg rect').length"
+        for _ in range(100):
+            if browser.run(chromium_waits) > 20:
+                break
+        assert browser.run(chromium_waits) > 20
+    finally:
+        browser.driver.switch_to.default_content()
+
+
+def test_the_search_finds_a_page_without_a_network(browser):
+    browser.driver.get((SITE / "search.html").as_uri() + "?q=staleness")
+    for _ in range(200):
+        found = browser.run("return [...document.querySelectorAll('#search-results li a')].map((a) => a.textContent)")
+        if found:
+            break
+    assert "The idea in five minutes" in found
+    assert browser.complaints() == []

@@ -1,0 +1,78 @@
+"""What makes the site of the documentation (tools/docs), without Sphinx: .ci/run builds the site itself."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fdg_jax import corrections, methods
+from tools.docs import docstrings, equations, links, made, staging
+
+ROOT = Path(__file__).resolve().parent.parent
+GOOD = '<body id="top"><a href="b.html#there">b</a><a href="https://jax.dev">out</a><img src="a.png"></body>'
+
+
+@pytest.fixture
+def site(tmp_path):
+    (tmp_path / "a.html").write_text(GOOD)
+    (tmp_path / "b.html").write_text('<p id="there"><a href="a.html">a</a></p>')
+    (tmp_path / "a.png").touch()
+    return tmp_path
+
+
+def test_a_site_whose_links_lead_somewhere_passes(site):
+    assert links.check(site) == []
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ('<a href="c.html">', "a.html: c.html does not exist"),
+        ('<a href="b.html#nowhere">', "a.html: b.html#nowhere has no anchor nowhere"),
+        ('<a href="#nowhere">', "a.html: #nowhere has no anchor nowhere"),
+        ('<script src="https://cdn.example/mathjax.js"></script>', "is loaded from another host"),
+        ('<img src="//other.example/a.png">', "is loaded from another host"),
+        ('<link rel="stylesheet" href="https://fonts.example/a.css">', "is loaded from another host"),
+        ('<iframe src="explorer.html"></iframe>', "explorer.html does not exist"),
+    ],
+)
+def test_a_dead_link_and_a_request_to_another_host_are_found(site, added, said):
+    (site / "a.html").write_text(GOOD.replace("</body>", f"{added}</body>"))
+    (found,) = links.check(site)
+    assert said in found
+
+
+def test_indices_and_powers_of_an_equation_are_set_below_and_above():
+    shown = equations.typeset("θ_k^{t+1} <- θ_k^t - β^(K-k) g_{k,1}\nx < y")
+    assert shown == (
+        "<div>θ<sub>k</sub><sup>t+1</sup> ← θ<sub>k</sub><sup>t</sup> - β<sup>K-k</sup> g<sub>k,1</sub></div>"
+        "<div>x &lt; y</div>"
+    )
+
+
+def test_a_docstring_becomes_a_list_of_names_and_its_stars_stay_stars():
+    text = "Scales by beta**(K-k).\n\nArguments:\n    K: stages,\n        at least 1.\n    x, y: `a*b`."
+    shown = docstrings.markdown(text)
+    assert shown == "Scales by beta\\*\\*(K-k).\n\n**Arguments**\n\n- `K`: stages,\n  at least 1.\n- `x`, `y`: `a*b`."
+
+
+def test_links_within_code_are_left_alone_and_one_to_nothing_is_told(tmp_path):
+    found = staging.Links(ROOT, tmp_path, {"docs/a.md", "docs/methods/fdg.md"}, made.meant(ROOT))
+    change = lambda part: staging.LINK.sub(lambda match: found.link("docs/a.md", match), part)  # noqa: E731
+    assert staging.outside_code("```\n[x](gone.md)\n```\n", change) == "```\n[x](gone.md)\n```\n"
+    assert change("[x](../fdg_jax/methods/fdg.py)") == "[x](methods/fdg.md)"  # its page
+    assert change("[x](../tests/oracle.py)") == "[x](../source/tests/oracle.py.md)" and found.wrong == []
+    change("[x](gone.md)")
+    assert found.wrong == ["docs/a.md: gone.md does not exist"]
+
+
+def test_every_page_of_the_folder_is_in_the_sites_contents():
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+def test_every_method_and_correction_says_on_its_page_what_it_does():
+    for package in (methods, corrections):
+        for name in package.names():
+            file = Path(package.__file__).parent / f"{name}.py"
+            assert len(file.read_text().split('"""')[1]) > 40, name
