@@ -52,6 +52,29 @@ def test_chance_is_named_where_it_may_be_the_reason(tmp_path, first, second, sai
     assert found.said[:2] == [lowest, said]
 
 
+GOOD = {"memory_bytes": {"total": 5_000_000}}
+
+
+@pytest.mark.parametrize(("stages", "said"), [
+    ([GOOD, {"memory_bytes": None}], [5_000_000]), (None, []), ([GOOD, GOOD], [5_000_000] * 2), ([{}], []),
+    ([GOOD, {"memory_bytes": {"total": "much"}}], "the memory of stage 2 is 'much', no number of bytes"),
+    ([{"memory_bytes": 5}], "stage 1 is 5"), ([{"memory_bytes": {"total": -1}}], "is -1"), ([7], "is 7"),
+    ([{"memory_bytes": [5]}], r"is \[5\]"), ("text", "is 'text'"), ([{"memory_bytes": {"total": True}}], "is True"),
+    ([None], "is None"), ({"memory_bytes": {"total": 1.5}}, "is 1.5"),
+])  # fmt: skip
+def test_the_memory_of_stages_is_read_or_refused_in_one_sentence(tmp_path, stages, said, capsys):
+    run = made(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "stages": stages}))
+    if isinstance(said, list):
+        (found,) = results.read(run)
+        assert found.memory_bytes == said
+        return
+    with pytest.raises(BadInput, match=said):
+        results.read(run)
+    assert compare.main([str(run)]) == 2 and capsys.readouterr().err.count("\n") == 1
+
+
 def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
     found = compared(made(tmp_path, "a", None), made(tmp_path, "b", beta=0.5))
     assert [row[1] for row in found.rows] == ["1, 1 unfinished", "1"]

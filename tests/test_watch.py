@@ -86,9 +86,9 @@ def test_a_run_that_goes_on_is_shown(tmp_path):
     for words in (
         "resnet8 on auto: FDG with K=3", "training", "epoch          2.583 of 4", "batch          1,010 of 1,564",
         "65%", "training loss  1.8 (at first 1.998, lowest 1.8)", "test error     52.00%", "1,234 images/s", "1m15s",
-        "stage  busy             works on  forward  backward  held  updates late  queue",
-        "1      █████████░  90%  B1001     1,009    1,001     8     3             7",
-        "3      ███████░░░  70%  B1003     1,007    1,003     4     0             7",
+        "stage  busy             updates late  works on  forward  backward  held  queue",
+        "1      █████████░  90%  3             B1001     1,009    1,001     8     7",
+        "3      ███████░░░  70%  0             B1003     1,007    1,003     4     7",
         "busy, of the last minute", "is being trained", "is still falling", "Stage 1 is the most stale",
     ):  # fmt: skip
         assert words in text

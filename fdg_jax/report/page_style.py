@@ -8,7 +8,7 @@ from fdg_jax.report.lines import COLOURS
 PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">
 <title>{title}</title><style>
 :root {{ --ground: #f4f6f9; --panel: #fff; --ink: #17202b; --soft: #4c5a6b; --line: #c9d1db; --accent: #0b62a8; --warn: #b3430e;
@@ -41,16 +41,28 @@ code {{ font: .9em ui-monospace, "Liberation Mono", monospace; overflow-wrap: an
 details {{ margin-top: 1rem; }} summary {{ cursor: pointer; }}
 {style}</style></head><body><main>
 {body}
-</main></body></html>
+</main>{script}</body></html>
 """  # noqa: E501
 
 
-def document(title: str, body: str, style: str = "") -> str:
-    """A page. title: text. body: HTML. style: CSS beside what all pages have."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def document(title: str, body: str, style: str = "", policy: str = POLICY, script: str = "") -> str:
+    """A page.
+
+    Arguments:
+        title: text.
+        body: HTML.
+        style: CSS beside what all pages have.
+        policy: what the page may load and run.
+        script: an element that ends it.
+    """
     colours = [
         f".line.c{i} {{ stroke: var(--c{i}); }} .band.c{i}, .spot.c{i} {{ fill: var(--c{i}); }}" for i in range(COLOURS)
     ]
-    return PAGE.format(title=escape(title), body=body, style=style, colours="\n".join(colours))
+    parts = {"policy": policy, "script": script, "colours": "\n".join(colours)}
+    return PAGE.format(title=escape(title), body=body, style=style, **parts)
 
 
 def said(sentences: Sequence[str], warn: bool = False) -> str:

@@ -75,8 +75,7 @@ def of_directory(path: Path) -> Result:
     speeds = {event["step"]: event.get(name) for event in train}
     per_example = config.get("block_size") or 1 if name.startswith("tokens") else 1
     clock = seconds_at(speeds, config["batch_size"] * per_example, final.get(name))
-    stages = config.get("stages")
-    memory = [stage["memory_bytes"]["total"] for stage in stages if stage.get("memory_bytes")] if stages else []
+    memory = memory_of(path, config)
     size = config["train_size"] or 0
     return Result(
         path.name or str(path),
@@ -87,6 +86,23 @@ def of_directory(path: Path) -> Result:
         final,
         memory,
     )
+
+
+def memory_of(run: Path, config: Mapping[str, Any]) -> list[int]:
+    """The predicted bytes of each stage, where they are predicted. Raises BadInput where config.json has something
+    else there."""
+    stages = config.get("stages") or []
+    found: list[int] = []
+    for number, stage in enumerate(stages if isinstance(stages, list) else [stages], 1):
+        memory = stage.get("memory_bytes") if isinstance(stage, dict) else stage
+        total = memory.get("total") if isinstance(memory, dict) else memory
+        if total is None and isinstance(stage, dict):
+            continue
+        if type(total) is not int or not isinstance(memory, dict) or total < 0:
+            fact = f"{run / CONFIG}: the memory of stage {number} is {reading.shown(total)}, no number of bytes"
+            raise BadInput(f"{fact}: the file is damaged. Leave the run out, or take the key stages out of the file.")
+        found.append(total)
+    return found
 
 
 def seconds_at(speeds: Mapping[int, float | None], units: int, mean: float | None) -> dict[int, float]:

@@ -22,6 +22,7 @@ LIVE = "live.json"
 ENDED = "ended"  # of `doing`: the process has said how it ends
 DOING = ("starting", "compiling", "training", "evaluating", "finishing", ENDED)
 MOST_BYTES = 2**20  # of a file that is read
+MOST_PROCESSES = 4096
 PARTS = {
     "k": int,
     "operation": str | None,
@@ -151,7 +152,9 @@ def stages_of(found: Sequence[Any]) -> list[LiveStage]:
     """The stages in a file. One that is damaged is left out."""
     whole = [each for each in found if isinstance(each, Mapping)]
     whole = [each for each in whole if all(fits(each.get(name), kind) for name, kind in PARTS.items())]
-    return [LiveStage(**{name: each[name] for name in PARTS}) for each in whole if each["k"] >= 1]
+    shares = ("busy_percent", "recent_busy_percent")
+    whole = [each for each in whole if each["k"] >= 1 and all(0 <= (each[name] or 0) <= 100 for name in shares)]
+    return [LiveStage(**{name: each[name] for name in PARTS}) for each in whole]
 
 
 def read_all(run: Path) -> dict[int, Live]:
@@ -163,4 +166,7 @@ def read_all(run: Path) -> dict[int, Live]:
     return {0: first, **{process: live for process, live in others.items() if live is not None}}
 
 
-MOST_PROCESSES = 4096
+def busy(run: Path) -> dict[int, float]:
+    """By stage, at which share of the looks of the newest session it computed, in percent, where that is known."""
+    stages = (stage for live in read_all(run).values() for stage in live.stages)
+    return {stage.k: stage.busy_percent for stage in stages if stage.busy_percent is not None}

@@ -147,6 +147,9 @@ def add_start(box: Any, name: str, default: Any) -> None:
     if isinstance(default, bool):
         box.add_argument(spelled(name), action="store_true", **shown)
         return
+    if name == "live":
+        box.add_argument("--live", nargs="?", const="terminal", type=browser, metavar="browser", **shown)
+        return
     several = {"nargs": "+", "action": "extend"} if name == "sweep" else {}
     kind = int if isinstance(default, int) else str
     box.add_argument(spelled(name), type=kind, metavar=start_options.METAVARS[name], **several, **shown)
@@ -211,6 +214,13 @@ def auto(word: str) -> str:
     if word != "auto":
         fact = f"{word!r} belongs to no flag, for --resume takes no value except auto"
         raise argparse.ArgumentTypeError(f"{fact}. Write --resume or --no-resume")
+    return word
+
+
+def browser(word: str) -> str:
+    """The only value that --live takes."""
+    if word != "browser":
+        raise argparse.ArgumentTypeError(f"{word!r} belongs to no flag, for --live takes no value except browser")
     return word
 
 

@@ -1,5 +1,6 @@
 """From checked options to a finished run: the opening lines, the training, and the results."""
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -88,9 +89,17 @@ def prepare_and_run(
         numbers = {"process": peers.process, "processes": peers.processes, "unit": job.dataset.unit}
         live.write(path, live.Live("starting", step=begun.record.step, steps=job.steps, **numbers))
         opening(job, path, known, resumed=before is not None)
-        return run_tracked(job, path, program, signals, begun)
+        with live_page(path) if start.live == "browser" and peers.first else contextlib.nullcontext():
+            return run_tracked(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
+
+
+def live_page(path: Path) -> contextlib.AbstractContextManager[None]:
+    """A context in which a page shows the run. Imported here, as few runs have one."""
+    from fdg_jax.training import live_view
+
+    return live_view.page(path)
 
 
 def begin_tracking(begun: "Session", path: Path, config: dict[str, Any]) -> None:

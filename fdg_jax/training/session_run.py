@@ -1,5 +1,6 @@
 """One session of a run: opens and closes what the training loop needs, and decides which end leaves a checkpoint."""
 
+import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def run(
     record = session.record
     record.open(path, job.options.tensorboard)
     try:
-        with Progress(job.steps, record.step, job.options.epochs, unit=record.unit) as progress:
+        with shown(job, path, session) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
             profile = session.start.profile if job.peers.first else 0
@@ -74,6 +75,16 @@ def run(
                     raise Broken(checkpoint) from error
     finally:
         record.close()
+
+
+def shown(job: Job, path: Path, session: Session) -> Progress:
+    """What a person sees of a session: with --live, in a terminal, the frame of who watches."""
+    about = job.steps, session.record.step, job.options.epochs
+    if session.start.live == "terminal" and job.peers.first and sys.stdout.isatty():
+        from fdg_jax.training.live_view import LiveProgress
+
+        return LiveProgress(path, *about, unit=session.record.unit)
+    return Progress(*about, unit=session.record.unit)
 
 
 def heartbeat(loop: Loop) -> Heartbeat:

@@ -10,7 +10,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import CONFIG
-from fdg_jax.watch import terminal
+from fdg_jax.watch import server, terminal
 from fdg_jax.watch.seen import Watched
 from fdg_jax.watch.view import MEANINGS, view
 
@@ -36,6 +36,8 @@ def parser() -> Parser:
     add = made.add_argument
     add("run", type=Path, metavar="RUN", help="The run directory: what was given as --run-dir.")
     add("--once", action="store_true", help="Show what there is now and end.")
+    add("--browser", action="store_true", help="Show it as a page, which this machine alone can open.")
+    add("--port", type=int, metavar="N", help="Of that page (one that is free).")
     add("--wait", type=float, default=60.0, metavar="SECONDS", help="Wait so long for a run that has not begun (60).")
     return made
 
@@ -57,15 +59,30 @@ def answer(given: argparse.Namespace) -> int:
     """The command. Raises BadInput."""
     if not 0 <= given.wait <= 10**7:
         raise BadInput(f"--wait {given.wait:g}: use a number of seconds, 0 or more.")
+    if given.browser and given.once:
+        raise BadInput("--browser goes on until the run ends, and --once does not. Leave one of them out.")
+    if given.port is not None and not given.browser:
+        raise BadInput(f"--port {given.port} is that of a page. Add --browser, or leave it out.")
     watched = Watched(given.run)
     wait_for(watched, 0.0 if given.once else given.wait)
     if given.once:
         seen = watched.look()
         print(terminal.text(view(seen), unicode=terminal.can_draw()))
         return seen.ended.code if seen.ended else 0
+    if given.browser:
+        return in_browser(watched, given.port or 0)
     screen = terminal.Drawn() if sys.stdout.isatty() else terminal.Plain()
     ended = terminal.follow(watched.look, screen, LOOK_SECONDS).ended
     return ended.code if ended else 0
+
+
+def in_browser(watched: Watched, port: int) -> int:
+    """Serves the page until the run ends; returns the exit code. Raises BadInput."""
+    with server.serving(watched.look(), port) as made:
+        print(f"{made.url} shows {watched.run} to browsers of this machine.", flush=True)
+        seen = server.follow(watched.look, made, LOOK_SECONDS)
+    print(terminal.clean(view(seen).state))
+    return seen.ended.code if seen.ended else 0
 
 
 def wait_for(watched: Watched, seconds: float) -> None:

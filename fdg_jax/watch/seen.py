@@ -21,6 +21,7 @@ from fdg_jax.watch.following import Following
 
 SILENT_SECONDS = 15.0  # without a word: a process writes every second
 GIVE_UP_SECONDS = 600.0  # without a word from a process that cannot be asked whether it is there
+MOST_READINGS = 64  # of a file at one look
 BEATS = 5.0  # seconds for which a process that has written is there for sure
 MOST_PID = 2**31
 RESUME = "--resume goes on from its newest checkpoint."
@@ -117,10 +118,17 @@ class Watched:
 
     def read_metrics(self) -> None:
         """Takes the new lines of metrics.jsonl."""
-        news = self.metrics.news()
-        if news.anew:
-            self.number, self.damaged, self.train, self.test = 0, 0, [], []
-        for line in news.lines:
+        for _ in range(MOST_READINGS):
+            news = self.metrics.news()
+            if news.anew:
+                self.number, self.damaged, self.train, self.test = 0, 0, [], []
+            if not news.lines:
+                return
+            self.take(news.lines)
+
+    def take(self, lines: list[bytes]) -> None:
+        """Takes lines of metrics.jsonl."""
+        for line in lines:
             self.number += 1
             try:
                 event = event_of(self.run / METRICS, self.number, line)

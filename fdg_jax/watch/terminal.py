@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from fdg_jax.runs.progress import PLAIN_SECONDS
 from fdg_jax.watch.seen import Seen
-from fdg_jax.watch.view import LOSS, MEANINGS, StageRow, View, spark, view
+from fdg_jax.watch.view import LOSS, MEANINGS, StageRow, View, number, spark, view
 
 WIDTH = 100  # columns of a frame in a file or a pipe
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#"
 BAR = 10  # columns of a busy share
-HEADS = ("stage", "busy", "works on", "forward", "backward", "held", "updates late", "queue", "share")
+REST = 10  # times as long as a look takes is the pause after it: a long run is no reason to take its cores
+HEADS = ("stage", "busy", "updates late", "works on", "forward", "backward", "held", "queue", "share")
 
 
 class Line(NamedTuple):
@@ -28,6 +29,9 @@ def frame(shown: View, width: int, unicode: bool = True) -> list[Line]:
     lines = [*wrapped(shown.title, width, "bold"), *wrapped(shown.state, width), Line("")]
     if shown.done is not None:
         lines[-1:] = [Line(bar(100 * shown.done, min(40, width - 8), unicode)), Line("")]
+    for warning in shown.warnings:  # above what a low terminal cuts off
+        lines += wrapped(f"! {warning}", width, "yellow")
+    lines += [Line("")] * bool(shown.warnings)
     label = max(len(name) for name, _ in shown.facts)
     drawn = spark([event["train_loss"] for event in shown.train], width - label - 2, BLOCKS if unicode else ASCII)
     for name, value in shown.facts:
@@ -36,8 +40,6 @@ def frame(shown: View, width: int, unicode: bool = True) -> list[Line]:
     lines += [Line(""), *table(shown, width, unicode), Line("")]
     for sentence in shown.said:
         lines += wrapped(sentence, width)
-    for warning in shown.warnings:
-        lines += wrapped(f"! {warning}", width, "yellow")
     return [Line(clean(line.text), line.style) for line in lines]
 
 
@@ -58,7 +60,7 @@ def table(shown: View, width: int, unicode: bool) -> list[Line]:
 def cells(row: StageRow, unicode: bool) -> list[str]:
     """A stage's cells, as HEADS has them."""
     busy = "" if row.busy is None else bar(row.busy, BAR, unicode)
-    return [row.k, busy, row.works_on, row.forward, row.backward, row.held, row.late, row.queue, row.share]
+    return [row.k, busy, number(row.late), row.works_on, row.forward, row.backward, row.held, row.queue, row.share]
 
 
 def bar(percent: float, width: int, unicode: bool) -> str:
@@ -169,8 +171,9 @@ def follow(look: Callable[[], Seen], screen: Any, seconds: float) -> Seen:
     """Shows a run until it ends, with so many seconds between two looks. Returns what was seen last."""
     with screen:
         while True:
+            began = time.process_time()
             seen = look()
             screen.show(seen)
             if seen.ended:
                 return seen
-            time.sleep(seconds)
+            time.sleep(max(seconds, REST * (time.process_time() - began)))

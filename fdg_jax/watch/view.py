@@ -24,16 +24,16 @@ WORDS = {
 }
 MEANINGS = {
     "busy": "the share of the looks, ten a second while it trains, at which the stage computed; else it waited",
+    "updates late": "the most updates of the stage between the forward pass of a batch and the update by that batch",
     "works on": "F: a forward pass, B: a backward pass with its update, and the number of the batch",
     "forward, backward": "the newest batch whose pass is finished",
     "held": "batches whose forward pass is finished and whose backward pass is not",
-    "updates late": "the most updates of the stage between the forward pass of a batch and the update by that batch",
     "queue": "operations of the stage that were dispatched and are not finished",
 }
 
 
 class StageRow(NamedTuple):
-    """What is shown of a stage. Empty where it is not known. busy: in percent; the rest are texts."""
+    """What is shown of a stage. None or empty where it is not known. busy: in percent. late: in updates."""
 
     k: str
     busy: float | None
@@ -41,7 +41,7 @@ class StageRow(NamedTuple):
     forward: str
     backward: str
     held: str
-    late: str
+    late: int | None
     queue: str
     share: str
     device: str
@@ -162,7 +162,7 @@ def stages(seen: Seen) -> list[StageRow]:
                 number(stage.forward),
                 number(stage.backward),
                 held(stage),
-                number(late),
+                late,
                 "" if seen.ended else number(stage.under_way),
                 share,
                 device,
@@ -186,8 +186,6 @@ def held(stage: LiveStage) -> str:
 def warnings(seen: Seen) -> list[str]:
     """What a person should look at."""
     found = []
-    if seen.ended and seen.ended.code:
-        found.append(seen.ended.said)
     if seen.config.get("note"):
         found.append(f"Note: {seen.config['note']}")
     refused = seen.refused[-NEWEST:]
