@@ -148,7 +148,7 @@ def add_start(box: Any, name: str, default: Any) -> None:
         box.add_argument(spelled(name), action="store_true", **shown)
         return
     if name == "live":
-        box.add_argument("--live", nargs="?", const="terminal", type=browser, metavar="browser", **shown)
+        box.add_argument("--live", nargs="?", const="terminal", type=shown_in, metavar="browser", **shown)
         return
     several = {"nargs": "+", "action": "extend"} if name == "sweep" else {}
     kind = int if isinstance(default, int) else str
@@ -217,9 +217,9 @@ def auto(word: str) -> str:
     return word
 
 
-def browser(word: str) -> str:
-    """The only value that --live takes."""
-    if word != "browser":
+def shown_in(word: str) -> str:
+    """Where --live shows the run: "terminal" where it has no value, for argparse sends that through here, too."""
+    if word not in ("terminal", "browser"):
         raise argparse.ArgumentTypeError(f"{word!r} belongs to no flag, for --live takes no value except browser")
     return word
 
