@@ -9,8 +9,8 @@ from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
 
-EPILOG = """Without --checkpoint a finished run is evaluated as at its end, and the numbers are those of summary.json:
-the batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
+EPILOG = """Without --checkpoint the weights of a finished run are those of its end, whose numbers summary.json has: the
+batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
 the weights are as they were at that batch, with batches in flight not used, as in the run's own evaluations."""
 
 

@@ -11,8 +11,9 @@ from made_up_runs import config, events, make, rows
 from short_table import NAMES, ROOT, TABLE, run_of
 
 import experiments
-from experiments import cifar10_short
+from experiments import cifar10_short, methods_short
 from experiments.harness import curve_plot, markdown, result_files, run_table, table_command
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
 # Collecting
@@ -229,3 +230,7 @@ def test_the_committed_results_are_plausible_and_name_no_place():
         assert line["staleness"] == (derived if line["method"] == "fdg" else [0])
         assert line["evaluations"][-1]["test_error_percent"] == line["test_error_percent"]
         assert len(line["evaluations"]) == line["epochs"] == 5
+
+
+def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
+    assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}

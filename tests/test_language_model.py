@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from small import jit, mostly_slow
 from fdg_jax import recipe
 from fdg_jax.experiments import cifar, language_model
 from fdg_jax.runs import option_checks
+from fdg_jax.runs.optimizers import OF_OPTIMIZER
 from fdg_jax.runs.options import ADDED, FIELDS, Options, defaults_of_others
 from fdg_jax.training import command_line, launch
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "language-models.md"
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
     --no-tensorboard --dropout 0.1 --warmup-steps 2"""
 
@@ -40,6 +44,16 @@ def test_the_optimizer_brings_its_own_defaults_and_given_ones_are_kept():
     assert options.warmup_steps == 0  # that schedule has a warm-up of its own
     options, _ = command_line.parse([], cifar.PROGRAM)
     assert all(getattr(options, name) == FIELDS[name].default for name in FIELDS)
+
+
+def test_the_page_has_the_defaults_of_every_optimizer():
+    rows = re.findall(r"^\| `(\w+)`.* \| ([\d.]+) \| ([\d.]+), .* \| ([\d.]+) \| ([\d.]*)", PAGE.read_text(), re.M)
+    names = ("learning_rate", "weight_decay", "momentum", "b2")
+    told = {name: tuple(float(value or 0) for value in values) for name, *values in rows}
+    of_all = {name: FIELDS[name].default for name in names}
+    made = {name: {**of_all, **own} for name, own in OF_OPTIMIZER.items()}
+    made["sgd"]["b2"] = 0.0  # it has none
+    assert told == {name: tuple(float(own[key]) for key in names) for name, own in made.items()}
 
 
 def test_several_files_are_one_value():

@@ -176,7 +176,7 @@ class CommonOptions:
         "recipe",
         "Weight decay, never shrunk by beta: coupled (L2) with sgd, decoupled with the other optimizers.",
     )
-    momentum: float = flag(0.9, "recipe", "Momentum of sgd and muon, in [0, 1); beta1 of adamw and lion.")
+    momentum: float = flag(0.9, "recipe", "Momentum of sgd and muon, in [0, 1); beta1 of the other optimizers.")
     warmup: Literal["paper", "on", "off"] = flag(
         "paper",
         "recipe",

@@ -170,7 +170,8 @@ class Trained:
         images, shape = np.asarray(images), self.inputs.shape
         if images.dtype != self.inputs.data_dtype or images.shape[1:] != shape or not len(images):
             fact = f"the inputs are {images.dtype}{list(images.shape)}"
-            raise BadInput(f"{fact}, the network takes {self.inputs.data_dtype} [n, {', '.join(map(str, shape))}].")
+            takes = f"{self.inputs.data_dtype} [n, {', '.join(map(str, shape))}], n from 1 on"
+            raise BadInput(f"{fact}, the network takes {takes}.")
         return np.asarray(self.outputs(images))
 
     def evaluate(
