@@ -1,5 +1,6 @@
 """The built site in Chromium without a network: no request, no complaint, readable in light and dark and on a phone."""
 
+import time
 from pathlib import Path
 
 import chromium
@@ -24,6 +25,16 @@ def browser(tmp_path_factory):
         yield opened
 
 
+def comes_true(question):
+    """Whether it does within some seconds."""
+    end = time.monotonic() + 20
+    while not question():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_asks_nobody_and_can_be_read(browser, page):
     for dark in (False, True):
@@ -45,20 +56,14 @@ def test_the_explorer_lies_in_the_page_about_the_idea_and_draws(browser):
     browser.run("arguments[0].scrollIntoView()", frame)
     browser.driver.switch_to.frame(frame)
     try:
-        chromium_waits = "return document.querySelectorAll('#panel-0 svg rect').length"
-        for _ in range(100):
-            if browser.run(chromium_waits) > 20:
-                break
-        assert browser.run(chromium_waits) > 20
+        drawn = "return document.querySelectorAll('#panel-0 svg rect').length"
+        assert comes_true(lambda: browser.run(drawn) > 20)
     finally:
         browser.driver.switch_to.default_content()
 
 
 def test_the_search_finds_a_page_without_a_network(browser):
     browser.driver.get((SITE / "search.html").as_uri() + "?q=staleness")
-    for _ in range(200):
-        found = browser.run("return [...document.querySelectorAll('#search-results li a')].map((a) => a.textContent)")
-        if found:
-            break
-    assert "The idea in five minutes" in found
+    found = "return [...document.querySelectorAll('#search-results li a')].map((a) => a.textContent)"
+    assert comes_true(lambda: "The idea in five minutes" in browser.run(found))
     assert browser.complaints() == []

@@ -11,6 +11,7 @@ from tools.docs import corrections, hours, methods, reference
 
 EXPLORER = """<iframe class="explorer" src="{}" title="The explorer: who does what, when, and which weights a gradient
 belongs to" loading="lazy"></iframe>
+<p><a href="{}">The explorer on a page of its own</a></p>
 """
 HOME = "docs/index.md"
 HEADING, TARGET = re.compile(r"^## (.*)$", re.M), re.compile(r"\]\(([^)#:\s]+)\)")
@@ -45,7 +46,7 @@ def pictures(staged: Path) -> None:
 def filled(path: str, text: str) -> str:
     """A page with what stands for its comments on the site: <!-- explorer -->, <!-- hours -->, <!-- methods -->."""
     up = "../" * path.count("/")
-    for mark, made in (("explorer", lambda: EXPLORER.format(f"{up}explorer.html")), ("hours", hours.table),
+    for mark, made in (("explorer", lambda: EXPLORER.format(*[f"{up}explorer.html"] * 2)), ("hours", hours.table),
                        ("methods", methods.overview)):  # fmt: skip
         if f"<!-- {mark} -->" in text:
             text = text.replace(f"<!-- {mark} -->", made())
