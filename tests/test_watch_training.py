@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 import small
 from cifar_processes import QUICK, ROOT
+from training_processes import each_needs_a_core, finish, started
 
 from benchmarks.harness import recording
 from fdg_jax.engine.occupancy import occupancy
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import live
 from fdg_jax.training import heartbeat
+from fdg_jax.watch.seen import Watched
+from fdg_jax.watch.view import view
 
 pytestmark = pytest.mark.slow
 SMALL = "--dataset digits --model resnet8 --K 2 --train-size 640 --batch-size 32 --evaluate-every 2"
@@ -46,6 +49,20 @@ def test_a_training_is_watched_from_its_beginning_to_its_end(tmp_path):
     assert all(20 < (stage.busy_percent or 0) <= 100 and stage.samples > 10 for stage in said.stages)
     again = start("fdg_jax.watch", str(run), "--once")
     assert again.communicate(timeout=60)[0].count("It has finished.") == 1 and again.returncode == 0
+
+
+@each_needs_a_core
+def test_the_stages_of_all_processes_are_shown(tmp_path):
+    run = tmp_path / "run"
+    code, out = finish(started(2, *SMALL.split(), "--epochs", "6", "--run-dir", str(run)))
+    assert code == 0, out
+    lives = live.read_all(run)
+    assert [(said.exit_code, said.processes, [stage.k for stage in said.stages]) for said in lives.values()] == [
+        (0, 2, [1]), (0, 2, [2]),
+    ]  # fmt: skip
+    rows = view(Watched(run).look()).stages
+    assert [(row.k, row.late, row.backward) for row in rows] == [("1", 1, "120"), ("2", 0, "120")]
+    assert all(row.busy is not None and 5 < row.busy <= 100 for row in rows)
 
 
 @pytest.mark.parametrize(("number", "words", "code"), [

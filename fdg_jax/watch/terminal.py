@@ -143,6 +143,7 @@ class Drawn:
         from rich.live import Live
 
         self.console = Console(highlight=False)
+        self.unicode = can_draw()  # asked now, as rich takes the place of stdout while it draws
         self.live = Live(console=self.console, auto_refresh=False, vertical_overflow="crop")
 
     def __enter__(self) -> "Drawn":
@@ -158,7 +159,7 @@ class Drawn:
 
         shown = view(seen)
         whole = Text(no_wrap=True, overflow="crop")
-        for each in frame(shown, min(self.console.width, 120) - 1, can_draw()):
+        for each in frame(shown, min(self.console.width, 120) - 1, self.unicode):
             whole.append(each.text + "\n", style=each.style)
         self.live.update(whole, refresh=True)
 
