@@ -330,3 +330,14 @@ def test_what_is_no_measured_run_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(BadInput, match=r"no (JSON file|timeline).*benchmarks\.timeline"):
         measured.read(tmp_path / "x.json")
+
+
+TOO_LARGE = ["--K 101", "--ticks 10001", "--accumulate 1001", "--method gpipe --micro-batches 1001"]
+
+
+@pytest.mark.parametrize("words", TOO_LARGE)
+def test_a_drawing_that_nobody_could_read_is_refused_before_it_is_made(words, capsys):
+    flag, value = words.split()[-2:]
+    assert command.main(words.split()) == 2
+    fact = f"error: {flag} {value}: nobody could read that drawing."
+    assert capsys.readouterr().err == f"{fact} Use {flag} {int(value) - 1} or less.\n"

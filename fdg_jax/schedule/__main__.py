@@ -17,6 +17,8 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.schedule.core import Schedule, check_K
 from fdg_jax.schedule.summary import describe
 
+LARGEST = {"K": 100, "ticks": 10_000, "accumulate": 1_000, "micro_batches": 1_000}
+
 
 def parser() -> Parser:
     """The flags."""
@@ -30,7 +32,7 @@ def parser() -> Parser:
     add("--method", default="fdg", help="fdg, bp or any file of fdg_jax/methods (default fdg)")
     add("--ticks", type=int, help="ticks to draw (default: until the pipeline is full)")
     add("--order", help="fdg: backward-first (the paper's, default) or forward-first")
-    add("--accumulate", type=int, metavar="M", help="fdg: backward passes an update (ADL; default 1)")
+    add("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes an update (ADL, PACI; default 1)")
     add("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
     add("--html", type=Path, metavar="FILE", help="write the explorer, a page that needs no network: every method, "
         "K up to 8, times, weight versions, where late gradients become unstable")  # fmt: skip
@@ -51,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_K(given.K)
         if given.ticks is not None and given.ticks < 1:
             raise BadInput(f"--ticks {given.ticks}: there is nothing to draw. Use --ticks 1 or more.")
+        check_size(given)
         answer(given)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
@@ -59,6 +62,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: method {method}, schedule {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def check_size(given: argparse.Namespace) -> None:
+    """Raises BadInput for what would take minutes and gigabytes to draw."""
+    for name, most in LARGEST.items():
+        value = getattr(given, name)
+        if value is not None and value > most:
+            flag = f"--{name.replace('_', '-')}"
+            raise BadInput(f"{flag} {value}: nobody could read that drawing. Use {flag} {most} or less.")
 
 
 def answer(given: argparse.Namespace) -> None:
