@@ -85,16 +85,16 @@ def check_corrections(options: Options, given: frozenset[str]) -> list[Kind]:
         check_declared(correction, "correction")
         correction.accepted({name: getattr(options, name) for name in correction.answers_to})
     answered = corrections.answers_to(options.correct)
-    for name in asked_of("corrections"):
+    for name, by in asked_of("corrections").items():
         if name in given and name not in answered:
             fact = f"{spelled(name)} {getattr(options, name)}: correction {options.correct} has no such option"
             has = ", ".join(map(spelled, answered)) or "none"
-            raise BadInput(f"{fact} (it has: {has}). Name its own with --correct, or leave it out.")
+            raise BadInput(f"{fact} (it has: {has}). Add --correct {by[0]}, whose it is, or leave it out.")
     corrections.check_weights(found, options.weights)
     # Who writes --beta 1 knows it: an arm of a comparison. A run that goes on gives neither flag, and is left alone.
     shrinks = any(kind.name == "shrink" for kind in found)
     if shrinks and "correct" in given and "beta" not in given and options.beta == 1 < options.K:
-        fact = f"--correct {options.correct}: with beta 1, which is the default, it changes no gradient"
+        fact = f"--correct {options.correct}: with beta 1, which is the default, shrink changes no gradient"
         raise BadInput(f"{fact}. Add a smaller one, such as --beta 0.5 (or --beta 1, if that is what you want).")
     return found
 
