@@ -12,7 +12,7 @@ DEMO ?= --dataset auto --train-size 3000 --model resnet8 --epochs 8 --batch-size
 DEMO_FDG ?= --K 2 --beta 0.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow faults check lint types docs doctest bench lock clean
+.PHONY: help setup demo test test-slow faults check lint types docs docs-packages doctest bench lock clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -49,15 +49,17 @@ lint: setup  ## ruff
 types: setup  ## pyright
 	$(RUN) -m pyright
 
-docs: .venv/requirements-docs.txt  ## the documentation as a site, build/docs/index.html; no warning, no dead link
+docs: setup  ## the documentation as a site, build/docs/index.html; no warning, no dead link
+	@cmp -s requirements-docs.txt .venv/requirements-docs.txt || $(MAKE) -s docs-packages
 	$(RUN) -m tools.docs
+
+# Not a target with the file's name: make would look for it before setup makes .venv anew.
+docs-packages:
+	$(RUN) -m pip install -q --disable-pip-version-check --no-input --require-hashes --no-deps -r requirements-docs.txt
+	@cp requirements-docs.txt .venv/requirements-docs.txt
 
 doctest: setup  ## the examples in docstrings and pages
 	$(RUN) -m pytest -q --doctest-modules --doctest-glob='*.md' fdg_jax docs $(PYTEST_ARGS)
-
-.venv/requirements-docs.txt: requirements-docs.txt | setup
-	$(RUN) -m pip install -q --disable-pip-version-check --no-input --require-hashes --no-deps -r requirements-docs.txt
-	@cp requirements-docs.txt $@
 
 bench: setup  ## measure every table of benchmarks/results anew (hours), or BENCH="memory host_cost"
 	$(RUN) -m benchmarks.readme $(BENCH)
