@@ -89,7 +89,7 @@ def test_a_run_that_goes_on_is_shown(tmp_path):
         "stage  busy             updates late  works on  forward  backward  held  queue",
         "1      █████████░  90%  3             B1001     1,009    1,001     8     7",
         "3      ███████░░░  70%  0             B1003     1,007    1,003     4     7",
-        "busy, of the last minute", "is being trained", "is still falling", "Stage 1 is the most stale",
+        "busy, last minute: the share", "is being trained", "is still falling", "Stage 1 is the most stale",
     ):  # fmt: skip
         assert words in text
     assert "!" not in text and max(map(len, text.splitlines())) <= 100
@@ -132,7 +132,7 @@ def test_a_finished_run_is_shown_and_left(tmp_path, capsys):
     assert "It has finished." in out and "works on" not in out
     watched_runs.say(run, "ended", exit_code=0)
     assert command.main([str(run)]) == 0
-    assert "busy, of the whole session" in capsys.readouterr().out
+    assert "busy, newest session: the share" in capsys.readouterr().out
     watched_runs.say(run, "ended", exit_code=1, ended_by="")  # its loss was absurd
     assert command.main([str(run), "--once"]) == 1
     watched_runs.say(run, "finishing")
@@ -217,7 +217,7 @@ def damage(content: bytes, dice: random.Random) -> bytes:
 FILES = ("config.json", "metrics.jsonl", "summary.json", "live.json", "live-1.json", "incidents.jsonl", "stalls.jsonl")
 
 
-@pytest.mark.parametrize("times", [60, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [40, pytest.param(3000, marks=pytest.mark.slow)])
 def test_damaged_files_are_told_and_never_raise(tmp_path, times, capsys):
     run = watched_runs.say(watched_runs.make(tmp_path, error=12.5, trained=1, lines=4), processes=2)
     watched_runs.say(run, process=1, processes=2)

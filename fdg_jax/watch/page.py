@@ -127,7 +127,8 @@ def stages(shown: View) -> str:
     most = max(row.late or 0 for row in shown.stages)
     rows = [cells(row, most > 0 and row.late == most) for row in shown.stages]
     kept = [c for c in range(len(HEADS)) if any(row[c] for row in rows)]
-    made = ["".join(f'<th scope="col">{HEADS[c]}</th>' for c in kept)]
+    heads = [f"busy, {shown.busy_of}" if name == "busy" else name for name in HEADS]
+    made = ["".join(f'<th scope="col">{heads[c]}</th>' for c in kept)]
     for row in rows:
         first, *others = (row[c] or "–" for c in kept)
         made.append(f'<th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}')

@@ -84,7 +84,7 @@ def view(seen: Seen) -> View:
         min(1.0, (ended_with or step) / steps) if steps else None,
         facts(seen, ended_with or step, steps),
         stages(seen),
-        "of the whole session" if seen.ended else "of the last minute",
+        "newest session" if seen.ended else "last minute",
         warnings(seen),
         seen.train,
         seen.test,
