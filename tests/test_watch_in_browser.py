@@ -40,6 +40,12 @@ def opened(browser, served) -> float:
     return browser.run("const [n] = performance.getEntriesByType('navigation'); return n.loadEventEnd / 1000")
 
 
+def leave(browser) -> None:
+    """Leaves the page before its server is gone, which it would complain of in the next test."""
+    browser.driver.get("about:blank")
+    browser.complaints()
+
+
 def wait(browser, script, seconds=15):
     """What a script returns, once it is true."""
     until = time.monotonic() + seconds
@@ -71,6 +77,7 @@ def test_it_is_easy_to_use_and_asks_its_own_server_only(browser, run):
         assert browser.run("return document.title").startswith("65% ")
         assert {url.removeprefix(served.url) for url in browser.requests()} <= {"", "state.json", "data:,"}
         assert browser.complaints() == []
+        leave(browser)
 
 
 def test_the_keyboard_reaches_everything_and_keeps_its_place_while_the_page_changes(browser, run):
@@ -93,6 +100,7 @@ def test_the_keyboard_reaches_everything_and_keeps_its_place_while_the_page_chan
         wait(browser, "return document.getElementById('facts').textContent.includes('1,234')")
         assert browser.run("return [document.activeElement.id, document.activeElement.scrollLeft]") == ["stages", moved]
         assert browser.complaints() == []
+        leave(browser)
 
 
 def test_it_follows_the_run_to_its_end_and_keeps_that(browser, run):
@@ -125,3 +133,4 @@ def test_it_says_so_when_its_server_is_gone(browser, run):
     wait(browser, "return !document.getElementById('silent').hidden")
     assert "The server of this page has not answered since" in browser.run(TEXT)
     assert all("state.json" in said for said in browser.complaints())  # of the browser: nobody is there
+    leave(browser)
