@@ -55,8 +55,8 @@ def said(run, number):
 
 
 def alone(run, *words):
-    """summary.json of the same run in one process on one core."""
-    with pinned(usable()[:1]):
+    """summary.json of the same run in one process, with as many threads as stages."""
+    with pinned(usable()[:2]):
         done = subprocess.run(
             [*PROGRAM, *words, "--run-dir", str(run)], cwd=ROOT, timeout=SECONDS, capture_output=True, text=True,
             env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},

@@ -17,8 +17,8 @@ each_needs_a_core = pytest.mark.skipif(
 
 
 def started(count, *words, flags=(), program=PROGRAM):
-    """The launcher with so many processes. Each has one core, so that all compute alike; see `prepare_cpu`."""
-    cores = map(str, sorted(os.sched_getaffinity(0))[: min(count, 2)])
+    """The launcher with so many processes on two cores. All have as many threads as stages (`prepare_cpu`)."""
+    cores = map(str, sorted(os.sched_getaffinity(0))[:2])
     command = [sys.executable, "-m", "fdg_jax.launch", "--processes", str(count), "--cores", *cores, *flags, "--"]
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **QUICK}
     return subprocess.Popen(

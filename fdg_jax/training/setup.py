@@ -71,9 +71,11 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
     """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
     starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 
-    On one core there is one device for all stages, and no operation is split: threads would take turns on the core
-    (LOG.md, 2026-11-22). before: config.json of a run that goes on; it keeps what it began with. one_core: what all of
-    several processes count as, which have asked for K devices already; None: this is the only one.
+    On one core no operation is split, as threads would take turns on the core (LOG.md, 2026-11-22), and the only
+    process has one device for all stages. One of several keeps the K devices, and so K threads, that it has asked for
+    when it joined: where there is one thread, it waits for a message and computes nothing meanwhile.
+    before: config.json of a run that goes on; it keeps what it began with. one_core: what all of several processes
+    count as; None: this is the only one.
     """
     flag, given = "--xla_cpu_multi_thread_eigen", os.environ.get("XLA_FLAGS", "")
     alone = one_core is None
@@ -81,7 +83,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
     one = f"{flag}=false" in (before.get("xla_flags") or "") if before else one
     if one and flag not in given:
         os.environ["XLA_FLAGS"] = f"{given} {flag}=false".strip()
-    emulated = before.get("cpu_devices") if before else 1 if one else None
+    emulated = before.get("cpu_devices") if before else 1 if one and alone else None
     if emulated:
         devices.request_cpu_devices(emulated, exactly=before is not None or not alone)
         devices.stage_devices(emulated)
