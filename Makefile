@@ -26,9 +26,10 @@ demo: setup  ## set up, train by BP and by FDG on real images, compare them; als
 	@set -e; dir=runs/demo-$$(date +%Y%m%d-%H%M%S); \
 	echo "1 of 2: back-propagation (BP)"; \
 	$(RUN) -m fdg_jax.experiments.cifar $(DEMO) --method bp --K 1 --run-dir $$dir/bp; \
-	had=$$($(RUN) -c 'import json, sys; print(json.load(open(sys.argv[1]))["dataset"])' $$dir/bp/config.json); \
+	had=$$($(RUN) -c 'import json, sys; print("--dataset {dataset} --train-size {train_size}".format(**json.load(open(sys.argv[1]))))' \
+		$$dir/bp/config.json); \
 	echo; echo "2 of 2: fully decoupled stages (FDG), on the same data: $$had"; \
-	$(RUN) -m fdg_jax.experiments.cifar $(DEMO) --dataset $$had $(DEMO_FDG) --run-dir $$dir/fdg; \
+	$(RUN) -m fdg_jax.experiments.cifar $(DEMO) $$had $(DEMO_FDG) --run-dir $$dir/fdg; \
 	echo; $(RUN) -m fdg_jax.compare $$dir/bp $$dir/fdg --html $$dir/compared.html; \
 	echo "That page has both runs' curves. Each run's own report: $$dir/bp/report.html, $$dir/fdg/report.html"
 
