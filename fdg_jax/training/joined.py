@@ -110,8 +110,10 @@ class JoinedPeers(Peers):
             if (answer := ask(seconds)) is not None:
                 return answer
             waited = time.monotonic() - began
-            if waited >= self.seconds:
-                self.silence = self.silence or f"process {who()} has not answered for {waited:,.0f} s."
+            if waited >= self.seconds and not self.silence:
+                self.silence = (
+                    f"process {who()} has not answered for {waited:,.0f} s. It is gone, or the way to it is cut."
+                )
             if self.silence:  # perhaps another thread's: nobody waits for the same end a second time
                 raise Silent(self.silence)
             fact = f"process {self.process} has waited {waited:,.0f} s for process {who()}"
