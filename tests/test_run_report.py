@@ -108,26 +108,53 @@ def test_running_means_start_again_at_a_new_learning_rate():
     assert curves.running_means(found, "x", 2) == pytest.approx([1, 1.5, 2.5, 10, 15, 40])
 
 
-def words_of(losses, errors=(), classes: int | None = 10, **more):
-    """What is said of a run with so many equal epochs."""
-    train = [{"step": i, "epoch": i / 10, "train_loss": x, "learning_rate": 0.1} for i, x in enumerate(losses, 1)]
+DONE = {"epochs": 8, "steps": 80, "seconds": 1.0}
+
+
+def words_of(losses, errors=(), classes: int | None = 10, summary=DONE, going=None, **more):
+    """What is said of a run with so many equal epochs, which has trained all of them; going: of one that has not."""
+    per_line = 80 / max(1, len(losses))
+    train = [
+        {"step": round(i * per_line), "epoch": i * per_line / 10, "train_loss": x, "learning_rate": 0.1}
+        for i, x in enumerate(losses, 1)
+    ]
     test = [{"step": i, "epoch": float(i), "test_error_percent": x} for i, x in enumerate(errors, 1)]
     config = told(inputs={"classes": classes}, **more)
-    return " ".join(verdict.sentences(config, train, test, {}))
+    if going is not None:
+        return " ".join(verdict.learned(config, train, test, going))
+    return " ".join(verdict.sentences(config, train, test, summary))
+
+
+FELL = [2.3 - 0.02 * min(i, 50) for i in range(100)]
 
 
 def test_it_is_said_whether_a_run_went_well():
-    fell = [2.3 - 0.02 * min(i, 50) for i in range(100)]
-    assert "from 2.21 to 1.3, and had come to rest" in words_of(fell)
+    to = "from 2.3 (the first logged line) to 1.3 (the mean of the last tenth of the logged lines). It had come to rest"
+    assert to in words_of(FELL)
     assert "still falling at the end: 11% of the fall" in words_of([2.3 - 0.02 * i for i in range(100)])
     assert "It went wrong: the training loss rose from 1" in words_of([1.0 + 0.1 * i for i in range(20)])
     assert "rose a little at the end" in words_of([2.0, 1.5] * 3 + [1.0] * 30 + [1.2] * 4)
-    assert "no batch has been logged" in words_of([])
-    said = words_of(fell, [50.0, 20.0, 25.0])
+    assert "no batch has been logged" in words_of([], summary={})
+    said = words_of(FELL, [50.0, 20.0, 25.0])
     assert "gets 25.00% wrong, where guessing gets 90.0% wrong. It had been better: 20.00% after epoch 2" in said
     assert said.endswith("after epoch 2.")  # nothing is known of how many images that is
-    assert "it has learned next to nothing" in words_of(fell, [89.0])
-    assert "guessing" not in words_of(fell, [50.0], classes=None) and "not evaluated" in words_of(fell)
+    assert "it has learned next to nothing" in words_of(FELL, [89.0])
+    assert "guessing" not in words_of(FELL, [50.0], classes=None) and "not evaluated" in words_of(FELL)
+
+
+@pytest.mark.parametrize("unfinished", [
+    {"going": True}, {"going": False}, {"summary": {}}, {"epochs": 16},  # the last: --steps ended it half-way
+])  # fmt: skip
+def test_before_its_end_no_run_is_told_that_it_has_come_to_rest_or_was_trained_too_long(unfinished):
+    said = words_of(FELL, [2.5, 9.0], test_size=10_000, **unfinished)
+    assert "come to rest:" not in said and "at rest" not in said and "training longer" not in said
+    assert "known only after all" in said and "been better: 2.50% after epoch 1." in said
+    assert words_of(FELL, [2.5, 9.0], test_size=10_000, lr_schedule="constant").count("had come to rest:") == 1
+
+
+def test_what_a_run_began_with_stays_the_same_while_it_trains():
+    for until in (5, 30, 100):
+        assert "from 2.3 (the first logged line)" in words_of(FELL[:until], going=True)
 
 
 @pytest.mark.parametrize(("better", "images", "block", "sure"), [
@@ -140,7 +167,7 @@ def test_it_is_said_whether_a_run_went_well():
 def test_half_a_point_of_few_test_images_is_not_called_more_than_chance(better, images, block, sure):
     said = words_of([2.0, 1.0], [better, 3.1], test_size=images, block_size=block)
     assert ("so training longer did not help" in said) is bool(sure)
-    assert (f"which {images:,} test images cannot tell from chance." in said) is (sure is False)
+    assert (f"the difference may be chance with {images:,} test images." in said) is (sure is False)
     assert ("had been better" in said) is (sure is not None)
 
 
@@ -158,8 +185,9 @@ def test_the_schedule_is_drawn_and_its_lateness_is_the_schedules(method):
             assert f"Stage {made.staleness.index(most) + 1} is the most stale" in said
             assert f"{most} update{'s' * (most > 1)} late. The numbers count them." in shown.svg
         assert ("<style" in shown.svg) is False and bool(shown.svg) is (method != "data_parallel")
-    waits = "no stage waits" not in " ".join(schedule_part.scheduled(told(method=method, K=3)).said)
-    assert waits is (method in WAITING)
+    said = " ".join(schedule_part.scheduled(told(method=method, K=3)).said)
+    assert ("no stage waits" not in said) is (method in WAITING)
+    assert ("of unequal ones, the smaller wait for the largest" not in said) is (method in WAITING)
 
 
 def test_a_schedule_that_nobody_could_read_is_not_drawn():

@@ -75,8 +75,9 @@ def waiting(schedule: Schedule) -> str:
     gained = "In return" if late else "Besides,"
     if not waits:
         return (
-            f"{gained} no stage waits for another: all {K} work at the same time, where in back-propagation (BP), "
-            "whose gradients are never late, one works and the others wait for it."
+            f"{gained} no stage waits for another one's pass of the same tick: all {K} can work at the same time, "
+            "where in back-propagation (BP), whose gradients are never late, one works and the others wait for it. "
+            "That is so of equal stages, as they are drawn: of unequal ones, the smaller wait for the largest."
         )
     if late:
         return "Within a step stages still wait for one another, though less than in back-propagation (BP)."

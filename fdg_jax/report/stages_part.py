@@ -8,7 +8,7 @@ from fdg_jax.report.page_style import table
 
 BUSY = (
     "Busy: of the looks, ten a second while it trained in its newest session, the share at which the stage computed "
-    "(or waited for a core); else it waited for other stages."
+    "(or waited for a core); else it waited, for data or for a stage that takes longer."
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from fdg_jax import methods
 from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import unit
+from fdg_jax.runs.run_length import run_length
 
 Events = Sequence[Mapping[str, Any]]
 RESTS = 0.02  # of the whole fall of the loss: what may still come in the last tenth of a run that is at rest
@@ -25,7 +26,8 @@ def sentences(config: Mapping[str, Any], train: Events, test: Events, summary: M
         train, test: the lines of metrics.jsonl that have a training loss, a test error.
         summary: summary.json; {} of a run that has not ended.
     """
-    return [trained(config, summary), *reached(config, train, test, summary), *learned(config, train, test)]
+    told = learned(config, train, test, finished=bool(summary))
+    return [trained(config, summary), *reached(config, train, test, summary), *told]
 
 
 def trained(config: Mapping[str, Any], summary: Mapping[str, Any], going: bool = False) -> str:
@@ -54,41 +56,63 @@ def reached(config: Mapping[str, Any], train: Events, test: Events, summary: Map
     return [f"It has not finished: it goes on, or it was stopped, {epoch:g} of {config['epochs']} epochs in."]
 
 
-def learned(config: Mapping[str, Any], train: Events, test: Events, going: bool = False) -> list[str]:
-    """Whether the loss fell and came to rest, and what that is worth on data that it has not seen. going: whether the
-    run goes on."""
+def learned(
+    config: Mapping[str, Any], train: Events, test: Events, going: bool = False, finished: bool = False
+) -> list[str]:
+    """Whether the loss fell, and at a run's own end whether it came to rest, and what that is worth on data that it has
+    not seen. going: whether the run goes on. finished: whether it has come to its end."""
+    at_end = finished and whole(config, max((event["step"] for event in train), default=0))
     losses = [event["train_loss"] for event in train]
     if len(losses) < 2:
-        return of_test(config, test, going)
-    # Means over tenths, since single lines are noisy: the first one, the last but one and the last one.
+        return of_test(config, test, going, at_end)
+    # The first line stays what it is while a run goes on. At the end single lines are noisy: means over tenths.
     tenth = max(1, len(losses) // 10)
-    first, before, last = (
-        statistics.fmean(part) for part in (losses[:tenth], losses[-2 * tenth : -tenth], losses[-tenth:])
-    )
-    highest = max(first, losses[0])
+    first, before, last = losses[0], statistics.fmean(losses[-2 * tenth : -tenth]), statistics.fmean(losses[-tenth:])
+    highest = max(first, statistics.fmean(losses[:tenth]))
+    newest = "the mean of the last tenth of the logged lines" if tenth > 1 else "the last logged line"
+    moved = f"from {first:.4g} (the first logged line) to {last:.4g} ({newest})"
     if last > highest + ROSE * abs(highest):
         wrong = "It goes wrong: the training loss has risen" if going else "It went wrong: the training loss rose"
-        return [f"{wrong} from {first:.4g} to {last:.4g}.", *of_test(config, test, going)]
-    said = f"The training loss {'has gone' if going else 'went'} from {first:.4g} to {last:.4g}"
+        return [f"{wrong} {moved}.", *of_test(config, test, going, at_end)]
+    said = [f"The training loss {'has gone' if going else 'went'} {moved}."]
     fall = first - last
     if len(losses) >= FEW and fall > 0:
-        said += f", and {rest(100 * (before - last) / fall, going)}"
-    return [f"{said}.", *of_test(config, test, going)]
+        said.append(rest(100 * (before - last) / fall, going, at_end, config["epochs"]))
+    return [*said, *of_test(config, test, going, at_end)]
 
 
-def rest(percent: float, going: bool) -> str:
-    """Whether a loss has come to rest. percent: of its whole fall, what the last tenth of the batches brought."""
+def whole(config: Mapping[str, Any], step: int) -> bool:
+    """Whether so many batches are all of a run's epochs, so that its learning rate has dropped for the last time.
+    --steps may end a run before that."""
+    length = run_length(config.get("train_size") or 0, config["batch_size"], config["epochs"])
+    return config.get("lr_schedule") == "constant" or step >= length.all_epochs
+
+
+def rest(percent: float, going: bool, at_end: bool, epochs: int) -> str:
+    """Whether a loss has come to rest; before the end, only how it moved.
+
+    Arguments:
+        percent: of its whole fall, what the last tenth of the batches brought.
+        going: whether the run goes on.
+        at_end: whether it has trained all its epochs.
+        epochs: how many these are.
+    """
     if abs(percent) <= 100 * RESTS:
-        rests, so_far = ("is at rest", " so far") if going else ("had come to rest", "")
-        return f"{rests}: the last tenth of the batches{so_far} did not change it any more"
+        if at_end:
+            return "It had come to rest: the last tenth of the batches did not change it any more."
+        hardly = "It has hardly changed in the last tenth so far" if going else "It hardly changed in the last tenth"
+        until = f"Whether it comes to rest is known only after all {epochs} epochs"
+        return f"{hardly}. {until}: a drop of the learning rate may move it."
     if percent < 0:
-        return f"{'is' if going else 'was'} not at rest: it rose a little {'lately' if going else 'at the end'}"
+        return f"It rose a little {'lately' if going else 'at the end' if at_end else 'in the last tenth'}."
     part = f"{percent:.0f}% of the fall is in the last tenth of the batches"
-    return f"is still falling: {part} so far" if going else f"was still falling at the end: {part}"
+    if going:
+        return f"It is still falling: {part} so far."
+    return f"It was still falling{' at the end' * at_end}: {part}."
 
 
-def of_test(config: Mapping[str, Any], test: Events, going: bool = False) -> list[str]:
-    """The test error at the end, the lowest, and what guessing would give."""
+def of_test(config: Mapping[str, Any], test: Events, going: bool = False, at_end: bool = False) -> list[str]:
+    """The test error at the end, the lowest, and what guessing would give. at_end: whether all epochs are trained."""
     if not test:
         return ["It has not been evaluated on test data yet." if going else "It was not evaluated on test data."]
     last, lowest = test[-1], min(test, key=lambda event: event["test_error_percent"])
@@ -101,7 +125,7 @@ def of_test(config: Mapping[str, Any], test: Events, going: bool = False) -> lis
     if more > RISE:
         at = f"{lowest['test_error_percent']:.2f}% after epoch {lowest['epoch']:g}"
         had = "It has" if going else "It had"
-        return [f"{said}. {had} been better: {at}{'.' if going else worth(config, more, error)}"]
+        return [f"{said}. {had} been better: {at}{worth(config, more, error) if at_end else '.'}"]
     return [f"{said}."]
 
 
@@ -115,7 +139,7 @@ def worth(config: Mapping[str, Any], more: float, error: float) -> str:
     deviation = 100 * math.sqrt(2 * error / 100 * (1 - error / 100) / n)
     if more > SURE * deviation:
         return ", so training longer did not help."
-    return f", which {n:,} {'bytes' if n > tested else 'test images'} cannot tell from chance."
+    return f"; the difference may be chance with {n:,} {'bytes' if n > tested else 'test images'}."
 
 
 def guessing(config: Mapping[str, Any]) -> float | None:

@@ -23,7 +23,8 @@ WORDS = {
     "finishing": "finishing: the last batches, the test, the report",
 }
 MEANINGS = {
-    "busy": "the share of the looks, ten a second while it trains, at which the stage computed; else it waited",
+    "busy": "the share of the looks, ten a second while it trains, at which the stage computed; else it waited, for "
+    "data or for a stage that takes longer",
     "updates late": "the most updates of the stage between the forward pass of a batch and the update by that batch",
     "works on": "F: a forward pass, B: a backward pass with its update, and the number of the batch",
     "forward, backward": "the newest batch whose pass is finished",
@@ -101,7 +102,9 @@ def total(config: Mapping[str, Any]) -> int:
 def sentences(seen: Seen) -> list[str]:
     """What is trained, whether it learns, and which stage is the most stale and why."""
     going = seen.ended is None
-    learned = verdict.learned(seen.config, seen.train, seen.test, going) if seen.train or seen.test else []
+    finished = seen.ended is not None and bool(seen.summary)
+    known = bool(seen.train or seen.test)
+    learned = verdict.learned(seen.config, seen.train, seen.test, going, finished) if known else []
     late = schedule_part.scheduled(seen.config).said
     return [verdict.trained(seen.config, seen.summary, going), *learned, *late]
 
