@@ -83,7 +83,7 @@ BAD = {
     "--clip-norm -1": "or 0 for never",
     "--optimizer adam": "'adam' is none of 'sgd', 'adamw', 'lion', 'muon'",
     "--optimizer sgd --b2 0.9": "sgd has no such option",
-    "--batch-size 9999": "more than the 5323 training blocks of text",
+    "--batch-size 9999": " training blocks of text. Use a smaller batch.",  # their number depends on the Python version
     "--K 11": "transformer8x64 has 10 blocks",
 }
 
