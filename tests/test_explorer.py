@@ -19,7 +19,7 @@ from fdg_jax.explorer import choices, figure, many_times, measured, page, quadra
 from fdg_jax.explorer.choices import Times, Variant
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import __main__ as command
-from fdg_jax.schedule import bp
+from fdg_jax.schedule import bp, ideal
 from fdg_jax.schedule.running import trace_run
 from fdg_jax.schedule.simulator import predict
 
@@ -127,6 +127,25 @@ def test_methods_share_a_table_of_times_only_if_their_times_are_equal(data):
         shown = [timeline.timeline(each.schedule(3), each.method, at) for each in shared]
         assert all([op[:5] for op in other] == [op[:5] for op in shown[0]] for other in shown)
     assert sum(map(len, by_name.values())) == len(VARIANTS) and len(by_name) > 8
+
+
+def test_a_barrier_between_ticks_costs_what_the_papers_table_2_says(untimed):
+    K, lengths = 3, ideal.Time(Fraction(3), Fraction(6), Fraction(1, 2))
+    for variant in VARIANTS:
+        told, schedule = untimed["schedules"][f"{variant.key} {K}"], variant.schedule(K)
+        assert told["waits"] == ideal.locks(schedule).waits
+        free = ideal.free_time(schedule, variant.method.costs(K), lengths).at(lengths)
+        assert told["barrier"][1] >= float(free) - 1e-9  # of floats; a barrier makes nothing faster
+        assert told["waits"] or told["barrier"][1] == pytest.approx(float(free))
+    # DDG, K = 3, backward passes of 2: a tick is three forward passes and one backward pass, 1.8 times BP's 9.
+    assert untimed["schedules"]["ddg,1 3"]["barrier"][1] == 5 and untimed["schedules"]["bp 3"]["barrier"][1] == 9
+    assert untimed["schedules"]["fdg,backward-first,1 3"]["barrier"][1] == 3
+
+
+def test_methods_whose_gradients_are_not_bps_are_named(untimed):
+    found = {method["name"]: method for method in untimed["methods"]}
+    assert {name for name, method in found.items() if not method["bp"]} == {"dfa", "dgl", "dni", "fa"}
+    assert {name for name, method in found.items() if method["auxiliary"]} == {"dgl", "dni"}
 
 
 def test_a_run_that_does_not_repeat_itself_soon_gets_the_simulators_own_average():
@@ -251,6 +270,14 @@ def check_trace(events: list[dict]) -> None:
         inside = [[s["name"] for s in slices if s["tid"] == e["tid"] and s["ts"] <= e["ts"] < s["ts"] + s["dur"]]
                   for e in (begin, end)]  # fmt: skip
         assert inside[0][0][1:] == inside[1][0][1:] and inside[0][0][0] + inside[1][0][0] == "FB"
+
+
+def test_the_picture_calls_a_gap_waiting_only_where_devices_wait():
+    words = {"bp": "Grey: the device waits.", "data_parallel": "Grey: all devices work on another stage."}
+    for name, said in words.items():
+        method = methods.find(name)
+        shown = timeline.timeline(method.schedule(3), method)
+        assert said in figure.figure(shown, "", 3, {}, spread=method.places is not None)
 
 
 def test_the_picture_explains_the_stalest_gradient():

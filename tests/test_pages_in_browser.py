@@ -186,6 +186,63 @@ def test_the_keyboard_reaches_everything_and_the_focus_is_seen(shown):
     assert len(reached) == wanted and seen >= wanted
 
 
+def test_a_screen_reader_hears_the_name_and_the_value_of_every_choice(shown):
+    tree = shown.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    names = [each["name"]["value"] for each in tree if each["role"]["value"] in ("slider", "combobox")]
+    fields = shown.run("return document.querySelectorAll('input, select').length")
+    assert len(names) == len(set(names)) == fields > 10 and "" not in names
+    assert {"Stages K", "Backward pass", "Sending", "Slow stage", "How slow", "Time", "Accumulate"} <= set(names)
+    assert {"Learning rate times h", "Momentum", "Correction β", "Method", "Compared with"} <= set(names)
+    said = "return [...document.querySelectorAll('input')].map((each) => [each.id, each.ariaValueText])"
+    words = dict(shown.run(said))
+    assert words["K"] == "3" and words["slow"] == "none" and words["backward"] == "2 × F" and all(words.values())
+    shown.run(SET, [("slow", 2), ("now", 3)])
+    words = dict(shown.run(said))
+    assert words["slow"] == "stage 2" and re.fullmatch(r"3 of \d+", words["now"])
+
+
+@pytest.mark.parametrize(("width", "K"), [(1200, 8), (360, 3)])
+def test_the_chosen_backward_pass_is_in_sight_and_stays_there(shown, width, K):
+    shown.show(width)
+    shown.run(SET, [("K", K), ("order-0", "forward-first")])
+    seen = """
+        const done = arguments[0], box = (each) => each.getBoundingClientRect();
+        setTimeout(() => {
+          const all = [...document.querySelectorAll("#panel-0 .op.chosen")], scroll = box(views[0].scroll);
+          const left = box(document.querySelector("#panel-0 .labels")).right;
+          done([all.map((each) => [each.dataset.kind, box(each).left - left, scroll.right - box(each).right]),
+            scroll.right - left, views[0].scroll.scrollLeft, views[1].scroll.scrollLeft,
+            document.getElementById("scrolls").hidden]);
+        }, 300);  // after the events of scrolling
+    """
+    chosen, room, *scrolled, hidden = shown.driver.execute_async_script(seen)
+    by_kind = {kind: sides for kind, *sides in chosen}
+    assert min(by_kind["B"]) >= 0 and scrolled[0] == scrolled[1] > 0 and not hidden
+    if by_kind["B"][0] - by_kind["F"][0] < room - 150:  # pixels of an operation and of margins
+        assert min(by_kind["F"]) >= 0
+
+
+def test_what_is_said_of_waiting_and_of_gradients_holds_for_the_method(shown):
+    def said(*asked):
+        shown.run(SET, asked)
+        return shown.run("return ['choice-0', 'cards'].map((id) => document.getElementById(id).textContent)")
+
+    barrier = "if no stage began a tick before all have ended the last one"
+    for text in said(("method-0", "ddg")):
+        assert "ithin a tick stages wait for one another: " + barrier in text
+        assert "a batch would take 5 instead of 3." in text  # 1.8 times BP's 9, against 3 times
+    assert all(barrier not in text for text in said(("slow", 1)))
+    for text in said(("slow", 0), ("method-0", "fdg")):
+        assert "o stage waits for another within a tick." in text and "barrier" not in text
+    assert "all devices work on one stage after the other" in said(("method-0", "data_parallel"))[0]
+    assert shown.run("return document.querySelectorAll('#panel-0 .wait').length") == 0
+    for name in ("dfa", "fa", "dni", "dgl"):
+        panel, cards = said(("method-0", name))
+        assert "No lateness, but not BP's gradients" in cards
+        assert ("auxiliary network of a stage counts here" in panel) == (name in ("dni", "dgl"))
+    assert "No lateness, but" not in said(("method-0", "gpipe"))[1]
+
+
 def readout(browser):
     found = re.search(r"^(\S+), stage (\d+), backward pass of batch (\d+)", browser.run(
         "return document.getElementById('readout').textContent"))  # fmt: skip

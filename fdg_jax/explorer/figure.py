@@ -35,7 +35,9 @@ def style(within: str = "") -> str:
     return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
 
 
-def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], within: str = "") -> str:
+def figure(
+    shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], within: str = "", spread: bool = False
+) -> str:
     """Draws operations as an SVG document.
 
     Arguments:
@@ -44,6 +46,7 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str],
         K: number of stages.
         words: what kinds do that are neither F nor B.
         within: for a page that has `style(within)` itself.
+        spread: whether all devices work on every stage together (data parallel), so that a gap is no waiting.
     """
     # All rows end where the first of them has no more operations.
     end = float(min(max(op.end for op in shown if op.k == k) for k in range(1, K + 1)))
@@ -55,7 +58,7 @@ def figure(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str],
         parts += row([op for op in shown if op.k == k], k, end, late)
     if late:
         parts += arc(late, [op for op in shown if op.k == late.k])
-    parts += [text(12, height - 30 + 16 * i, line, "small") for i, line in enumerate(legend(late, words))]
+    parts += [text(12, height - 30 + 16 * i, line, "small") for i, line in enumerate(legend(late, words, spread))]
     size = f'viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
     look = "" if within else f"<style>{style()}</style>"
@@ -123,9 +126,10 @@ def count(number: int, x: float, y: float) -> str:
     return f'<circle class="head" cx="{x:g}" cy="{y}" r="8"/>' + text(x, y + 3.5, str(number), "in small", True)
 
 
-def legend(late: Shown | None, words: Mapping[str, str]) -> list[str]:
+def legend(late: Shown | None, words: Mapping[str, str], spread: bool) -> list[str]:
     """Two lines that say what is drawn."""
-    first = ["F4, B4: forward and backward pass of batch 4. Grey: the device waits. Below: versions of the weights."]
+    grey = "all devices work on another stage" if spread else "the device waits"
+    first = [f"F4, B4: forward and backward pass of batch 4. Grey: {grey}. Below: versions of the weights."]
     first += [f"{kind}: {said}." for kind, said in words.items()]
     if late is None:
         return [" ".join(first), "No gradient is late: each belongs to the weights that it updates."]

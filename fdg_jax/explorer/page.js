@@ -117,6 +117,7 @@ function redraw() {
   item.hidden = !other;
   if (other) item.replaceChildren(make("span", { class: "key S" }, `${other[0]}3`), other[1]);
   for (const view of views) view.scroll.scrollLeft = left;
+  $("scrolls").hidden = !views.some((view) => view.scroll.scrollWidth > view.scroll.clientWidth);
   chooseDefault();
   showTime();
   showCards();
@@ -148,8 +149,11 @@ class View {
     const { busy, seconds, mean, method } = this.p, late = Math.max(...mean);
     const share = busy.reduce((a, b) => a + b, 0) / busy.length;
     const said = `Devices work ${percent(share)} of the time, a batch every ${shown(seconds)}, gradients `;
-    const together = this.p.spread ? " All devices work on one stage after the other, each on its share of the batch." : "";
-    return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.${together}`];
+    const together = this.p.spread ? " A row is here a stage and no device: all devices work on one stage after the other, each on its share of the batch. " +
+      "A dashed gap is time in which they work on another stage." : ` ${waitWords(this.p)}`;
+    const beside = method.auxiliary ? ` The auxiliary network of a stage counts here, as ${shown(data.auxiliary)} forward passes; ` +
+      "tables of ideal speed-ups leave it out." : "";
+    return [make("b", {}, said + (late ? `up to ${plural(late, "update")} late. ` : "never late. ")), `${method.summary}.${together}${beside}`];
   }
 
   /** The hatching of time in which a device waits. Each picture has its own, as ids are unique in a page. */
@@ -171,14 +175,14 @@ class View {
 
   label(i) {
     const words = make("div", { style: `top:${HEAD + i * ROW - 2}px` }, `Stage ${i + 1}`);
-    words.append(make("span", {}, `${percent(this.p.busy[i])} busy`));
+    words.append(make("span", {}, this.p.spread ? "all devices" : `${percent(this.p.busy[i])} busy`));
     return words;
   }
 
   /** The operations of a stage and the versions of its weights. Returns [element, begin, end, operation]. */
   row(ops, width) {
     const k = ops[0].k, y = HEAD + (k - 1) * ROW, made = [];
-    const hatched = this.p.spread ? "hatch-a" : "wait"; // where all devices share every stage, none waits beside one
+    const hatched = this.p.spread ? "elsewhere" : "wait"; // where all devices share every stage, none waits beside one
     this.svg.append(draw("rect", { class: hatched, x: 0, y, width, height: OP, style: this.index && !this.p.spread ? "fill:url(#hatch-2)" : "" }));
     let begin = 0, version = 0;
     for (const op of [...ops.filter((each) => each.updates), { end: horizon, last: true }]) {
@@ -219,6 +223,7 @@ class View {
     });
     this.svg.addEventListener("keydown", (event) => this.key(event));
     this.scroll.addEventListener("scroll", () => {
+      if (!views.includes(this)) return; // a picture that has just been replaced
       for (const other of views) if (other.scroll.scrollLeft !== this.scroll.scrollLeft) other.scroll.scrollLeft = this.scroll.scrollLeft;
     });
   }
@@ -276,6 +281,16 @@ class View {
   }
 }
 
+/** Whether stages wait for one another within a tick, and what a barrier between ticks would cost. */
+function waitWords(p) {
+  if (p.ops.length === 1 || p.waits === undefined) return "";
+  if (!p.waits) return "No stage waits for another within a tick.";
+  const slower = p.barrier?.[state.backward], even = !state.slow && !state.link;
+  const cost = even && slower > p.seconds + 1e-6 ? `: if no stage began a tick before all have ended the last one (a barrier, as in the paper's Table 2), ` +
+    `a batch would take ${shown(slower)} instead of ${shown(p.seconds)}.` : ".";
+  return `Within a tick stages wait for one another${cost}`;
+}
+
 /** The batches that a stage keeps at a time: their forward pass has ended, their last operation has not. */
 function keptAt(ops, ends, now) {
   return ops.filter((op) => op.kind === "F" && op.end <= now + 1e-9 && ends.get(op.batch) > now + 1e-9).map((op) => op.batch);
@@ -295,9 +310,10 @@ function choose(panel, k, batch, follow = false) {
   if (!op) return;
   state.chosen = { panel, k, batch };
   views.forEach((view, i) => view.arc(i === panel ? op : null));
-  const { scroll } = views[panel], x = op.end * scale;
+  const { scroll } = views[panel], x = op.end * scale, from = op.forward.begin * scale - 8;
   const room = scroll.clientWidth - (scroll.scrollWidth - horizon * scale) - 16; // beside the labels
-  if (follow && (x > scroll.scrollLeft + room || op.begin * scale < scroll.scrollLeft)) scroll.scrollLeft = Math.max(0, x - room);
+  // Its end is seen, and where there is room its forward pass, too.
+  if (follow) scroll.scrollLeft = Math.max(0, x - room, Math.min(scroll.scrollLeft, from));
   const used = op.forward.version, now = op.version, crossed = between(views[panel].p, op);
   const word = crossed.length > 1 ? "updates by the backward passes of batches" : "update by the backward pass of batch";
   const meanwhile = crossed.length
@@ -327,6 +343,7 @@ function chooseDefault() {
 function showTime() {
   $("now").value = state.now;
   $("now-value").textContent = shown(state.now);
+  $("now").setAttribute("aria-valuetext", `${shown(state.now)} of ${shown(horizon)}`);
   for (const view of views) view.at(state.now);
 }
 
@@ -383,6 +400,8 @@ function showCards() {
     else if (faster > 1) lines.push(` So ${name} trains ${shown(faster)} times as fast.`);
     else lines.push(` So ${second} trains ${shown(1 / faster)} times as fast.`);
   }
+  const waits = p.spread ? "" : waitWords(p);
+  if (waits) lines.push(` ${name}: ${waits[0].toLowerCase()}${waits.slice(1)}`);
   $("cards").replaceChildren(
     card("Who waits?", strong, ...lines),
     card("Which stage is most stale, and why?", ...staleWords(p)),
@@ -404,8 +423,12 @@ function staleWords(p) {
 function costWords(p) {
   const most = Math.max(...p.staleness), limit = data.limits[0][most], memos = Math.max(...p.memos);
   const keeps = memos ? `A stage keeps up to ${memos} batch${memos > 1 ? "es" : ""} from one tick to the next.` : "";
+  if (!most && !p.method.bp) {
+    return ["No lateness, but not BP's gradients", `Below stage K gradients are not those of BP. What that costs in accuracy is not on this page. ${keeps}`];
+  }
   if (!most) return ["No lateness", `The largest stable learning rate is that of plain gradient descent. ${keeps}`];
-  return [`A ${shown(2 / limit, 1)} times smaller learning rate`,
+  const times = shown(2 / limit, 1), article = /^(8|1[18](\.|$))/.test(times) ? "An" : "A";
+  return [`${article} ${times} times smaller learning rate`,
     `Stage ${p.staleness.indexOf(most) + 1} needs it: on a quadratic, a gradient that is ${plural(most, "update")} late stays stable up to the rate ${shown(limit, 3)}/h; one that is not late, up to 2/h. ${keeps} `,
     make("a", { href: "#h-play", style: "color:var(--accent)" }, "Try it below.")];
 }
@@ -414,21 +437,21 @@ function costWords(p) {
 
 /** A slider with its value in words. */
 function slider(id, title, max, value, words, changed, min = 0) {
-  const input = make("input", { type: "range", id, min, max, step: 1, value });
+  const input = make("input", { type: "range", id, min, max, step: 1, value, "aria-label": title });
   const output = make("output", { for: id }), say = () => {
     output.textContent = words(Number(input.value));
     input.setAttribute("aria-valuetext", output.textContent);
   };
   input.addEventListener("input", () => { changed(Number(input.value)); say(); });
   say();
-  return make("label", { class: "field" }, `${title}: `, output, input);
+  return make("label", { class: "field", for: id }, `${title}: `, output, input); // without `for` it would label the output
 }
 
 function select(id, title, values, value, changed) {
   const input = make("select", { id }, ...values.map(([key, word]) => make("option", { value: key }, word)));
   input.value = value;
   input.addEventListener("change", () => changed(input.value));
-  return make("label", { class: "field" }, title, input);
+  return make("label", { class: "field", for: id }, title, input);
 }
 
 /** The choices of one picture: a method and its options. They stand above it, and stay while it is drawn anew. */

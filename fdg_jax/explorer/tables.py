@@ -7,6 +7,7 @@ number.
 """
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +17,7 @@ from fdg_jax.explorer.choices import Variant
 from fdg_jax.explorer.timeline import durations, full_tick, unit, versions
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Schedule
+from fdg_jax.schedule.ideal import Time, locks, tick_time
 from fdg_jax.schedule.running import validate
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -99,6 +101,7 @@ class Tables:
             "memos": trace.memos,
             "accumulate": schedule.accumulate,
             "parts": schedule.micro_batches,
+            **within_a_tick(schedule, variant.method),
             "full": [first.k, [word.partition(":")[0] for word in words[first.k - 1]].index(str(first))],
             "timing": self.timing(schedule, variant.method, ticks),
         }
@@ -139,14 +142,31 @@ class Tables:
         }  # fmt: skip
 
 
+def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
+    """Whether a stage waits for another within a steady tick, and the forward passes that a batch takes for each value
+    of BACKWARD if a barrier stands between ticks; stages are even and sending is free. Nothing where ticks differ."""
+    try:
+        waits, K, cost = locks(schedule).waits, schedule.K, method.costs(schedule.K)
+    except ScheduleError:
+        return {}
+    lengths = [Time(Fraction(K), Fraction(K * backward), choices.AUXILIARY) for backward in choices.BACKWARD]
+    return {"waits": waits, "barrier": [float(tick_time(schedule, cost, each).at(each)) for each in lengths]}
+
+
 def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dict[str, Any]:
     """What the page says of a method, and what can be chosen."""
     options = choices.choosable(method)
+    auxiliary = any(three[2] for three in method.costs(2).values())
+    # Feedback weights, local losses and synthetic gradients give other gradients than BP's, late or not.
+    down, other = (getattr(method.stage, name, usual) for name, usual in
+                   (("cotangent_down", True), ("backward_at_other_weights", "")))  # fmt: skip
     return {
         "name": method.name,
         "summary": method.summary,
         "words": dict(method.words),
         "beta": "beta" in method.takes,
+        "auxiliary": auxiliary,
+        "bp": down and not other and not auxiliary,
         "stages": list(stages),
         "options": [
             {"name": name, "values": [str(v) for v in values], "default": str(method.declared[name].default)}
@@ -176,6 +196,7 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "backward": choices.BACKWARD,
         "link": [float(n) for n in choices.LINK],
         "factor": [float(n) for n in choices.FACTOR],
+        "auxiliary": float(choices.AUXILIARY),
         "rows": made.rows.texts(),
         "gaps": made.gaps.texts(),
         "schedules": made.schedules,

@@ -1,10 +1,11 @@
 """FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradients 2(K-k) ticks late.
 
-    θ_k^{t+1} = θ_k^t - γ_t β^{K-k} g_k^d(θ^d)        d = t - 2(K-k), in batches of stage k (Eq. 14, 17)
+    θ_k^{t+1} = θ_k^t - γ_t β^{K-k} g_k^d(θ_k^d)        d = t - 2(K-k), in batches of stage k (Eq. 14, 17)
 
-In a tick every stage goes backward on the newest gradient from above, updates, and goes forward on the newest
-activations from below. The gradient is that of a batch that went forward 2(K-k) ticks ago. It is taken at the weights
-of that forward pass (`stashed`), which the stage keeps until then, or at the newest ones (`current`).
+In a tick every stage below K goes backward on the newest gradient from above, updates, and goes forward on the newest
+activations from below. Stage K goes forward, and backward on the same batch. The gradient is that of a batch that went
+forward 2(K-k) ticks ago. It is taken at the weights of that forward pass (`stashed`), which the stage keeps until then,
+or at the newest ones (`current`).
 
 docs/reading-the-paper.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
 backward first, so one gradient of those in between has been used already when the forward pass runs, and gradients are

@@ -48,7 +48,7 @@ def picture(method: Method, schedule: Schedule) -> str:
     else:
         shown = timeline.timeline(schedule, method, ticks=3)
     title = f"{method.name}, {schedule.K} stage{'s' * (schedule.K > 1)}"
-    return figure.figure(shown, title, schedule.K, method.words, WITHIN)
+    return figure.figure(shown, title, schedule.K, method.words, WITHIN, method.places is not None)
 
 
 def lateness(schedule: Schedule) -> str:

@@ -112,7 +112,8 @@ def draw(given: argparse.Namespace, method: Method, schedule: Schedule, options:
     shown = timeline.timeline(schedule, method, ticks=given.ticks)
     title = ", ".join([f"{method.name}, K={given.K}", *(f"{name} {value}" for name, value in options.items())])
     if given.svg is not None:
-        output.write_file("--svg", given.svg, figure.figure(shown, title, given.K, method.words))
+        picture = figure.figure(shown, title, given.K, method.words, spread=method.places is not None)
+        output.write_file("--svg", given.svg, picture)
     if given.trace is not None:
         output.write_file("--trace", given.trace, json.dumps(trace.trace(shown, title, given.K)))
 
