@@ -85,4 +85,9 @@ def joined(lines: list[str]) -> str:
 def escaped(line: str) -> str:
     """A line whose stars and brackets are meant as they stand, outside of code; a page that it names becomes a link."""
     parts = [part if i % 2 else re.sub(r"([*<>\[\]])", r"\\\1", part) for i, part in enumerate(CODE.split(line))]
-    return PAGE.sub(r"[\g<0>](../\1)", "".join(parts))
+    return PAGE.sub(lambda found: f"[{title(found[1])}](../{found[1]})", "".join(parts))
+
+
+def title(page: str) -> str:
+    """What a link to a page says: Reading the paper, for reading-the-paper.md."""
+    return page.removesuffix(".md").replace("-", " ").capitalize()

@@ -35,7 +35,8 @@ def pictures(folder: Path) -> None:
         schedule = method.schedule(SHOWN_K)
         ticks = [each for each in range(2, SHOWN_TICKS + 1) if end(schedule, method, each) <= LONGEST]
         shown = timeline.timeline(schedule, method, ticks=max(ticks, default=2))
-        picture = figure.figure(shown, f"{name}, K={SHOWN_K}", SHOWN_K, method.words)
+        spread = method.places is not None
+        picture = figure.figure(shown, f"{name}, K={SHOWN_K}", SHOWN_K, method.words, spread=spread)
         (folder / f"{name}.svg").write_text(picture, encoding="utf-8")
 
 
@@ -69,13 +70,13 @@ its weights its latest gradient belongs to]({name}.svg)
 
 ## How late, how fast, how much memory
 
-{figures(rows)}
-
 Staleness: the updates that a stage makes between the forward pass of a batch and the update by that batch, on average.
 Memos: the most batches of which a stage keeps something from one tick to the next. Old weights: the most copies of its
 weights, beside the newest, that a stage keeps for its memos. Time per batch: in forward passes Tf, backward passes Tb
 and auxiliary networks Taux of the whole network, if stages are even and sending takes no time; the speed-up is over BP
 on one device at Tb = 2 Tf, Taux = 0. All of it is derived from the schedule.
+
+{figures(rows)}
 
 ## Options
 
