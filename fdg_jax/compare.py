@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         made = comparison.compare([run for path in given.runs for run in results.read(path)])
         print(comparison.text(made))
         if given.html is not None:
-            output.write_file("--html", given.html, comparison_page.page(made))
+            output.write_file("--html", given.html, comparison_page.page(made, given.html.parent))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

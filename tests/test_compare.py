@@ -49,7 +49,7 @@ def test_chance_is_named_where_it_may_be_the_reason(tmp_path, first, second, sai
     found = compared(*paths)
     a, b = statistics.median(first), statistics.median(second)
     lowest = f"Lowest test error: fdg, K=2, {a:.2f}%; then fdg, K=2, beta=0.5, {b - a:.2f} points more."
-    assert found.said[:2] == [lowest, said]
+    assert found.said[2:4] == [lowest, said]
 
 
 GOOD = {"memory_bytes": {"total": 5_000_000}}
@@ -99,6 +99,46 @@ def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
             assert last.seconds == pytest.approx(1173 * 128 / of_run["images_per_second"])
 
 
+def test_it_is_said_what_differs_and_options_that_a_method_does_not_have_are_left_out(tmp_path):
+    found = compared(made(tmp_path, "b", method="bp", K=1, beta=0.25), made(tmp_path, "f", beta=0.5))
+    assert found.said[:3] == [
+        "What differs: BP with K=1 (one device); FDG with K=2, beta=0.5.",
+        "BP: back-propagation through the stages, one batch at a time.",
+        "FDG: fully decoupled learning with delayed gradients.",
+    ]
+    assert found.groups[0].name == "bp, K=1"
+    late = "Most stale: stage 1 of fdg, K=2, beta=0.5, with gradients that are 1 update late"
+    assert any(each.startswith(late) for each in found.said)
+    assert "<td>–</td>" in comparison_page.page(found)  # the beta of BP
+    bp = compared(made(tmp_path, "c", method="bp", K=1))
+    assert "beta" not in bp.common and "split" not in bp.common and "momentum" in bp.common
+
+
+def test_only_a_run_that_has_trained_all_its_epochs_is_said_to_have_come_to_rest(tmp_path):
+    def of(folder, epochs, error):
+        path = made(tmp_path / folder, "a", error, epochs=epochs, batch_size=1000, train_size=None)
+        flat = [{"step": i, "epoch": i / 50, "train_loss": 1 + 1 / i, "learning_rate": 0.1} for i in range(1, 251)]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in flat))
+        return next(each for each in compared(path).said if each.startswith("The training loss"))
+
+    assert of("whole", 5, 31.0).endswith("had come to rest.")
+    assert of("cut", 5, None).endswith("is not at its end yet.")  # it goes on or was killed
+    assert of("short", 50, 31.0).endswith("is not at its end yet.")  # --steps ended it before its last epoch
+
+
+def test_the_page_links_the_reports_that_are_there(tmp_path):
+    run, other = made(tmp_path / "x", "a <b> #1"), made(tmp_path / "x", "c", beta=0.5)
+    (run / "report.html").write_text("")
+    assert compare.main([str(run), str(other), "--html", str(tmp_path / "made.html")]) == 0
+    page = (tmp_path / "made.html").read_text()
+    assert '<a href="x/a%20%3Cb%3E%20%231/report.html">a &lt;b&gt; #1</a>.' in page and page.count("<a ") == 1
+
+
+def test_time_is_that_of_training_alone(tmp_path):
+    found = compared(made(tmp_path))  # 9.5 s in all by summary.json, 5 epochs of 50000 at 123.4 images/s
+    assert found.rows[0][found.heads.index("time of training alone")] == "33m46s"
+
+
 def test_time_is_the_sum_of_the_lines_by_their_own_speeds():
     clock = results.seconds_at({10: None, 20: 100.0, 30: 50.0}, 10, 200.0)
     assert clock == pytest.approx({0: 0, 10: 0.5, 20: 1.5, 30: 3.5})
@@ -110,7 +150,7 @@ def test_long_names_are_called_by_a_letter(tmp_path):
     other = {"model": "wrn16_4", "dataset": "digits", "learning_rate": 0.05, "beta": 0.25}
     found = compared(made(tmp_path, "a", 30.0), made(tmp_path, "b", 31.0, **other))
     assert found.groups[1].name.startswith("B: fdg, K=2, beta=0.25, model=wrn16_4, ")
-    assert found.said[0].startswith("Lowest test error: A (fdg, K=2), 30.00%; then B (fdg, K=2), 1.00")
+    assert found.said[2].startswith("Lowest test error: A (fdg, K=2), 30.00%; then B (fdg, K=2), 1.00")
     assert "They are of different data sets, so their errors do not compare." in found.said
     assert results.letter(25) == "Z" and results.letter(26) == "A1"
 

@@ -1,12 +1,18 @@
 """Runs beside one another, in words and numbers: what differs, what came out, and whether chance may explain it."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fdg_jax.report.results import Group, Result, Spread, groups, spread, value_of
-from fdg_jax.runs.options import FIELDS, words
+from fdg_jax import methods
+from fdg_jax.report import verdict
+from fdg_jax.report.results import Group, Result, Spread, groups, has, spread, value_of
+from fdg_jax.report.schedule_part import WHY
+from fdg_jax.runs.options import FIELDS, words, written
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
+
+MOST_NAMED = 6  # groups that a sentence can name one by one
 
 
 class Column(NamedTuple):
@@ -45,6 +51,16 @@ def staleness(run: Result) -> float | None:
     return max(run.final["staleness"], default=None) if run.final.get("staleness") else None
 
 
+def training_seconds(run: Result) -> float | None:
+    """Until its last batch, by images/s: without compiling, evaluating and saving."""
+    name = f"{unit(run.final)}_per_second"
+    points = [*run.losses[-1:], *run.errors[-1:]]
+    if points and (speed := run.final.get(name)):
+        per_example = value_of(run, "block_size") or 1 if name.startswith("tokens") else 1
+        return max(point.examples for point in points) * per_example / speed
+    return max((point.seconds for point in points if point.seconds is not None), default=None)
+
+
 def columns(runs: Sequence[Result]) -> list[Column]:
     """The columns that some run has a number for."""
     counted = unit(next((run.final for run in runs if "tokens_per_second" in run.final), {}))
@@ -54,7 +70,7 @@ def columns(runs: Sequence[Result]) -> list[Column]:
         Column("bits per byte", lambda run: run.final.get("test_bits_per_byte"), "{:.3f}".format),
         Column("training loss", lambda run: run.final.get("train_loss"), "{:.4f}".format),
         Column(f"{counted}/s", lambda run: run.final.get(f"{counted}_per_second"), "{:,.0f}".format),
-        Column("time", lambda run: run.final.get("seconds"), clock),
+        Column("time of training alone", training_seconds, clock),
         Column("updates late, at most", staleness, "{:g}".format),
         Column("MB of a stage, at most", memory, "{:,.0f}".format),
     ]
@@ -84,7 +100,9 @@ def compare(runs: Sequence[Result]) -> Comparison:
 
 def sentences(found: Sequence[Group]) -> list[str]:
     """Which group is ahead in test error and in speed, and what may be chance."""
-    said = [*of_errors(ranking(found, lambda run: run.final.get("test_error_percent")))]
+    said = what_differs(found)
+    said += of_errors(ranking(found, lambda run: run.final.get("test_error_percent")))
+    said += [*of_rest(found), *of_staleness(found)]
     if len({value_of(run, "dataset") for group in found for run in group.runs}) > 1:
         said.append("They are of different data sets, so their errors do not compare.")
     if len({steps for group in found for run in group.runs if (steps := run.final.get("steps"))}) > 1:
@@ -92,6 +110,61 @@ def sentences(found: Sequence[Group]) -> list[str]:
     for name in ("images", "tokens"):
         said += of_speeds(name, ranking(found, lambda run, name=name: run.final.get(f"{name}_per_second")))
     return said
+
+
+def what_differs(found: Sequence[Group]) -> list[str]:
+    """The methods by their full names, and what else is not equal in all groups."""
+    if not 2 <= len(found) <= MOST_NAMED:
+        return []
+    described, firsts = [], [group.runs[0] for group in found]
+    for group, run in zip(found, firsts, strict=True):
+        K = value_of(run, "K")
+        more = [f"{n}={written(v)}" for n, v in group.differs.items() if n not in ("method", "K") and has(run, n)]
+        with_ = ", ".join([f"K={K}{' (one device)' * (K == 1)}", *more])
+        described.append(f"{value_of(run, 'method').upper()} with {with_}")
+    names = dict.fromkeys(value_of(run, "method") for run in firsts)
+    spelled = [f"{name.upper()}: {methods.find(name).summary.partition(' (')[0]}." for name in names]
+    return [f"What differs: {'; '.join(described)}.", *spelled]
+
+
+def of_rest(found: Sequence[Group]) -> list[str]:
+    """Whether the training loss of each group had come to rest."""
+    ends = []
+    for group in found:
+        of_group = [outcome(run) for run in group.runs if run.losses]
+        ends.append((group, Counter(of_group)))
+    if len(found) > MOST_NAMED:
+        count = sum((counted for _, counted in ends), Counter[str]())
+        return [f"The training loss {several(count)}."] if count else []
+    told = [f"that of {group.short} {several(counted)}" for group, counted in ends if counted]
+    return [f"The training loss: {'; '.join(told)}."] if told else []
+
+
+def outcome(run: Result) -> str:
+    """What a run's training loss came to."""
+    config = {name: value_of(run, name) for name in FIELDS}
+    last = max(run.losses[-1].batches, run.final.get("steps") or 0)
+    return verdict.outcome(config, last, [point.value for point in run.losses], run.finished)
+
+
+def several(counted: Mapping[str, int]) -> str:
+    """What some runs came to, with how many of them where they are not alike."""
+    if len(counted) == 1:
+        return next(iter(counted))
+    return ", ".join(f"{said} ({n} run{'s' * (n > 1)})" for said, n in counted.items())
+
+
+def of_staleness(found: Sequence[Group]) -> list[str]:
+    """Which stage of which group had the latest gradients, as measured, and why."""
+    by_group = {group.short: max((run.final.get("staleness") or [0] for run in group.runs), key=max) for group in found}
+    late = max((max(measured) for measured in by_group.values()), default=0)
+    if not late:
+        return []
+    stages = [f"stage {all_.index(late) + 1} of {short}" for short, all_ in by_group.items() if max(all_) == late]
+    if len(stages) > MOST_NAMED:
+        return []
+    updates = f"{late} update{'s' * (late > 1)}"
+    return [f"Most stale: {' and '.join(stages)}, with gradients that are {updates} late, because {WHY}."]
 
 
 def of_errors(ranked: Sequence[tuple[Group, Spread]]) -> list[str]:

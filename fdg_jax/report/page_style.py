@@ -38,7 +38,7 @@ figcaption {{ font-size: .9rem; color: var(--soft); overflow-wrap: anywhere; }}
 {colours}
 .key {{ display: inline-block; width: 1.9rem; height: .8rem; vertical-align: middle; margin-right: .5rem; }}
 code {{ font: .9em ui-monospace, "Liberation Mono", monospace; overflow-wrap: anywhere; }}
-details {{ margin-top: 1rem; }} summary {{ cursor: pointer; }}
+a {{ color: var(--accent); }} details {{ margin-top: 1rem; }} summary {{ cursor: pointer; }}
 {style}</style></head><body><main>
 {body}
 </main>{script}</body></html>

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
+from fdg_jax.report import options_part
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, asked_of, written
+from fdg_jax.runs.options import FIELDS, written
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 from fdg_jax.storage import strict_json
 
@@ -39,6 +40,7 @@ class Result(NamedTuple):
     losses, errors: training losses, and test errors in percent.
     final: what summary.json has: "test_error_percent", "train_loss", "seconds", "images_per_second" and so on.
     memory_bytes: the predicted memory of each stage; [] where it is not known.
+    path: its directory; None of a line in a file.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Result(NamedTuple):
     errors: list[Point]
     final: dict[str, Any]
     memory_bytes: list[int]
+    path: Path | None = None
 
 
 def read(path: Path) -> list[Result]:
@@ -85,6 +88,7 @@ def of_directory(path: Path) -> Result:
         points(test, "test_error_percent", size, config["batch_size"], clock),
         final,
         memory,
+        path,
     )
 
 
@@ -208,6 +212,13 @@ def value_of(run: Result, name: str) -> Any:
     return run.options.get(name, FIELDS[name].default)
 
 
+def has(run: Result, name: str) -> bool:
+    """Whether an option means anything in a run: not the beta of BP, nor how one stage is split."""
+    if name in ("beta", "split") and value_of(run, "K") == 1:
+        return False
+    return options_part.has(name, {each: value_of(run, each) for each in FIELDS})
+
+
 def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     """Runs by all options but the seed and those that decide nothing.
 
@@ -219,7 +230,8 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     names = [name for name in FIELDS if name not in OTHER]
     firsts = [same[0] for same in found.values()]
     differs = [name for name in names if len({repr(value_of(run, name)) for run in firsts}) > 1]
-    common = {name: value_of(firsts[0], name) for name in names if name not in differs} if firsts else {}
+    shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
+    common = {name: value_of(firsts[0], name) for name in shared}
     made = []
     for first, same in zip(firsts, found.values(), strict=True):
         own = {name: value_of(first, name) for name in differs}
@@ -243,11 +255,9 @@ def method_of(group: Group) -> str:
 
 def called(run: Result, differs: Mapping[str, Any]) -> str:
     """A short name for a run's group: method, K, and what tells it from the others and is not at its default."""
-    method, K, by = value_of(run, "method"), value_of(run, "K"), asked_of("methods")
-    shown = [method, f"K={K}"]
+    shown = [value_of(run, "method"), f"K={value_of(run, 'K')}"]
     for name, value in differs.items():
-        of_others = method not in by.get(name, (method,)) or (name == "split" and K == 1)
-        if name not in ("method", "K") and value != FIELDS[name].default and not of_others:
+        if name not in ("method", "K") and value != FIELDS[name].default and has(run, name):
             shown.append(f"{name}={written(value)}")
     return ", ".join(shown)
 

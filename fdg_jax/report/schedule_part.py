@@ -10,6 +10,7 @@ from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.drawing import columns
 
 MOST_STAGES, MOST_PARTS = 8, 8  # of which a picture can be read
+WHY = "a batch goes up through all later stages and its gradient comes back down while the stage goes on updating"
 BEYOND = 3  # forward passes that are drawn after the latest gradient
 WITHIN = ".schedule"
 STYLE = f"{WITHIN} svg {{ display: block; max-width: none; }}\n{figure.style(WITHIN)}"
@@ -61,8 +62,7 @@ def lateness(schedule: Schedule) -> str:
     stage = schedule.staleness.index(most) + 1
     updates = f"{most} update{'s' * (most > 1)}"
     last = "" if schedule.behind[-1] else f"; stage {K} has the loss at hand, so its gradients are not late"
-    why = "a batch goes up through all later stages and its gradient comes back down while the stage goes on updating"
-    return f"Stage {stage} is the most stale, its gradients are {updates} late, because {why}{last}."
+    return f"Stage {stage} is the most stale, its gradients are {updates} late, because {WHY}{last}."
 
 
 def waiting(schedule: Schedule) -> str:

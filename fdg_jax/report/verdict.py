@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fdg_jax import methods
 from fdg_jax.runs.progress import clock, count
@@ -49,7 +49,8 @@ def reached(config: Mapping[str, Any], train: Events, test: Events, summary: Map
         epochs = count(round(summary["epochs"], 2), "epoch")
         speed = summary.get(f"{unit(summary)}_per_second")
         fast = f", at {speed:,.0f} {unit(summary)}/s" if speed else ""
-        return [f"It has finished: {epochs}, {summary['steps']:,} batches, in {clock(summary['seconds'])}{fast}."]
+        took = f"{clock(summary['seconds'])}, compiling, evaluating and saving included"
+        return [f"It has finished: {epochs}, {summary['steps']:,} batches{fast}. The whole run took {took}."]
     if not last:
         return ["There is nothing to see yet: no batch has been logged."]
     epoch = max(event["epoch"] for event in (*train, *test))
@@ -65,20 +66,50 @@ def learned(
     losses = [event["train_loss"] for event in train]
     if len(losses) < 2:
         return of_test(config, test, going, at_end)
-    # The first line stays what it is while a run goes on. At the end single lines are noisy: means over tenths.
-    tenth = max(1, len(losses) // 10)
-    first, before, last = losses[0], statistics.fmean(losses[-2 * tenth : -tenth]), statistics.fmean(losses[-tenth:])
-    highest = max(first, statistics.fmean(losses[:tenth]))
-    newest = "the mean of the last tenth of the logged lines" if tenth > 1 else "the last logged line"
-    moved = f"from {first:.4g} (the first logged line) to {last:.4g} ({newest})"
-    if last > highest + ROSE * abs(highest):
+    went = movement(losses)
+    newest = "the mean of the last tenth of the logged lines" if len(losses) >= 20 else "the last logged line"
+    moved = f"from {went.first:.4g} (the first logged line) to {went.last:.4g} ({newest})"
+    if went.wrong:
         wrong = "It goes wrong: the training loss has risen" if going else "It went wrong: the training loss rose"
         return [f"{wrong} {moved}.", *of_test(config, test, going, at_end)]
     said = [f"The training loss {'has gone' if going else 'went'} {moved}."]
-    fall = first - last
-    if len(losses) >= FEW and fall > 0:
-        said.append(rest(100 * (before - last) / fall, going, at_end, config["epochs"]))
+    if went.percent is not None:
+        said.append(rest(went.percent, going, at_end, config["epochs"]))
     return [*said, *of_test(config, test, going, at_end)]
+
+
+class Movement(NamedTuple):
+    """How a loss moved. first: its first line, which stays what it is while a run goes on. last: the mean of its last
+    tenth, as single lines are noisy. wrong: whether it rose. percent: of the whole fall, what the last tenth brought;
+    None of too few lines."""
+
+    first: float
+    last: float
+    wrong: bool
+    percent: float | None
+
+
+def movement(losses: Sequence[float]) -> Movement:
+    """Of at least two logged lines."""
+    tenth = max(1, len(losses) // 10)
+    first, before, last = losses[0], statistics.fmean(losses[-2 * tenth : -tenth]), statistics.fmean(losses[-tenth:])
+    highest, fall = max(first, statistics.fmean(losses[:tenth])), first - last
+    told = len(losses) >= FEW and fall > 0
+    return Movement(first, last, last > highest + ROSE * abs(highest), 100 * (before - last) / fall if told else None)
+
+
+def outcome(config: Mapping[str, Any], step: int, losses: Sequence[float], finished: bool) -> str:
+    """What the training loss of a run came to, to follow "the training loss of it". step: the last batch."""
+    if not finished or not whole(config, step):
+        return "is not at its end yet"
+    went = movement(losses) if len(losses) > 1 else None
+    if went is not None and went.wrong:
+        return "rose"
+    if went is None or went.percent is None:
+        return "has too few logged lines to tell whether it had come to rest"
+    if abs(went.percent) <= 100 * RESTS:
+        return "had come to rest"
+    return "was still falling at the end" if went.percent > 0 else "rose a little at the end"
 
 
 def whole(config: Mapping[str, Any], step: int) -> bool:

@@ -130,7 +130,7 @@ def facts(seen: Seen, step: int, steps: int) -> list[tuple[str, str]]:
     if seen.ended is None and first is not None and first.seconds_left is not None:
         found.append(("time left", clock(first.seconds_left)))
     if seen.summary:
-        found.append(("time", clock(seen.summary["seconds"])))
+        found.append(("time", f"{clock(seen.summary['seconds'])} (compiling, evaluating and saving included)"))
     return found
 
 
