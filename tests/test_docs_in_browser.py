@@ -49,6 +49,16 @@ def test_a_page_asks_nobody_and_can_be_read(browser, page):
     assert browser.run("return document.documentElement.scrollWidth") <= 360
 
 
+@pytest.mark.parametrize("page", ["docs/methods/fdg", "docs/methods", "docs/methods/ddg"])
+def test_a_table_can_be_read_on_a_telephone(browser, page):
+    browser.show(360)
+    browser.open(SITE / f"{page}.html")
+    widths = browser.run("return [...document.querySelectorAll('td.long')].map((cell) => cell.clientWidth)")
+    assert len(widths) >= 2 and min(widths) >= 200  # pixels, of 360
+    assert browser.run("return document.documentElement.scrollWidth") <= 360
+    assert browser.run("return [...document.querySelectorAll('article img')].every((each) => each.clientWidth <= 360)")
+
+
 def test_the_explorer_lies_in_the_page_about_the_idea_and_draws(browser):
     browser.show(1200)
     browser.open(SITE / "docs" / "idea.html")

@@ -1,4 +1,4 @@
-"""FDG, the paper's method (Algorithm I): no stage ever waits; stage k uses its gradients 2(K-k) ticks late.
+"""FDG, the paper's method (Algorithm I): no stage waits within a tick; stage k uses its gradients 2(K-k) ticks late.
 
     θ_k^{t+1} = θ_k^t - γ_t β^{K-k} g_k^d(θ_k^d)        d = t - 2(K-k), in batches of stage k (Eq. 14, 17)
 

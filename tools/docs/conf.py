@@ -6,6 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from docutils import nodes  # noqa: E402
+
 import fdg_jax  # noqa: E402
 
 project = "fdg_jax"
@@ -35,3 +37,16 @@ exclude_patterns = ["extra"]
 html_theme_options = {"navigation_with_keys": True}
 pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "a11y-high-contrast-dark"
+
+LONG = 60  # characters of a cell that needs a wide column to be read
+
+
+def mark_long_cells(app, doctree):
+    """Cells with much text get a class, so that site.css can keep their column wide on a narrow screen."""
+    for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > LONG:
+            cell["classes"].append("long")
+
+
+def setup(app):
+    app.connect("doctree-read", mark_long_cells)
