@@ -241,6 +241,8 @@ def test_what_is_said_of_waiting_and_of_gradients_holds_for_the_method(shown):
         assert "No lateness, but not BP's gradients" in cards
         assert ("auxiliary network of a stage counts here" in panel) == (name in ("dni", "dgl"))
     assert "No lateness, but" not in said(("method-0", "gpipe"))[1]
+    for name, differs in (("fa", True), ("dni", False)):
+        assert ("No lateness, but" in said(("method-0", name), ("K", 1))[1]) == differs
 
 
 def readout(browser):

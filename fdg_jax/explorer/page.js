@@ -423,8 +423,8 @@ function staleWords(p) {
 function costWords(p) {
   const most = Math.max(...p.staleness), limit = data.limits[0][most], memos = Math.max(...p.memos);
   const keeps = memos ? `A stage keeps up to ${memos} batch${memos > 1 ? "es" : ""} from one tick to the next.` : "";
-  if (!most && !p.method.bp) {
-    return ["No lateness, but not BP's gradients", `Below stage K gradients are not those of BP. What that costs in accuracy is not on this page. ${keeps}`];
+  if (!most && (p.method.bp === "never" || (p.method.bp !== "always" && p.ops.length > 1))) {
+    return ["No lateness, but not BP's gradients", `${call(p.method.name)} computes other gradients than BP. What that costs in accuracy is not on this page. ${keeps}`];
   }
   if (!most) return ["No lateness", `The largest stable learning rate is that of plain gradient descent. ${keeps}`];
   const times = shown(2 / limit, 1), article = /^(8|1[18](\.|$))/.test(times) ? "An" : "A";

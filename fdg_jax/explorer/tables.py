@@ -157,7 +157,8 @@ def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dic
     """What the page says of a method, and what can be chosen."""
     options = choices.choosable(method)
     auxiliary = any(three[2] for three in method.costs(2).values())
-    # Feedback weights, local losses and synthetic gradients give other gradients than BP's, late or not.
+    # Feedback weights, local losses and synthetic gradients give other gradients than BP's, late or not; the last two
+    # only below stage K.
     down, other = (getattr(method.stage, name, usual) for name, usual in
                    (("cotangent_down", True), ("backward_at_other_weights", "")))  # fmt: skip
     return {
@@ -166,7 +167,7 @@ def about(method: Method, made: Sequence[Variant], stages: Sequence[int]) -> dic
         "words": dict(method.words),
         "beta": "beta" in method.takes,
         "auxiliary": auxiliary,
-        "bp": down and not other and not auxiliary,
+        "bp": "never" if other else "always" if down and not auxiliary else "with one stage",
         "stages": list(stages),
         "options": [
             {"name": name, "values": [str(v) for v in values], "default": str(method.declared[name].default)}
