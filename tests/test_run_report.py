@@ -205,6 +205,23 @@ def test_options_are_those_that_the_run_has():
     assert not any("{" in options_part.meaning(name) for name in FIELDS)
 
 
+def test_the_meaning_of_an_option_is_a_whole_sentence():
+    for name in FIELDS:
+        said = options_part.meaning(name)
+        opened, closed = (sum(map(said.count, brackets)) for brackets in ("([", ")]"))  # (0, 1] is an interval
+        assert opened == closed and not said.endswith(("Eq.", "Fig.", "e.g.", "i.e."))
+    assert options_part.meaning("beta").endswith("are multiplied by beta^(K-k) before weight decay and momentum.")
+
+
+def test_method_and_K_are_always_among_what_was_chosen_and_beta_is_explained():
+    config = told(method="fdg", K=2, beta=0.5)
+    assert options_part.chosen({**config, "asked": config}).keys() >= {"method", "K", "beta"}
+    default = told()
+    assert {"method", "K"} <= options_part.chosen({**default, "asked": default}).keys()
+    meaning = "β=0.5: gradients of stage k are multiplied by β^(K-k)."
+    assert meaning in verdict.trained(config, {}) and "β" not in verdict.trained({**config, "K": 1}, {})
+
+
 @pytest.mark.parametrize("words", [
     "--K 3 --beta 0.5 --run-dir 'a b' --warmup on --no-drain", "--method gpipe --micro-batches 2 --seed 4",
     "--method ddg --correct shrink --beta 0.3 --weight-decay 1e-05",

@@ -139,6 +139,18 @@ def test_a_finished_run_is_shown_and_left(tmp_path, capsys):
     assert Watched(run).look().ended is None  # the report is being written
 
 
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_run_that_has_ended_is_not_served_and_its_report_is_named_if_it_is_there(tmp_path, capsys, code):
+    run = watched_runs.say(watched_runs.make(tmp_path, error=12.5 if code == 0 else None), "ended", exit_code=code)
+    assert command.main([str(run), "--browser"]) == bool(code)
+    out = capsys.readouterr().out
+    assert "has already ended" in out and "http" not in out and "report" not in out
+    (run / "report.html").write_text("")
+    for words in (["--browser"], ["--once"], []):
+        assert command.main([str(run), *words]) == bool(code)
+        assert f"Its report: {run / 'report.html'}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_of_an_earlier_version_that_was_killed_has_ended(tmp_path):
     run = watched_runs.make(tmp_path)
     assert Watched(run).look().ended is None

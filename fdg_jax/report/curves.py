@@ -151,12 +151,17 @@ def mark_learning_rates(both, rates: list[tuple[float, float]], end: float) -> N
         last = x
 
 
+def shrinks(config: Mapping[str, Any]) -> bool:
+    """Whether the method, or a correction that takes it, has the factor β, and a stage that it is for."""
+    has = "beta" in methods.find(config["method"]).answers_to or config["beta"] != FIELDS["beta"].default
+    return has and config["K"] > 1
+
+
 def title(config: dict[str, Any]) -> str:
     """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
     own = [name for name, by in asked_of("corrections").items() if {*config["correct"].split(",")} & {*by}]
     has = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
-    shrunk = "beta" in has or config["beta"] != FIELDS["beta"].default  # by a correction that takes it
-    asked = [f", β={config['beta']:g}"] if shrunk and config["K"] > 1 else []
+    asked = [f", β={config['beta']:g}"] if shrinks(config) else []
     for name in has:
         if name != "beta" and config[name] != FIELDS[name].default:
             asked.append(f", {name.replace('_', ' ')} {config[name]}")

@@ -1,5 +1,6 @@
 """The options of a run: those that its method, model and data have, and the command that makes the run again."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,9 @@ from fdg_jax.runs.options import FIELDS, words
 
 # Data sets that have a command of their own. Its defaults differ, so all options are named there.
 COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
+
+
+SENTENCE_END = re.compile(r"(?<!\bEq)(?<!\bFig)(?<!\be\.g)(?<!\bi\.e)\. ")
 
 
 def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,13 +42,18 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that the run has and that were asked for otherwise than by default, as the run then had them."""
-    return {name: value for name, value in of_run(config).items() if config["asked"].get(name) != FIELDS[name].default}
+    """Those that the run has and that were asked for otherwise than by default, as the run then had them; --method and
+    --K always."""
+    return {
+        name: value
+        for name, value in of_run(config).items()
+        if name in ("method", "K") or config["asked"].get(name) != FIELDS[name].default
+    }
 
 
 def meaning(name: str) -> str:
     """What an option is, in a sentence: the first of its help text, without its lists of names."""
-    first = FIELDS[name].metadata["help"].partition(". ")[0].rstrip(".")
+    first = SENTENCE_END.split(FIELDS[name].metadata["help"], maxsplit=1)[0].rstrip(".")
     return (first.partition(":")[0] if "{" in first else first) + "."
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax import methods
+from fdg_jax.report.curves import shrinks
 from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import unit
 from fdg_jax.runs.run_length import run_length
@@ -39,7 +40,8 @@ def trained(config: Mapping[str, Any], summary: Mapping[str, Any], going: bool =
     about = methods.find(config["method"]).summary
     verb = "is being" if going else "was"
     said = f"The network {config['model']}{weights}{parts} {verb} trained on {examples}{config['dataset']}"
-    return f"{said} by {config['method'].upper()}: {about}."
+    shrunk = f" β={config['beta']:g}: gradients of stage k are multiplied by β^(K-k)." if shrinks(config) else ""
+    return f"{said} by {config['method'].upper()}: {about}.{shrunk}"
 
 
 def reached(config: Mapping[str, Any], train: Events, test: Events, summary: Mapping[str, Any]) -> list[str]:

@@ -77,8 +77,13 @@ def answer(given: argparse.Namespace) -> int:
 
 
 def in_browser(watched: Watched, port: int) -> int:
-    """Serves the page until the run ends; returns the exit code. Raises BadInput."""
-    with server.serving(watched.look(), port) as made:
+    """Serves the page until the run ends; returns the exit code. Of a run that has ended, it only says so. Raises
+    BadInput."""
+    first = watched.look()
+    if first.ended:
+        print(f"The run has already ended, so there is nothing to follow. {terminal.clean(view(first).state)}")
+        return first.ended.code
+    with server.serving(first, port) as made:
         print(f"{made.url} shows {watched.run} to browsers of this machine.", flush=True)
         seen = server.follow(watched.look, made, LOOK_SECONDS)
     print(terminal.clean(view(seen).state))

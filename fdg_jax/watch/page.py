@@ -97,7 +97,7 @@ def digest(text: str) -> str:
 def state_of(shown: View) -> str:
     """What the run does, and how far it is."""
     failed = " failed" if shown.ended and shown.ended.code else ""
-    words = shown.state if not shown.ended else f"{shown.state} This page shows its end and changes no more."
+    words = shown.state if not shown.ended else f"This page shows the end of the run and changes no more. {shown.state}"
     made = f'<p class="state{failed}">{escape(words[:1].upper() + words[1:])}</p>'
     return made if shown.done is None else made + bar(100 * shown.done, "bar", "done")
 

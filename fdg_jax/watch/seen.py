@@ -24,6 +24,7 @@ GIVE_UP_SECONDS = 600.0  # without a word from a process that cannot be asked wh
 MOST_READINGS = 64  # of a file at one look
 BEATS = 5.0  # seconds for which a process that has written is there for sure
 MOST_PID = 2**31
+REPORT = "report.html"
 RESUME = "--resume goes on from its newest checkpoint."
 
 
@@ -92,6 +93,8 @@ class Watched:
         ended = self.how_it_ended(summary, lives.get(0), ages.get(0, 0.0))
         if ended is None:
             wrong += silence(lives, ages)
+        elif (self.run / REPORT).is_file():
+            ended = ended._replace(said=f"{ended.said} Its report: {self.run / REPORT}")
         refused, stalls = incidents.read(self.run), incidents.stalls(self.run)
         assert self.config is not None
         return Seen(self.config, summary, self.train, self.test, lives, refused, stalls, wrong, ended)
