@@ -80,7 +80,7 @@ def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(
     else:
         with pytest.raises(BadInput, match="no gradient is late"):
             option_checks.check(*asked)
-    assert says is (method in ("replay", "fr"))
+    assert says or method not in ("replay", "fr")  # whose gradients are late
 
 
 @pytest.mark.slow
