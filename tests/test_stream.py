@@ -12,6 +12,7 @@ import pytest
 from fdg_jax import data
 from fdg_jax.data import download, jpeg, stream
 from fdg_jax.data.augment import train_transform
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.data.stream import Loader, TestBatches, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
@@ -134,7 +135,7 @@ def test_a_damaged_record_is_named(tmp_path):
     middle = records.index(b"\xff\xd8\xff") + 200  # in the first photograph of the shard
     records[middle : middle + 8] = b"\0" * 8
     shard.write_bytes(records)
-    with pytest.raises(jpeg.Damaged, match=r"image 0 of .*validation.array_record-00001-of-00003 can't be read"):
+    with pytest.raises(Damaged, match=r"image 0 of .*validation.array_record-00001-of-00003 can't be read"):
         data.load("imagenet", tmp_path)
 
 
@@ -207,7 +208,7 @@ def test_an_image_that_is_damaged_later_is_named_whoever_decodes_it(small, worke
     with open(victim, "r+b") as file:
         file.truncate(300)
     loader = Loader(TrainBatches(small, 4, seed=0), workers=workers)
-    with loader, pytest.raises(jpeg.Damaged, match=f"{os.path.basename(victim)} can't be decoded"):
+    with loader, pytest.raises(Damaged, match=f"{os.path.basename(victim)} can't be decoded"):
         sha256(next(loader) for _ in range(3))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
 
 SUFFIXES = (".jpeg", ".jpg")

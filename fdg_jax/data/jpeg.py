@@ -13,14 +13,10 @@ import math
 
 import numpy as np
 
-from fdg_jax.errors import BadInput
+from fdg_jax.data.damaged import Damaged
 
 SCALES, SHAPES, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 TEST_CUT = 224 / 256  # of a test image's shorter side
-
-
-class Damaged(BadInput):
-    """An image or a text cannot be read, or an image not be decoded; the message names the file."""
 
 
 def decode_image(content: bytes, where: str):

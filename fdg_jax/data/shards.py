@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from fdg_jax.data import files
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 
 OPEN = 256  # files that a process keeps open; ImageNet has 1024, which is often the limit for a process
 

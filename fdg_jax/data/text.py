@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fdg_jax.data.cache import cache_dir
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.storage.temporary_files import make_private, temporary_beside
 

@@ -159,7 +159,7 @@ def loudly(note: str) -> None:
 
 def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, then summary.json and the report."""
-    from fdg_jax.data.jpeg import Damaged
+    from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
@@ -208,7 +208,7 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
 
 def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run in the other processes of several. What all of them learn is told by process 0, which writes files."""
-    from fdg_jax.data.jpeg import Damaged
+    from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.live_directory import OthersDirectory

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.training.feeding import Work
 from fdg_jax.training.record import Record
 
