@@ -10,7 +10,7 @@ import pytest
 
 from fdg_jax import data
 from fdg_jax.data import cache, fingerprint
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.options import Options
 from fdg_jax.training.feeding import InMemory
@@ -79,6 +79,7 @@ def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(file):
     feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1), steps=5)
     work = feed.next(0)
     work.check()
+    assert not any(np.shares_memory(batch, text.content) for batch in (*next(feed.test()), *feed.batch(0)))
     file.rename(file.with_name("elsewhere"))  # the map stays that of the old file
     file.write_bytes(b"")
     work = feed.next(1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
+import jax
 import numpy as np
 
 from fdg_jax.data.augment import epoch_order
@@ -34,20 +35,27 @@ class Work(NamedTuple):
 class InMemory:
     """Windows of batches of a data set in memory, or mapped into it, that the pipeline may keep on its device.
 
-    Each of them, and each test batch, raises Damaged where a file that is mapped has been cut short.
+    Each of them, and each test batch, raises Damaged where a file that is mapped has been cut short. Of such a file
+    nothing but copies leaves here: on a CPU JAX's arrays may share a map's memory, and programs would read it later.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Options, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
+        self.mapped = isinstance(dataset, Text)
         self.check = dataset.check if isinstance(dataset, Text) else lambda: None
+        self.train: tuple[np.ndarray, np.ndarray] | None = None  # what batches are taken from, once the first one is
 
     def next(self, step: int) -> Work:
         """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
         self.check()
         indices = self.indices(step)
-        inputs, labels = self.dataset.train_inputs, self.dataset.train_labels
+        if self.train is None:
+            self.train = self.dataset.train_inputs, self.dataset.train_labels
+            if self.mapped and self.options.engine == "delay-line" and jax.default_backend() == "cpu":
+                self.train = np.array(self.train[0]), np.array(self.train[1])  # that engine keeps them on its device
+        inputs, labels = self.train
         return Work(indices.shape, lambda pipeline: pipeline.train(inputs, labels, indices), self.check)
 
     def indices(self, step: int) -> np.ndarray:
@@ -79,7 +87,8 @@ class InMemory:
         size = test_batch(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
         for start in range(0, len(inputs), size):
             self.check()
-            yield inputs[start : start + size], labels[start : start + size]
+            rows = slice(start, start + size)
+            yield (np.array(inputs[rows]), np.array(labels[rows])) if self.mapped else (inputs[rows], labels[rows])
 
     def close(self) -> None: ...
 

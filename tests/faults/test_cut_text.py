@@ -17,12 +17,16 @@ SHORT = """--model transformer2x32 --batch-size 8 --block-size 64 --epochs 1000 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replay", ["0", "2"])  # a batch that is repeated would be read again
-def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is_whole(replay, tmp_path, capsys):
+@pytest.mark.parametrize(("replay", "more"), [
+    ("0", ""), ("2", ""),  # a batch that is repeated would be read again
+    ("0", "--evaluate-every 1"),  # most of the time is that of evaluations
+    ("0", "--engine delay-line"),  # it keeps the text on its device
+])  # fmt: skip
+def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is_whole(replay, more, tmp_path, capsys):
     content = b"The quick brown fox jumps over the lazy dog. " * 400
     text, path = tmp_path / "text.txt", tmp_path / "run"
     text.write_bytes(content)
-    words = [*SHORT.split(), "--K", "2", "--text", str(text), "--replay-check", replay]
+    words = [*SHORT.split(), "--K", "2", "--text", str(text), "--replay-check", replay, *more.split()]
     started = [sys.executable, "-m", "fdg_jax.experiments.language_model", *words, "--run-dir", str(path)]
     with subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
