@@ -5,12 +5,14 @@ import io
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import pytest
 from cifar_processes import SHORT, command, finish, read
 
+from fdg_jax.data.stream import Stream
 from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
 from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
@@ -147,13 +149,15 @@ def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
     percent = cores.OtherProcesses().percent()
     assert percent == 25.0  # both cores were busy for 4 of 8 seconds, 2 of them by this process
 
-    def said(percent, platform="cpu"):
+    def said(percent, platform="cpu", dataset=None):
         places = [SimpleNamespace(devices=[SimpleNamespace(platform=platform)])]
-        return dry_run.disturbed(percent, SimpleNamespace(pipeline=SimpleNamespace(places=places)))  # type: ignore[arg-type]
+        job = SimpleNamespace(pipeline=SimpleNamespace(places=places), dataset=dataset)
+        return dry_run.disturbed(percent, job)  # type: ignore[arg-type]
 
     (line,) = said(percent)
     assert "other processes took 25% of the cores' time" in line
     assert said(4.9) == said(percent, "gpu") == []
+    assert said(percent, dataset=mock.Mock(spec=Stream)) == []  # its own processes decode
 
 
 @pytest.mark.parametrize("words", ["--dry-run --resume --run-dir x", "--dry-run --resume-into y --run-dir x"])

@@ -8,6 +8,7 @@ import itertools
 import time
 from typing import Any, NamedTuple
 
+from fdg_jax.data.stream import Stream
 from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.cores import OtherProcesses
@@ -150,8 +151,10 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
 
 
 def disturbed(others_percent: float, job: Job) -> list[str]:
-    """A line where other processes took a part of the cores that the run computes on; else []."""
-    if others_percent < DISTURBED_PERCENT or job.pipeline.places[0].devices[0].platform != "cpu":
+    """A line where other processes took a part of the cores that the run computes on; else []. Of a stream nothing is
+    said, as the processes that decode its images are the run's own and would count."""
+    few = isinstance(job.dataset, Stream) or others_percent < DISTURBED_PERCENT
+    if few or job.pipeline.places[0].devices[0].platform != "cpu":
         return []
     fact = f"meanwhile other processes took {others_percent:.0f}% of the cores' time"
     return [f"loaded     {fact}: alone, a run is faster than this says"]
