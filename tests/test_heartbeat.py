@@ -1,5 +1,6 @@
 """Busy shares by looking now and then: what a look takes for computing, what it costs, and what a run writes."""
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -116,6 +117,28 @@ def test_a_look_and_a_writing_cost_less_than_a_hundredth_of_a_core(tmp_path):
     look, write = (min(seconds(call, 20) for _ in range(8)) for call in (beats.look, beats.write))
     print(f"look {1e6 * look:.0f} us, writing {1e6 * write:.0f} us")
     assert look / heartbeat.LOOK_SECONDS + write / heartbeat.WRITE_SECONDS < 0.01
+
+
+def test_no_fault_of_what_is_written_ends_a_training(tmp_path, monkeypatch):
+    hangs, calls = threading.Event(), []
+
+    def numbers():
+        calls.append(1)
+        if len(calls) == 2:
+            hangs.wait(30)  # as a disk that does not answer
+        raise ValueError("a number that is none")
+
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(heartbeat, "WRITE_SECONDS", 0.0)
+    beats = Heartbeat(tmp_path, None, numbers, lambda: True, lambda: True, str)
+    with beats:
+        while len(calls) < 2:  # so the first error has not ended the thread
+            time.sleep(0.001)
+        monkeypatch.setattr(beats.thread, "join", lambda seconds: threading.Thread.join(beats.thread, 0.2))
+    assert len(calls) == 2 and beats.thread.is_alive()  # nothing was written by the training itself
+    hangs.set()
+    with Heartbeat(tmp_path, None, numbers, lambda: True, lambda: True, str):
+        pass
 
 
 def seconds(call, times):

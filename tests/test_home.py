@@ -10,7 +10,7 @@ import pytest
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import locking, run_files
 from fdg_jax.runs.checkpoints import SaveFailed
-from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
+from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory, OthersDirectory
 from fdg_jax.training.record import Record
 
 CONFIG = {"K": 2, "note": "as it was"}
@@ -61,6 +61,14 @@ def test_a_directory_that_is_gone_is_made_anew_with_all_that_a_resume_needs(how,
     assert record.log.lines == 2 and directory.prepare_save(record, recreate=True) is None
     with pytest.raises(Exception, match="another process"), locking.claim(run, resume=True):
         pass
+
+
+def test_the_processes_beside_the_first_write_into_their_own_runs_directory_only(run, directory):
+    others = OthersDirectory(run)
+    assert others.is_ours() and directory.is_ours()
+    take_away(run, "rename")
+    run.mkdir()
+    assert not others.is_ours() and not directory.is_ours()
 
 
 def test_the_policy_to_stop_makes_nothing(run, directory, record):

@@ -7,8 +7,11 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from threading import Thread
+from unittest import mock
 
 import pytest
 import watched_runs
@@ -19,6 +22,8 @@ from fdg_jax.experiments import cifar
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import command_line, live_view, session_run
 from fdg_jax.training.live_view import LiveProgress
+from fdg_jax.watch.page import Page
+from fdg_jax.watch.seen import Watched
 
 
 def live_of(*words):
@@ -28,7 +33,7 @@ def live_of(*words):
 def test_the_flag_takes_no_value_or_browser():
     assert (live_of(), live_of("--live"), live_of("--live", "--K", "3")) == (None, "terminal", "terminal")
     assert live_of("--live", "browser") == "browser"
-    with pytest.raises(BadInput, match="--live takes no value except browser"):
+    with pytest.raises(BadInput, match="use --live for the terminal or --live browser for a page"):
         live_of("--live", "x")
 
 
@@ -71,6 +76,36 @@ def test_a_run_whose_files_are_gone_is_trained_on_without_a_view(tmp_path, capsy
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "config.json").write_text("{")
         progress.looking.once()
+
+
+def test_no_fault_of_the_view_ends_a_training(tmp_path, capsys, monkeypatch):
+    run = watched_runs.say(watched_runs.make(tmp_path))
+    with LiveProgress(run, 1564, 0, 4) as progress:
+        monkeypatch.setattr(progress.drawn, "show", lambda seen: 1 / 0)
+        progress.looking.once()
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "devices": []}))
+    Page().update(Watched(run).look())
+    monkeypatch.setattr(live_view.server, "Server", mock.Mock(side_effect=OSError(24, "Too many open files")))
+    with live_view.page(run):
+        pass
+    error = capsys.readouterr().err
+    assert error.startswith("warning: the run is trained without its page: No port of 127.0.0.1 can be had for the pa")
+    assert "Too many open files" in error and "--port" not in error
+
+
+def test_a_view_that_hangs_is_left(monkeypatch):
+    """Say on a disk that does not answer. What hangs in a thread would hang in the training, too."""
+    hangs, calls = threading.Event(), []
+    looking = live_view.Looking(lambda: (calls.append(1), hangs.wait(30)))
+    monkeypatch.setattr(live_view, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(looking, "join", lambda seconds: Thread.join(looking, 0.2))
+    looking.start()
+    while not calls:
+        time.sleep(0.01)
+    looking.stop()
+    assert calls == [1] and looking.is_alive()
+    hangs.set()
 
 
 def test_the_page_is_served_until_the_run_has_ended(tmp_path, capsys, monkeypatch):

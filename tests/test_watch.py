@@ -5,11 +5,13 @@ import os
 import random
 import threading
 import time
+from unittest import mock
 
 import pytest
 import watched_runs
 
 from fdg_jax.runs import incidents, live, run_files
+from fdg_jax.runs.live import LiveStage
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.watch import __main__ as command
 from fdg_jax.watch import seen, terminal
@@ -77,6 +79,9 @@ def test_what_is_no_file_of_lines_is_no_news(tmp_path):
         file.flush()
         assert made.news().lines == []
         file.write(b"y\n{}\n")
+        file.flush()
+        assert made.news().lines == [b"\n", b"{}\n"]
+        file.write(b"z" * (LONGEST + 1) + b"\n{}\n")  # in one reading
     assert made.news().lines == [b"\n", b"{}\n"]  # the rest of the line that was too long counts as damage
 
 
@@ -116,12 +121,28 @@ DEAD = 2**22 + 1  # more than Linux has processes
     ({"pid": DEAD}, None, "training"),  # it has just written: of another container, say
     ({"host": "elsewhere", "pid": DEAD, "unix_seconds": 1.7e9}, 1, "It was killed"),
     ({"unix_seconds": 1.7e9}, None, "! The run has not written for"),
+    ({"unix_seconds": 1.7e9, "started": None}, None, "! The run has not written for"),  # as on other systems
+    ({"unix_seconds": 1.7e9, "started": 1}, 1, "It was killed"),  # its number is that of another process by now
     ({"processes": 2}, None, "! Nothing is known of process 1 of 2."),
 ])  # fmt: skip
 def test_how_a_run_has_ended_is_said(tmp_path, said, code, words):
     run = watched_runs.say(watched_runs.make(tmp_path), **said)
     ended = Watched(run).look().ended
     assert (ended and ended.code) == code and words in frame(run, 200)
+
+
+def test_what_a_silent_run_did_long_ago_is_not_shown_as_what_it_does(tmp_path):
+    run = watched_runs.say(watched_runs.make(tmp_path), unix_seconds=1.7e9)
+    shown = view(Watched(run).look())
+    assert [(row.busy, row.works_on, row.queue) for row in shown.stages] == [(None, "", "")] * 3
+    assert "time left" not in dict(shown.facts) and shown.stages[0].backward == "1,001"
+
+
+def test_what_a_stage_holds_is_unknown_until_it_has_gone_back_once(tmp_path):
+    """After a resume the batches in flight are the checkpoint's, and no look has seen their forward passes."""
+    stage = LiveStage(1, forward=1010)
+    run = watched_runs.say(watched_runs.make(tmp_path), stages=(stage, stage._replace(k=2, backward=1009)))
+    assert [row.held for row in view(Watched(run).look()).stages] == ["", "1", ""]
 
 
 def test_a_finished_run_is_shown_and_left(tmp_path, capsys):
@@ -272,6 +293,16 @@ def test_what_cannot_be_watched_is_refused(tmp_path, words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_what_the_system_refuses_is_said_in_one_sentence(tmp_path, capsys, monkeypatch):
+    assert command.main([str(tmp_path / ("a" * 300))]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "cannot be looked at: File name too long. Name the run directory" in said
+    run = watched_runs.say(watched_runs.make(tmp_path))
+    monkeypatch.setattr(live, "read_all", mock.Mock(side_effect=PermissionError(13, "Permission denied")))
+    assert command.main([str(run), "--once"]) == 2
+    assert capsys.readouterr().err == f"error: {run} cannot be looked at: Permission denied.\n"
+
+
 def test_a_folder_of_runs_and_a_file_are_refused_with_a_way_out(tmp_path, capsys):
     watched_runs.make(tmp_path)
     assert command.main([str(tmp_path)]) == 2
@@ -301,7 +332,7 @@ def test_a_file_or_pipe_gets_plain_lines_and_ends_with_the_run(tmp_path, capsys,
             watched_runs.say(run, "ended", exit_code=143, ended_by="SIGTERM")
         return made.look()
 
-    ended = terminal.follow(look, terminal.Plain(), 0.0).ended
+    ended = terminal.follow(look, terminal.Plain().show, 0.0).ended
     out = capsys.readouterr().out
     assert ended and ended.code == 1 and len(looks) == 4 and "\x1b" not in out
     assert out.count("resnet8 on auto") == 2  # a frame at first and at the end

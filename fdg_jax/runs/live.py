@@ -6,7 +6,6 @@ needs them for nothing. So they are not flushed to the disk, and what cannot be 
 
 import contextlib
 import json
-import math
 import os
 import socket
 import time
@@ -17,10 +16,11 @@ from typing import Any, NamedTuple
 
 from fdg_jax.options.values import fits
 from fdg_jax.storage import strict_json
+from fdg_jax.storage.strict_json import finite
+from fdg_jax.storage.temporary_files import start_of
 
 LIVE = "live.json"
 ENDED = "ended"  # of `doing`: the process has said how it ends
-DOING = ("starting", "compiling", "training", "evaluating", "finishing", ENDED)
 MOST_BYTES = 2**20  # of a file that is read
 MOST_PROCESSES = 4096
 PARTS = {
@@ -39,6 +39,7 @@ FIELDS = {
     "doing": str,
     "pid": int,
     "host": str,
+    "started": int | None,
     "process": int,
     "processes": int,
     "step": int,
@@ -76,7 +77,9 @@ class LiveStage(NamedTuple):
 class Live(NamedTuple):
     """What a process says of itself.
 
-    unix_seconds: when it was written. doing: one of DOING. step: the batches that have entered, of `steps`.
+    unix_seconds: when it was written. doing: starting, compiling, training, evaluating, finishing or
+    ENDED. step: the batches that have entered, of `steps`.
+    started: when the system started the process, by its own count: a number is given to another process one day.
     train_loss: of the newest batch. per_second: images or tokens (`unit`). seconds_left: until the last batch.
     ended_by: what ended the training before its end, in words. exit_code: of the process, once it is known.
     """
@@ -85,6 +88,7 @@ class Live(NamedTuple):
     unix_seconds: float = 0.0
     pid: int = 0
     host: str = ""
+    started: int | None = None
     process: int = 0
     processes: int = 1
     step: int = 0
@@ -105,24 +109,19 @@ def file_of(process: int) -> str:
 
 def write(run: Path, live: Live) -> None:
     """Writes a process's file, with the time and who writes. What cannot be written is left out."""
-    now = time.time()
-    content = live._asdict() | {"unix_seconds": round(now, 3), "pid": os.getpid(), "host": socket.gethostname()}
-    content["stages"] = [stage._asdict() for stage in live.stages]
-    content = {"written": datetime.fromtimestamp(now).astimezone().isoformat(timespec="seconds"), **content}
-    content = {name: finite(value) for name, value in content.items()}
-    path = run / file_of(live.process)
+    now, path = time.time(), run / file_of(live.process)
     beside = path.with_name(path.name + ".part")
     try:
+        who = {"pid": os.getpid(), "host": socket.gethostname(), "started": start_of(os.getpid())}
+        content = live._asdict() | {"unix_seconds": round(now, 3), **who}
+        content["stages"] = [stage._asdict() for stage in live.stages]
+        content = {"written": datetime.fromtimestamp(now).astimezone().isoformat(timespec="seconds"), **content}
+        content = {name: finite(value) for name, value in content.items()}
         beside.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
         beside.replace(path)
     except (OSError, ValueError):
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
-
-
-def finite(value: Any) -> Any:
-    """The value, or None for NaN and infinity, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def end(run: Path, process: int, code: int) -> None:
@@ -144,7 +143,8 @@ def read(run: Path, process: int = 0) -> Live | None:
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in FIELDS.items()):
         return None
     stages = content.get("stages")
-    found = {name: content[name] for name in FIELDS}
+    # A file of an earlier version has no `started`.
+    found = {"started": None, **{name: content[name] for name in FIELDS if name in content}}
     return Live(**found, stages=tuple(stages_of(stages if isinstance(stages, list) else ())))
 
 

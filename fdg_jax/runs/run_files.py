@@ -7,7 +7,6 @@ one.
 """
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -22,6 +21,7 @@ from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.machine import facts
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.storage import durable, strict_json
+from fdg_jax.storage.strict_json import finite
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")
@@ -46,11 +46,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{path} is not a JSON object. Start a new run in another --run-dir.")
     return content
-
-
-def finite(value: Any) -> Any:
-    """The value, or None for NaN and infinity, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def unit(of: Mapping[str, Any]) -> str:

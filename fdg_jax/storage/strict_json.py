@@ -6,6 +6,7 @@ writes none of these.
 """
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -92,6 +93,11 @@ def finite_number(text: str) -> float:
     if abs(value) == float("inf"):
         raise ValueError(f"it has a number that is too large ({text[:20]})")
     return value
+
+
+def finite(value: Any) -> Any:
+    """For writing: the value, or None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def no_number(text: str) -> NoReturn:

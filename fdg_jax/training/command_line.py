@@ -220,7 +220,8 @@ def auto(word: str) -> str:
 def shown_in(word: str) -> str:
     """Where --live shows the run: "terminal" where it has no value, for argparse sends that through here, too."""
     if word not in ("terminal", "browser"):
-        raise argparse.ArgumentTypeError(f"{word!r} belongs to no flag, for --live takes no value except browser")
+        fact = f"{word!r} is no place"
+        raise argparse.ArgumentTypeError(f"{fact}: use --live for the terminal or --live browser for a page")
     return word
 
 

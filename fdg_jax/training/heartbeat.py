@@ -4,6 +4,7 @@ It reads numbers that the training loop keeps anyway and never waits for a devic
 What it costs: tests/test_heartbeat.py counts it.
 """
 
+import contextlib
 import random
 import time
 from collections import deque
@@ -56,16 +57,19 @@ class Heartbeat:
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         self.leaving.set()
         self.thread.join(5)  # a daemon: should it hang, the run ends all the same
-        self.write(ended_by=self.why(error) if error else "")
+        if not self.thread.is_alive():  # else this thread would hang there, too
+            with contextlib.suppress(Exception):
+                self.write(ended_by=self.why(error) if error else "")
 
     def beat(self) -> None:
         """The thread."""
         written = 0.0
         while not self.leaving.wait(self.random.uniform(0.5, 1.5) * LOOK_SECONDS):
-            self.look()
-            if time.monotonic() - written >= WRITE_SECONDS:
-                written = time.monotonic()
-                self.write()
+            with contextlib.suppress(Exception):  # no run ends because nobody can watch it
+                self.look()
+                if time.monotonic() - written >= WRITE_SECONDS:
+                    written = time.monotonic()
+                    self.write()
 
     def look(self) -> None:
         """Looks once at every stage."""

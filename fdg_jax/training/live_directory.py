@@ -50,6 +50,10 @@ class LiveDirectory:
             return DirectoryGone(f"The run directory {self.path} is gone: it was deleted or renamed.")
         return DirectoryGone(f"The run directory {self.path} is gone, and another one is in its place.")
 
+    def is_ours(self) -> bool:
+        """Whether it is still this run's, as far as that can be told."""
+        return self.missing() is None
+
     def prepare_save(self, record: Record, recreate: bool) -> str | None:
         """Before a checkpoint: makes sure that everything else is there that a resume needs.
 
@@ -101,11 +105,18 @@ class OthersDirectory:
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.ours = path, inode(path)
 
     def close(self) -> None: ...
 
     def missing(self) -> None: ...
+
+    def is_ours(self) -> bool:
+        """Whether it is still this run's, as far as that can be told."""
+        try:
+            return inode(self.path) == self.ours
+        except OSError:
+            return True
 
     def prepare_save(self, record: Record, recreate: bool) -> None: ...
 

@@ -4,13 +4,14 @@ A thread reads the files of the run, as another process would, once a second. Tr
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import reason
 from fdg_jax.machine import output, terminal
 from fdg_jax.runs.progress import Progress
 from fdg_jax.watch import server
@@ -35,8 +36,10 @@ class LiveProgress(Progress):
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self.looking.stop()
-        self.drawn.__exit__()
+        try:
+            self.looking.stop()
+        finally:
+            self.drawn.__exit__()
 
     def show(self, step: int, epoch: int, loss: float | None, speed: float | None, compiling: bool) -> None:
         """Nothing but the time left: the frame is drawn by a thread."""
@@ -61,21 +64,31 @@ class Looking(Thread):
             pause = max(LOOK_SECONDS, LEAST_REST * (time.thread_time() - began))
 
     def once(self) -> None:
-        with contextlib.suppress(BadInput, OSError):  # what is wrong with the files is told by the training
+        with contextlib.suppress(Exception):  # no fault of the view, nor of the files, may end the training
             self.look()
 
     def stop(self) -> None:
         """Ends it."""
         self.stopped.set()
         self.join(5)  # a daemon: should it hang, the run ends all the same
-        self.once()
+        if not self.is_alive():  # else this thread would hang there, too
+            self.once()
 
 
 @contextlib.contextmanager
 def page(run: Path) -> Iterator[None]:
-    """A context in which a page shows the run, its end included."""
+    """A context in which a page shows the run, its end included. Without one, the run is trained all the same."""
     watched = Watched(run)
-    with server.serving(watched.look(), 0) as made:
+    with contextlib.ExitStack() as held:
+        try:
+            made = held.enter_context(server.serving(watched.look(), 0))
+        except Exception as error:
+            made = None
+            fact = f"the run is trained without its page: {reason(error).removeprefix('BadInput: ').rstrip('.')}"
+            print(f"warning: {fact}. python -m fdg_jax.watch shows it, too.", file=sys.stderr, flush=True)
+        if made is None:
+            yield
+            return
         print(f"page       {made.url} (for browsers of this machine)", file=output.loud(), flush=True)
         looking = Looking(lambda: made.page.update(watched.look()))
         looking.start()

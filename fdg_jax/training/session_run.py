@@ -4,7 +4,7 @@ import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
-from fdg_jax.data.jpeg import Damaged
+from fdg_jax.data.damaged import Damaged
 from fdg_jax.engine.occupancy import occupancy
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints
@@ -92,8 +92,11 @@ def heartbeat(loop: Loop) -> Heartbeat:
     unfinished = loop.operations.unfinished
     occupied = occupancy(loop.pipeline.engine, unfinished) if unfinished is not None else None
     directory, clock = loop.directory, loop.clock
-    trains, there = (lambda: clock.started is not None), (lambda: directory.missing() is None)
-    return Heartbeat(directory.path, occupied, loop.numbers, trains, there, why)
+
+    def trains() -> bool:
+        return clock.started is not None
+
+    return Heartbeat(directory.path, occupied, loop.numbers, trains, directory.is_ours, why)
 
 
 def why(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import CONFIG
@@ -72,7 +72,8 @@ def answer(given: argparse.Namespace) -> int:
     if given.browser:
         return in_browser(watched, given.port or 0)
     screen = terminal.Drawn() if sys.stdout.isatty() else terminal.Plain()
-    ended = terminal.follow(watched.look, screen, LOOK_SECONDS).ended
+    with screen:
+        ended = terminal.follow(watched.look, screen.show, LOOK_SECONDS).ended
     return ended.code if ended else 0
 
 
@@ -85,13 +86,23 @@ def in_browser(watched: Watched, port: int) -> int:
         return first.ended.code
     with server.serving(first, port) as made:
         print(f"{made.url} shows {watched.run} to browsers of this machine.", flush=True)
-        seen = server.follow(watched.look, made, LOOK_SECONDS)
+        seen = terminal.follow(watched.look, made.page.update, LOOK_SECONDS)
+        server.linger(made)
     print(terminal.clean(view(seen).state))
     return seen.ended.code if seen.ended else 0
 
 
 def wait_for(watched: Watched, seconds: float) -> None:
     """Waits until the run has begun. Raises BadInput if it does not."""
+    try:
+        wait(watched, seconds)
+    except OSError as error:
+        fact = f"{watched.run} cannot be looked at: {reason(error)}"
+        raise BadInput(f"{fact}. Name the run directory (--run-dir) of a run whose files you can read.") from None
+
+
+def wait(watched: Watched, seconds: float) -> None:
+    """Waits until the run has begun. Raises BadInput if it does not, and OSError."""
     run, until = watched.run, time.monotonic() + seconds
     if run.exists() and not run.is_dir():
         raise BadInput(f"{run} is no directory. Name the run directory: what was given as --run-dir.")

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
-MOST_BYTES = 64 * 2**20  # that are read at once
+MOST_BYTES = 4 * 2**20  # that are read at once
 LONGEST = 2**20  # bytes of a line: whatever is longer is damage, and skipped
 TAIL = 256  # bytes before the place that was read to, which tell whether this is still the same file
 
@@ -63,6 +63,7 @@ class Following:
         self.rest = found.pop() if found and not found[-1].endswith(b"\n") else b""
         if found and self.too_long:
             found[0], self.too_long = b"\n", False
+        found = [line if len(line) <= LONGEST else b"\n" for line in found]
         if len(self.rest) > LONGEST:
             self.rest, self.too_long = b"", True
         return found

@@ -12,7 +12,7 @@ function show(parts) {
 }
 
 async function look() {
-  let pause = 1000;
+  let pause = 1000, ended = false;
   try {
     const answer = await fetch("state.json", { cache: "no-store", credentials: "omit" });
     if (!answer.ok) throw new Error(answer.status);
@@ -20,7 +20,7 @@ async function look() {
     show(state.parts);
     document.title = state.title;
     silent = null;
-    if (state.ended) return;
+    ended = state.ended;
   } catch {
     silent ??= new Date().toLocaleTimeString();
     pause = 5000;
@@ -29,6 +29,6 @@ async function look() {
   said.hidden = silent === null;
   const words = silent === null ? "" : `The server of this page has not answered since ${silent}. What is shown is from before.`;
   if (said.textContent !== words) said.textContent = words;
-  setTimeout(look, pause);
+  if (!ended) setTimeout(look, pause);
 }
 setTimeout(look, 1000);

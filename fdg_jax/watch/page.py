@@ -13,9 +13,8 @@ from fdg_jax.report import schedule_part
 from fdg_jax.report.curves import charts
 from fdg_jax.report.page_style import document, said, wide
 from fdg_jax.watch.seen import Seen
-from fdg_jax.watch.view import MEANINGS, StageRow, View, number, view
+from fdg_jax.watch.view import HEADS, MEANINGS, StageRow, View, number, view
 
-HEADS = ("stage", "busy", "updates late", "works on", "forward", "backward", "held", "queue", "share", "device")
 BODY = """<h1 id="name">{name}</h1>
 <div id="state" role="status">{state}</div><p id="silent" hidden></p>
 <div id="warnings">{warnings}</div>
@@ -124,7 +123,7 @@ def facts(shown: View) -> str:
 
 def stages(shown: View) -> str:
     """The table of the stages. Columns of which nothing is known are left out; the stalest stage is marked."""
-    most = max(row.late or 0 for row in shown.stages)
+    most = max((row.late or 0 for row in shown.stages), default=0)
     rows = [cells(row, most > 0 and row.late == most) for row in shown.stages]
     kept = [c for c in range(len(HEADS)) if any(row[c] for row in rows)]
     heads = [f"busy, {shown.busy_of}" if name == "busy" else name for name in HEADS]

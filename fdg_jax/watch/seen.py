@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import incidents, live, reading
 from fdg_jax.runs.incidents import Incident
 from fdg_jax.runs.live import ENDED, Live
@@ -21,7 +21,7 @@ from fdg_jax.watch.following import Following
 
 SILENT_SECONDS = 15.0  # without a word: a process writes every second
 GIVE_UP_SECONDS = 600.0  # without a word from a process that cannot be asked whether it is there
-MOST_READINGS = 64  # of a file at one look
+MOST_READINGS = 1024  # of a file at one look
 BEATS = 5.0  # seconds for which a process that has written is there for sure
 MOST_PID = 2**31
 REPORT = "report.html"
@@ -76,6 +76,13 @@ class Watched:
 
     def look(self) -> Seen:
         """What there is now. Raises BadInput where config.json says nothing that could be shown."""
+        try:
+            return self.looked()
+        except OSError as error:
+            raise BadInput(f"{self.run} cannot be looked at: {reason(error)}.") from None
+
+    def looked(self) -> Seen:
+        """What there is now. Raises BadInput and OSError."""
         wrong = self.read_config()
         self.read_metrics()
         if self.damaged:
@@ -93,6 +100,7 @@ class Watched:
         ended = self.how_it_ended(summary, lives.get(0), ages.get(0, 0.0))
         if ended is None:
             wrong += silence(lives, ages)
+            lives = {n: each if ages[n] <= SILENT_SECONDS else old_news(each) for n, each in lives.items()}
         elif (self.run / REPORT).is_file():
             ended = ended._replace(said=f"{ended.said} Its report: {self.run / REPORT}")
         refused, stalls = incidents.read(self.run), incidents.stalls(self.run)
@@ -190,8 +198,17 @@ def is_there(said: Live, age: float) -> bool:
     if age < BEATS:
         return True
     if said.host == socket.gethostname():
-        return 0 < said.pid < MOST_PID and temporary_files.alive(said.pid)
+        if not (0 < said.pid < MOST_PID and temporary_files.alive(said.pid)):
+            return False
+        started = temporary_files.start_of(said.pid)
+        return started == said.started or None in (started, said.started)  # else its number is another process's now
     return age < GIVE_UP_SECONDS
+
+
+def old_news(said: Live) -> Live:
+    """What a process said long ago, without what it did at that moment."""
+    stages = tuple(each._replace(operation=None, under_way=None, recent_busy_percent=None) for each in said.stages)
+    return said._replace(per_second=None, seconds_left=None, stages=stages)
 
 
 def of_code(said: Live) -> Ended:

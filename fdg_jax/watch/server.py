@@ -9,7 +9,7 @@ import contextlib
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,9 +17,9 @@ from typing import Any
 from fdg_jax.errors import BadInput
 from fdg_jax.watch.page import Page
 from fdg_jax.watch.seen import Seen
-from fdg_jax.watch.terminal import REST
 
 ADDRESS = "127.0.0.1"
+MOST_CONNECTIONS = 32  # at once: each has a thread and a file handle of the process, which may be one that trains
 LINGER_SECONDS = 5.0  # after the end: for a page that asks once a second
 HEADERS = {
     "Cache-Control": "no-store",
@@ -35,7 +35,7 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one connection."""
 
     server: "Server"
-    timeout = 10  # seconds that a connection may be silent
+    timeout = 5  # seconds that a connection may be silent
     server_version, sys_version = "fdg_jax", ""
 
     def do_GET(self) -> None:
@@ -97,6 +97,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, port: int):
         self.page = Page()
         self.asked: float | None = None
+        self.free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((ADDRESS, port), Handler)
         number = self.server_address[1]
         self.names = {f"{name}:{number}" for name in (ADDRESS, "localhost")}  # a browser leaves out port 80 only
@@ -107,6 +108,32 @@ class Server(ThreadingHTTPServer):
         """Without the look-up of this machine's name, which may take long."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = ADDRESS, self.server_address[1]
+
+    def get_request(self) -> Any:
+        """The next connection. Where none can be had, say for want of file handles, it is not asked for at once."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.2)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread; closes what is too much."""
+        if not self.free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answers, in its thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Nothing: a browser that goes away in the middle of an answer is no error of ours."""
@@ -120,31 +147,19 @@ def serving(seen: Seen, port: int) -> Iterator[Server]:
     try:
         server = Server(port)
     except OSError as error:
+        if not port:
+            raise BadInput(f"No port of {ADDRESS} can be had for the page: {error.strerror or error}.") from None
         fact = f"--port {port}: {ADDRESS}:{port} cannot be used: {error.strerror or error}"
         raise BadInput(f"{fact}. Use another port, or leave it out for one that is free.") from None
-    server.page.update(seen)
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="watch-server", daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-
-def follow(look: Callable[[], Seen], server: Server, seconds: float) -> Seen:
-    """Keeps the page up to date until the run ends, and until an open page has been told so. Returns what was seen
-    last. seconds: between two looks."""
-    while True:
-        began = time.process_time()
-        seen = look()
+    with server:
         server.page.update(seen)
-        if seen.ended:
-            break
-        time.sleep(max(seconds, REST * (time.process_time() - began)))
-    linger(server)
-    return seen
+        thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="watch-server", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(5)
 
 
 def linger(server: Server) -> None:

@@ -8,13 +8,12 @@ from typing import Any, NamedTuple
 
 from fdg_jax.runs.progress import PLAIN_SECONDS
 from fdg_jax.watch.seen import Seen
-from fdg_jax.watch.view import LOSS, MEANINGS, StageRow, View, number, spark, view
+from fdg_jax.watch.view import HEADS, LOSS, MEANINGS, StageRow, View, number, spark, view
 
 WIDTH = 100  # columns of a frame in a file or a pipe
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.-=+*#"
 BAR = 10  # columns of a busy share
 REST = 10  # times as long as a look takes is the pause after it: a long run is no reason to take its cores
-HEADS = ("stage", "busy", "updates late", "works on", "forward", "backward", "held", "queue", "share")
 
 
 class Line(NamedTuple):
@@ -46,7 +45,7 @@ def frame(shown: View, width: int, unicode: bool = True) -> list[Line]:
 def table(shown: View, width: int, unicode: bool) -> list[Line]:
     """The stages. Columns of which nothing is known are left out, then those at the end that have no room."""
     rows = [cells(row, unicode) for row in shown.stages]
-    kept = [c for c in range(len(HEADS)) if any(row[c] for row in rows)]
+    kept = [c for c in range(len(HEADS) - 1) if any(row[c] for row in rows)]  # without the device
     sizes = {c: max(len(HEADS[c]), *(len(row[c]) for row in rows)) for c in kept}
     while len(kept) > 1 and sum(sizes[c] + 2 for c in kept) - 2 > width:
         kept.pop()
@@ -168,13 +167,12 @@ class Drawn:
         self.console.print(clean(text), markup=False, highlight=False, soft_wrap=True)
 
 
-def follow(look: Callable[[], Seen], screen: Any, seconds: float) -> Seen:
+def follow(look: Callable[[], Seen], show: Callable[[Seen], None], seconds: float) -> Seen:
     """Shows a run until it ends, with so many seconds between two looks. Returns what was seen last."""
-    with screen:
-        while True:
-            began = time.process_time()
-            seen = look()
-            screen.show(seen)
-            if seen.ended:
-                return seen
-            time.sleep(max(seconds, REST * (time.process_time() - began)))
+    while True:
+        began = time.process_time()
+        seen = look()
+        show(seen)
+        if seen.ended:
+            return seen
+        time.sleep(max(seconds, REST * (time.process_time() - began)))

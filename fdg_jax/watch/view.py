@@ -22,6 +22,7 @@ WORDS = {
     "evaluating": "evaluating",
     "finishing": "finishing: the last batches, the test, the report",
 }
+HEADS = ("stage", "busy", "updates late", "works on", "forward", "backward", "held", "queue", "share", "device")
 MEANINGS = {
     "busy": "the share of the looks, ten a second while it trains, at which the stage computed; else it waited, for "
     "data or for a stage that takes longer",
@@ -181,9 +182,9 @@ def number(value: int | None) -> str:
 
 def held(stage: LiveStage) -> str:
     """The batches between a stage's forward and its backward pass."""
-    if stage.forward is None:
+    if stage.forward is None or stage.backward is None:  # a resumed run finds some of them in its checkpoint
         return ""
-    return number(max(0, stage.forward - (stage.backward or 0)))
+    return number(max(0, stage.forward - stage.backward))
 
 
 def warnings(seen: Seen) -> list[str]:
