@@ -115,6 +115,7 @@ def test_it_follows_the_run_to_its_end_and_keeps_that(browser, run):
         wait(browser, "return document.getElementById('facts').textContent.includes('9.5')")
         assert browser.run("return document.querySelector('#curves polyline').getAttribute('points')") != before
         watched_runs.say(run, "ended", exit_code=1, ended_by=HTML_NAME)
+        browser.run("silent = 'noon'; document.getElementById('silent').hidden = false")  # as after a failure
         served.page.update(watched.look())
         wait(browser, "return document.querySelector('.state.failed')")
         server.linger(served)
