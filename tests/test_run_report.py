@@ -102,6 +102,15 @@ def test_a_curve_of_one_point_can_be_seen(points, marked, tmp_path, monkeypatch)
     assert ("<circle" in curves.charts(told(), train, [])) is bool(marked)
 
 
+def test_a_note_is_there_only_where_what_it_explains_is_drawn():
+    def charted(points):
+        train = [{"epoch": n / 100, "train_loss": 1 / n, "learning_rate": 0.1} for n in range(1, points + 1)]
+        return curves.charts(told(), train, [])
+
+    assert "Band:" not in charted(200) and "Dashed:" not in charted(200)
+    assert "Band:" in charted(500) and "Dashed:" in charted(500)  # the rate drops after epoch 4
+
+
 def test_running_means_start_again_at_a_new_learning_rate():
     rates = [0.1] * 3 + [0.01] * 3
     found = [{"x": float(n), "learning_rate": rate} for n, rate in zip((1, 2, 3, 10, 20, 60), rates, strict=True)]
@@ -239,6 +248,8 @@ def test_the_command_asks_for_the_same_run(words):
 def test_what_was_refused_is_told(tmp_path):
     stored_run(tmp_path, K=2)
     assert incidents.read(tmp_path) == [] and incidents.stalls(tmp_path) == 0
+    report_page.write(tmp_path)
+    assert "What was refused" not in (tmp_path / "report.html").read_text()
     incidents.add(tmp_path, 1234, "stage k=2 refused <b>update</b> 7.")
     with (tmp_path / "incidents.jsonl").open("a") as file:
         file.write('nonsense\n[1]\n{"step": "x", "fact": "y"}\n{"step": 5, "fact": "gone back"}\n')
@@ -247,7 +258,7 @@ def test_what_was_refused_is_told(tmp_path):
     page = (tmp_path / "report.html").read_text()
     said = "<p>After batch 1,234: stage k=2 refused &lt;b&gt;update&lt;/b&gt; 7.</p><p>After batch 5: gone back</p>"
     assert said in page
-    assert "2 times something made no progress for 600 s" in page and "Nothing: no update" not in page
+    assert "2 times something made no progress for 600 s" in page and page.count("<h2>What was refused") == 1
 
 
 @pytest.mark.slow

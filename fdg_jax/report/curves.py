@@ -79,8 +79,10 @@ def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Seq
             absent = "not measured" if key.endswith("_per_second") else "nothing yet"
             drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, from_zero=True)
             made.append(f"<figure><figcaption><b>{name}</b></figcaption>{drawn}</figure>")
-    dashed = '<p class="soft">Dashed: the learning rate changes. Band: the range of neighbouring lines.</p>'
-    return f'<div class="charts">{"".join(made)}</div>{dashed * bool(train)}'
+    notes = ["Dashed: the learning rate changes."] * bool(marks)
+    notes += ["Band: the range of neighbouring lines."] * any('class="band' in each for each in made)
+    under = f'<p class="soft">{" ".join(notes)}</p>' if notes else ""
+    return f'<div class="charts">{"".join(made)}</div>{under}'
 
 
 def import_matplotlib() -> None:

@@ -23,7 +23,11 @@ h1 {{ font-size: clamp(1.4rem, 3vw, 2rem); line-height: 1.2; margin: .3rem 0; ov
 h2 {{ font-size: 1.15rem; margin: 1.6rem 0 .5rem; }} p.soft, .none {{ color: var(--soft); overflow-wrap: anywhere; }}
 .said {{ background: var(--panel); border-left: 4px solid var(--accent); border-radius: 4px; padding: .5rem .9rem; margin: .7rem 0; }}
 .said.warn {{ border-color: var(--warn); }} .said p {{ margin: .1rem 0; overflow-wrap: anywhere; }}
-.wide {{ overflow-x: auto; background: var(--panel); border: 1px solid var(--line); border-radius: 10px; }}
+.wide {{ overflow-x: auto; background:
+  linear-gradient(to right, var(--panel) 40%, transparent) 0 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to left, var(--panel) 40%, transparent) 100% 0 / 2.5rem 100% no-repeat local,
+  linear-gradient(to right, var(--soft), transparent) 0 0 / .7rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--soft), transparent) 100% 0 / .7rem 100% no-repeat scroll, var(--panel); border: 1px solid var(--line); border-radius: 10px; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: left; padding: .35rem .8rem; border-top: 1px solid var(--line); vertical-align: top; }}
 tr:first-child th {{ border-top: 0; color: var(--soft); font-weight: 500; }}
@@ -45,6 +49,7 @@ a {{ color: var(--accent); }} details {{ margin-top: 1rem; }} summary {{ cursor:
 """  # noqa: E501
 
 
+# `.wide` has a shadow at a side to which it can be scrolled: that lies still, and its cover scrolls with the content.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 

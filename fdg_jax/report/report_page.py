@@ -33,12 +33,13 @@ BODY = """<h1>{title}</h1><p class="soft">{state}</p>{note}
 <h2>Curves</h2>{curves}
 <h2>Which weights a gradient belongs to</h2>{schedule}
 <h2>Stages</h2>{stages}
-<h2>What was refused, and where it went back</h2>{incidents}
+{incidents}
 <h2>The command</h2>{command}
 <h2>What was chosen</h2>{chosen}
 <details><summary>All options that this run has</summary>{options}</details>
 <details><summary>All numbers of the result, with hashes</summary>{summary}</details>
-<details><summary>Where it ran</summary>{origin}</details>"""
+<details><summary>Where it ran</summary>{origin}</details>
+<p class="soft">Numbers of algorithms, equations and figures are those of the paper of FDG: Zhuang, Wang, Liu, Zhang, Lin, Fully Decoupled Neural Network Learning Using Delayed Gradients.</p>"""  # noqa: E501
 STYLE = f""".cards {{ display: grid; gap: .8rem; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); }}
 .card {{ background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: .6rem .9rem; }}
 .card b {{ display: block; font-size: 1.4rem; }} .card span {{ color: var(--soft); }}
@@ -135,7 +136,7 @@ def cards(test: list[dict[str, Any]], train: list[dict[str, Any]], summary: dict
 
 
 def incident_part(config: Mapping[str, Any], refused: Sequence[Incident], stalls: int) -> str:
-    """What did not go as planned, as far as it was recorded."""
+    """What did not go as planned, as far as it was recorded; "" of nothing."""
     told = [f"After batch {each.step:,}: {each.fact}" for each in refused]
     if stalls:
         seconds = f"{config['stall_seconds']:g} s"
@@ -143,8 +144,8 @@ def incident_part(config: Mapping[str, Any], refused: Sequence[Incident], stalls
     if config.get("resumed"):
         times = count(len(config["resumed"]), "time")
         told.append(f"It was resumed {times} from a checkpoint, and went on exactly there.")
-    nothing = "Nothing: no update is recorded as refused, and the run never went back to a checkpoint."
-    return said(told if refused or stalls else [nothing, *told], warn=bool(refused or stalls))
+    head = "What was refused, and where it went back" if refused or stalls else "Where it was resumed"
+    return f"<h2>{head}</h2>{said(told, warn=bool(refused or stalls))}" if told else ""
 
 
 def meanings(options: Mapping[str, Any]) -> str:

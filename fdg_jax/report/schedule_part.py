@@ -13,7 +13,9 @@ MOST_STAGES, MOST_PARTS = 8, 8  # of which a picture can be read
 WHY = "a batch goes up through all later stages and its gradient comes back down while the stage goes on updating"
 BEYOND = 3  # forward passes that are drawn after the latest gradient
 WITHIN = ".schedule"
-STYLE = f"{WITHIN} svg {{ display: block; max-width: none; }}\n{figure.style(WITHIN)}"
+STYLE = f"""{WITHIN} svg {{ display: block; max-width: none; }}
+{figure.style(WITHIN)}
+.wide{WITHIN} .back {{ fill: none; }}"""  # so that the shadow is seen which says that it can be scrolled
 
 
 class Scheduled(NamedTuple):
