@@ -4,6 +4,7 @@ import math
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -90,6 +91,20 @@ def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(file):
     with file.with_name("elsewhere").open("ab") as longer:
         longer.write(b"what is behind the text's end changes nothing")
     feed.next(2)
+
+
+def test_an_engine_that_keeps_the_text_on_its_device_gets_a_copy(file):
+    """On a CPU the device's memory would be the map's."""
+    text = data.load_text("text", [str(file)], block_size=32)
+    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
+    entered = mock.Mock()
+    feed.next(0).enter(entered)
+    feed.next(1).enter(entered)
+    (first, _), (second, _) = entered.train.call_args_list
+    assert not any(np.shares_memory(array, text.content) for array in first[:2])
+    assert first[0] is second[0] and first[1] is second[1]  # put there once
+    np.testing.assert_array_equal(first[0], text.train_inputs)
+    np.testing.assert_array_equal(first[1], text.train_labels)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
