@@ -51,3 +51,26 @@ def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is
     assert language_model.main([*words, "--run-dir", str(tmp_path / "whole"), "--steps", str(at + 2)]) == 0
     sums = [json.loads((run / "summary.json").read_text())["final_state_sha256"] for run in (path, tmp_path / "whole")]
     assert sums[0] == sums[1]
+
+
+READ_LATER = """
+import os, sys, jax
+from fdg_jax import data
+from fdg_jax.runs.options import Options
+from fdg_jax.training.feeding import InMemory
+text = data.load_text("text", sys.argv[1:], 64)
+feed = InMemory(text, Options(dataset="text", batch_size=4096, epochs=1), steps=5)
+there = jax.device_put(next(feed.test()))
+os.truncate(sys.argv[1], 4096)
+print(jax.numpy.sum(there[0].astype("int32")))
+"""
+
+
+def test_a_test_batch_that_a_program_reads_after_the_cut_is_whole(tmp_path):
+    """The cut comes between the look at the file's length and the program, in a process that a SIGBUS would end."""
+    text = tmp_path / "text.txt"
+    text.write_bytes(b"x" * 2_000_000)
+    settings = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", READ_LATER, str(text)], cwd=ROOT, env=settings, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) % (64 * ord("x")) == 0 and int(done.stdout) > 0
