@@ -1,6 +1,7 @@
 """The report of a run: one page with its curves, also of a run that has not ended."""
 
 import json
+import re
 import shlex
 import time
 from unittest import mock
@@ -109,6 +110,20 @@ def test_a_note_is_there_only_where_what_it_explains_is_drawn():
 
     assert "Band:" not in charted(200) and "Dashed:" not in charted(200)
     assert "Band:" in charted(500) and "Dashed:" in charted(500)  # the rate drops after epoch 4
+
+
+def test_learning_rates_are_steps_where_they_change_and_on_a_log_axis_if_they_differ_much():
+    points = [(1.0, 0.1), (2.0, 0.1), (3.0, 0.01), (4.0, 0.01), (5.0, 0.001)]
+    corners = [(1.0, 0.1), (2.5, 0.1), (2.5, 0.01), (4.0, 0.01), (4.0, 0.001), (5.0, 0.001)]
+    assert curves.steps(points, [2.5, 4.0]) == corners and curves.steps(points[:1], []) == points[:1]
+    for until, log in ((4, False), (5, True)):
+        train = [{"epoch": x, "train_loss": 1.0, "learning_rate": rate} for x, rate in points[:until]]
+        drawn = curves.charts(told(), train, []).partition("<b>Learning rate</b>")[2].partition("</svg>")[0]
+        heights = [float(each) for each in re.findall(r'<text class="y" x="38" y="([0-9.]+)"', drawn)]
+        labels = re.findall(r'<text class="y"[^>]*>([^<]+)<', drawn)
+        assert (labels == ["0.001", "0.01", "0.1"]) is log
+        if log:
+            assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)  # drawn to a tenth
 
 
 def test_running_means_start_again_at_a_new_learning_rate():

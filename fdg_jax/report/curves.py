@@ -4,7 +4,7 @@ import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fdg_jax.runs.run_length import run_length
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
 LONGEST_TITLE = 120  # characters for which there is room above the curves
+FACTOR = 10.01  # between two learning rates: more, and the axis is logarithmic
 FEW = 3  # fewer points make no visible line
 
 
@@ -76,13 +77,27 @@ def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Seq
     for name, key, events, style in shown:
         points = [(event["epoch"], event[key]) for event in events if event.get(key) is not None]
         if points or key != "test_bits_per_byte":
+            rate, spots = key == "learning_rate", len(points) <= 12
+            points = steps(points, marks) if rate and config.get("lr_schedule", "paper") == "paper" else points
+            values = [value for _, value in points] if rate else []
+            log = bool(values) and min(values) > 0 and max(values) > FACTOR * min(values)
             absent = "not measured" if key.endswith("_per_second") else "nothing yet"
-            drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, from_zero=True)
+            drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, True, log, spots)
             made.append(f"<figure><figcaption><b>{name}</b></figcaption>{drawn}</figure>")
     notes = ["Dashed: the learning rate changes."] * bool(marks)
     notes += ["Band: the range of neighbouring lines."] * any('class="band' in each for each in made)
     under = f'<p class="soft">{" ".join(notes)}</p>' if notes else ""
     return f'<div class="charts">{"".join(made)}</div>{under}'
+
+
+def steps(points: Sequence[tuple[float, float]], marks: Sequence[float]) -> list[tuple[float, float]]:
+    """The corners of a curve that changes at marks only: (epoch, rate), with the ends of the curve."""
+    made = list(points[:1])
+    for (before, old), (x, new) in pairwise(points):
+        if new != old:
+            at = next((mark for mark in marks if before <= mark < x), x)
+            made += [(at, old), (at, new)]
+    return [*made, *points[-1:]] if len(points) > 1 else made
 
 
 def import_matplotlib() -> None:

@@ -104,6 +104,8 @@ def chart(
     marks: Sequence[float] = (),
     absent: str = "not known of these runs",
     from_zero: bool = False,
+    log: bool = False,
+    spots: bool = True,
 ) -> str:
     """An SVG element.
 
@@ -115,25 +117,29 @@ def chart(
         marks: places on the horizontal axis that get a line from top to bottom.
         absent: what is said where there is no curve.
         from_zero: whether the vertical axis begins at 0.
+        log: whether the vertical axis is logarithmic; then all values are above 0.
+        spots: whether the points of a curve of few points are marked.
     """
     if not drawn:
         return f'<p class="none">{escape(title)} over {escape(across)}: {escape(absent)}.</p>'
+    if log:
+        drawn = [Line(line.name, *([(x, math.log10(y)) for x, y in part] for part in line[1:])) for line in drawn]
     everything = [point for line in drawn for part in line[1:] for point in part]
     right = max(max(x for x, _ in everything), SMALLEST)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
-    low = min(low, 0.0) if from_zero else low
+    low = min(low, 0.0) if from_zero and not log else low
     margin = max(0.06 * (high - low), 1e-6 * abs(high)) or 0.5
-    low, high = max(0.0, low - margin) if low >= 0 else low - margin, high + margin
+    low, high = max(0.0, low - margin) if low >= 0 and not log else low - margin, high + margin
 
     def place(point: tuple[float, float]) -> str:
         x, y = point[0] / right, (high - point[1]) / (high - low)
         return f"{LEFT + x * (WIDTH - LEFT - 8):.1f},{8 + y * (HEIGHT - BOTTOM - 8):.1f}"
 
     parts = []
-    for y in ticks(low, high):
+    for y in range(math.ceil(low), math.floor(high) + 1) if log else ticks(low, high):
         at = place((0, y)).partition(",")[2]
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 6}" y="{float(at) + 4:.1f}">{short(y)}</text>')
+        parts.append(f'<text class="y" x="{LEFT - 6}" y="{float(at) + 4:.1f}">{short(10.0**y if log else y)}</text>')
     for x in ticks(0, right):
         at = min(float(place((x, low)).partition(",")[0]), WIDTH - 14.0)  # all of a number is seen
         parts.append(f'<text x="{at:g}" y="{HEIGHT - 16}">{short(x)}</text>')
@@ -149,8 +155,8 @@ def chart(
             parts.append(f'<polygon class="band {colour}" points="{around}"/>')
         dash, along = DASHES[style % len(DASHES)], " ".join(map(place, line.middle))
         parts.append(f'<polyline class="line {colour}" stroke-dasharray="{dash}" points="{along}"/>')
-        if len(line.middle) <= 12:
-            spots = [place(point).split(",") for point in line.middle]
-            parts += [f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in spots]
+        if len(line.middle) <= 12 and spots:
+            places = [place(point).split(",") for point in line.middle]
+            parts += [f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in places]
     label, size = escape(f"{title} over {across}"), f'viewBox="0 0 {WIDTH} {HEIGHT}"'
     return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
