@@ -48,8 +48,8 @@ def test_chance_is_named_where_it_may_be_the_reason(tmp_path, first, second, sai
     paths += [made(tmp_path, f"b{i}", error, seed=i, beta=0.5) for i, error in enumerate(second)]
     found = compared(*paths)
     a, b = statistics.median(first), statistics.median(second)
-    lowest = f"Lowest test error: fdg, K=2, {a:.2f}%; then fdg, K=2, beta=0.5, {b - a:.2f} points more."
-    assert found.said[2:4] == [lowest, said]
+    lowest = f"Lowest test error at the end: fdg, K=2, {a:.2f}%; then fdg, K=2, beta=0.5, {b - a:.2f} points more."
+    assert found.said[3:5] == [lowest, said]
 
 
 GOOD = {"memory_bytes": {"total": 5_000_000}}
@@ -101,10 +101,12 @@ def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
 
 def test_it_is_said_what_differs_and_options_that_a_method_does_not_have_are_left_out(tmp_path):
     found = compared(made(tmp_path, "b", method="bp", K=1, beta=0.25), made(tmp_path, "f", beta=0.5))
-    assert found.said[:3] == [
+    assert found.said[:4] == [
         "What differs: BP with K=1 (one device); FDG with K=2, beta=0.5.",
         "BP: back-propagation through the stages, one batch at a time.",
         "FDG: fully decoupled learning with delayed gradients.",
+        "With FDG no stage waits for another one's pass of the same tick: all can work at the same time, "
+        "each on another batch. With BP over several stages one works and the others wait.",
     ]
     assert found.groups[0].name == "bp, K=1"
     late = "Most stale: stage 1 of fdg, K=2, beta=0.5, with gradients that are 1 update late"
@@ -150,7 +152,7 @@ def test_long_names_are_called_by_a_letter(tmp_path):
     other = {"model": "wrn16_4", "dataset": "digits", "learning_rate": 0.05, "beta": 0.25}
     found = compared(made(tmp_path, "a", 30.0), made(tmp_path, "b", 31.0, **other))
     assert found.groups[1].name.startswith("B: fdg, K=2, beta=0.25, model=wrn16_4, ")
-    assert found.said[2].startswith("Lowest test error: A (fdg, K=2), 30.00%; then B (fdg, K=2), 1.00")
+    assert found.said[3].startswith("Lowest test error at the end: A (fdg, K=2), 30.00%; then B (fdg, K=2), 1.00")
     assert "They are of different data sets, so their errors do not compare." in found.said
     assert results.letter(25) == "Z" and results.letter(26) == "A1"
 

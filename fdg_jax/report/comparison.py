@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fdg_jax import methods
 from fdg_jax.report import verdict
 from fdg_jax.report.results import Group, Result, Spread, groups, has, spread, value_of
-from fdg_jax.report.schedule_part import WHY
+from fdg_jax.report.schedule_part import WHY, decoupled
 from fdg_jax.runs.options import FIELDS, words, written
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
@@ -124,7 +124,13 @@ def what_differs(found: Sequence[Group]) -> list[str]:
         described.append(f"{value_of(run, 'method').upper()} with {with_}")
     names = dict.fromkeys(value_of(run, "method") for run in firsts)
     spelled = [f"{name.upper()}: {methods.find(name).summary.partition(' (')[0]}." for name in names]
-    return [f"What differs: {'; '.join(described)}.", *spelled]
+    stages = {value_of(run, "method"): value_of(run, "K") for run in firsts if value_of(run, "K") > 1}
+    free = [name.upper() for name, K in stages.items() if decoupled(methods.find(name).schedule(K))]
+    gained = (
+        f"With {' and '.join(free)} no stage waits for another one's pass of the same tick: all can work at the same "
+        "time, each on another batch. With BP over several stages one works and the others wait."
+    )
+    return [f"What differs: {'; '.join(described)}.", *spelled, *([gained] if free else [])]
 
 
 def of_rest(found: Sequence[Group]) -> list[str]:
@@ -173,7 +179,8 @@ def of_errors(ranked: Sequence[tuple[Group, Spread]]) -> list[str]:
         return []
     (first, best), (second, other) = ranked[:2]
     margin = other.median - best.median
-    said = f"Lowest test error: {first.short}, {best.median:.2f}%; then {second.short}, {margin:.2f} points more."
+    lowest = f"Lowest test error at the end: {first.short}, {best.median:.2f}%"
+    said = f"{lowest}; then {second.short}, {margin:.2f} points more."
     if best.n == 1 or other.n == 1:
         return [said, "There is one seed of at least one of them, so chance may explain the difference."]
     if other.least <= best.most:

@@ -67,15 +67,18 @@ def lateness(schedule: Schedule) -> str:
     return f"Stage {stage} is the most stale, its gradients are {updates} late, because {WHY}{last}."
 
 
+def decoupled(schedule: Schedule) -> bool:
+    """Whether no stage waits for another one's pass of the same tick, once the pipeline is full."""
+    return len(columns(schedule, schedule.tick(4 * schedule.K + 2, None))[0]) <= 1
+
+
 def waiting(schedule: Schedule) -> str:
     """Whether stages wait for one another."""
     K, late = schedule.K, any(schedule.behind)
     if K == 1:
         return ""
-    steady = schedule.tick(4 * K + 2, None)
-    waits = len(columns(schedule, steady)[0]) > 1
     gained = "In return" if late else "Besides,"
-    if not waits:
+    if decoupled(schedule):
         return (
             f"{gained} no stage waits for another one's pass of the same tick: all {K} can work at the same time, "
             "where in back-propagation (BP), whose gradients are never late, one works and the others wait for it. "

@@ -40,7 +40,7 @@ def seconds_per_step() -> dict[tuple[Any, ...], float]:
     """The fewest seconds of a step of every kind of run that has results: other work slows a run, nothing speeds it."""
     found: dict[tuple[Any, ...], float] = {}
     for file in sorted(run_table.RESULTS.glob("*.jsonl")):
-        for line in map(json.loads, file.read_text().splitlines()):
+        for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             if line.get("seconds") and line.get("steps"):
                 seconds = line["seconds"] / line["steps"]
                 found[kind(line)] = min(seconds, found.get(kind(line), seconds))

@@ -35,7 +35,7 @@ class Page(HTMLParser):
 
 def check(site: Path) -> list[str]:
     """What is wrong with the links of all pages, one line each."""
-    pages = {file.resolve(): Page(file.read_text()) for file in site.rglob("*.html")}
+    pages = {file.resolve(): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")}
     wrong = []
     for file, page in sorted(pages.items()):
         for address, loaded in page.links:

@@ -24,7 +24,8 @@ FENCE = re.compile(r"^(`{3,})([^\n]*)\n(.*?)^\1$", re.S | re.M)
 def stage(root: Path, staged: Path) -> list[str]:
     """Fills the folder anew. Returns what is wrong with links of pages, a line each."""
     shutil.rmtree(staged, ignore_errors=True)
-    pages = {str(file.relative_to(root)): file.read_text() for pattern in COPIED for file in sorted(root.glob(pattern))}
+    files = [file for pattern in COPIED for file in sorted(root.glob(pattern))]
+    pages = {str(file.relative_to(root)): file.read_text(encoding="utf-8") for file in files}
     meant = made.meant(root)
     pages = made.with_contents(pages | made.pages(), meant)
     made.extras(staged / "extra")
@@ -87,11 +88,11 @@ class Links:
         """Writes a page."""
         file = self.staged / self.at(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
 
     def write_sources(self) -> None:
         """Writes a page for each file that a page refers to and that is not one itself."""
         for path in sorted(self.sources):
-            code, language = (self.root / path).read_text(), LANGUAGES[Path(path).suffix]
+            code, language = (self.root / path).read_text(encoding="utf-8"), LANGUAGES[Path(path).suffix]
             text = f"---\norphan: true\nnosearch: true\n---\n\n# {path}\n\n``````{language}\n{code}\n``````\n"
             self.write(f"source/{path}.md", text)
