@@ -28,7 +28,7 @@ def on_sigterm(does):
     signal.signal(signal.SIGTERM, lambda *_: does())
 def saved(seconds=0, code=143):
     time.sleep(seconds)
-    print("saved", flush=True)
+    os.write(1, b"saved\\n")  # a print is refused while the signal has interrupted another print
     os._exit(code)
 """
 GRANDCHILD = "ready(subprocess.Popen(['sleep', '60']).pid)\n"
