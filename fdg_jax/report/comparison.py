@@ -9,7 +9,7 @@ from fdg_jax.report import verdict
 from fdg_jax.report.results import Group, Result, Spread, groups, has, spread, value_of
 from fdg_jax.report.schedule_part import WHY, decoupled
 from fdg_jax.runs.options import FIELDS, words, written
-from fdg_jax.runs.progress import clock
+from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import unit
 
 MOST_NAMED = 6  # groups that a sentence can name one by one
@@ -157,7 +157,7 @@ def several(counted: Mapping[str, int]) -> str:
     """What some runs came to, with how many of them where they are not alike."""
     if len(counted) == 1:
         return next(iter(counted))
-    return ", ".join(f"{said} ({n} run{'s' * (n > 1)})" for said, n in counted.items())
+    return ", ".join(f"{said} ({count(n, 'run')})" for said, n in counted.items())
 
 
 def of_staleness(found: Sequence[Group]) -> list[str]:
@@ -169,7 +169,7 @@ def of_staleness(found: Sequence[Group]) -> list[str]:
     stages = [f"stage {all_.index(late) + 1} of {short}" for short, all_ in by_group.items() if max(all_) == late]
     if len(stages) > MOST_NAMED:
         return []
-    updates = f"{late} update{'s' * (late > 1)}"
+    updates = count(late, "update")
     return [f"Most stale: {' and '.join(stages)}, with gradients that are {updates} late, because {WHY}."]
 
 

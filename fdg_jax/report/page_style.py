@@ -75,9 +75,11 @@ def said(sentences: Sequence[str], warn: bool = False) -> str:
     return f'<div class="said{" warn" * warn}">{"".join(f"<p>{escape(each)}</p>" for each in sentences)}</div>'
 
 
-def wide(label: str, inside: str) -> str:
-    """What may be wider than a telephone and then scrolls, also by keyboard. inside: HTML."""
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
+def wide(label: str, inside: str, kind: str = "wide", name: str = "") -> str:
+    """What may be wider than a telephone and then scrolls, also by keyboard. inside: HTML. kind: its classes. name: by
+    which a script finds it, if any."""
+    found_by = f' id="{name}"' if name else ""
+    return f'<div class="{kind}"{found_by} tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

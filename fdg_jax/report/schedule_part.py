@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fdg_jax import methods
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.methods.interface import Method
+from fdg_jax.runs.progress import count
 from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.drawing import columns
 
@@ -50,7 +51,7 @@ def picture(method: Method, schedule: Schedule) -> str:
         shown = [op for op in shown if op.begin < late.end + BEYOND]
     else:
         shown = timeline.timeline(schedule, method, ticks=3)
-    title = f"{method.name}, {schedule.K} stage{'s' * (schedule.K > 1)}"
+    title = f"{method.name}, {count(schedule.K, 'stage')}"
     return figure.figure(shown, title, schedule.K, method.words, WITHIN, method.places is not None)
 
 
@@ -62,7 +63,7 @@ def lateness(schedule: Schedule) -> str:
     if not most:
         return "No gradient is late: each one belongs to the very weights that it updates."
     stage = schedule.staleness.index(most) + 1
-    updates = f"{most} update{'s' * (most > 1)}"
+    updates = count(most, "update")
     last = "" if schedule.behind[-1] else f"; stage {K} has the loss at hand, so its gradients are not late"
     return f"Stage {stage} is the most stale, its gradients are {updates} late, because {WHY}{last}."
 

@@ -168,7 +168,8 @@ def worth(config: Mapping[str, Any], more: float, error: float) -> str:
     if type(tested) is not int or tested < 1:  # a run from before this was written down
         return "."
     n = tested * (config.get("block_size") or 1)
-    # Of two independent test sets; of one and the same it is less, so this claims too little rather than too much.
+    # Of two independent test sets: of one and the same it is less. Two things make chance larger than this says: the
+    # lowest of many tests is low by chance, too, and neighbouring bytes of a text are not independent.
     deviation = 100 * math.sqrt(2 * error / 100 * (1 - error / 100) / n)
     if more > SURE * deviation:
         return ", so training longer did not help."

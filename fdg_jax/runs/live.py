@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from fdg_jax.options.values import fits
 from fdg_jax.storage import strict_json
@@ -23,34 +23,6 @@ LIVE = "live.json"
 ENDED = "ended"  # of `doing`: the process has said how it ends
 MOST_BYTES = 2**20  # of a file that is read
 MOST_PROCESSES = 4096
-PARTS = {
-    "k": int,
-    "operation": str | None,
-    "forward": int | None,
-    "backward": int | None,
-    "under_way": int | None,
-    "staleness": int | None,
-    "busy_percent": float | None,
-    "recent_busy_percent": float | None,
-    "samples": int,
-}
-FIELDS = {
-    "unix_seconds": float,
-    "doing": str,
-    "pid": int,
-    "host": str,
-    "started": int | None,
-    "process": int,
-    "processes": int,
-    "step": int,
-    "steps": int,
-    "train_loss": float | None,
-    "per_second": float | None,
-    "unit": str,
-    "seconds_left": float | None,
-    "ended_by": str,
-    "exit_code": int | None,
-}
 
 
 class LiveStage(NamedTuple):
@@ -100,6 +72,10 @@ class Live(NamedTuple):
     ended_by: str = ""
     exit_code: int | None = None
     stages: tuple[LiveStage, ...] = ()
+
+
+PARTS = get_type_hints(LiveStage)  # what a file has to have, and of which kind
+FIELDS = {name: kind for name, kind in get_type_hints(Live).items() if name != "stages"}
 
 
 def file_of(process: int) -> str:

@@ -92,11 +92,9 @@ def heartbeat(loop: Loop) -> Heartbeat:
     unfinished = loop.operations.unfinished
     occupied = occupancy(loop.pipeline.engine, unfinished) if unfinished is not None else None
     directory, clock = loop.directory, loop.clock
-
-    def trains() -> bool:
-        return clock.started is not None
-
-    return Heartbeat(directory.path, occupied, loop.numbers, trains, directory.is_ours, why)
+    return Heartbeat(
+        directory.path, occupied, loop.numbers, lambda: clock.started is not None, directory.is_ours, why
+    )
 
 
 def why(error: BaseException) -> str:

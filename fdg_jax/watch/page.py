@@ -50,8 +50,9 @@ class Page:
         state = {"ended": shown.ended is not None, "title": title, "parts": changing}
         body = BODY.format(
             **{name: parts[name] for name in ("name", "state", "warnings", "facts", "said", "curves")},
-            stages=placed("stages", "Stages", parts["stages"]),
-            schedule=placed("schedule", "Schedule", parts["schedule"], "wide schedule"),
+            # These places stay, so that they keep the focus when what is in them is new.
+            stages=wide("Stages", parts["stages"], name="stages"),
+            schedule=wide("Schedule", parts["schedule"], "wide schedule", "schedule"),
             meanings=meanings(),
         )
         page = document(title, body, self.css, "{policy}", f"<script>{self.script}</script>")
@@ -81,11 +82,6 @@ class Page:
             "curves": self.curves[1],
             "schedule": self.drawn[1] or "<p>It has too many operations to be drawn, or no stages.</p>",
         }
-
-
-def placed(name: str, label: str, inside: str, kind: str = "wide") -> str:
-    """A part that scrolls, also by keyboard. The place stays, so that it keeps the focus when the part is new."""
-    return wide(label, inside).replace('class="wide"', f'class="{kind}" id="{name}"', 1)
 
 
 def digest(text: str) -> str:

@@ -5,7 +5,7 @@ import sys
 from fdg_jax import corrections
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from tools.docs import docstrings
-from tools.docs.methods import described
+from tools.docs.methods import option_table
 
 PLACES = {
     "forward": "the weights that a forward pass uses", "backward": "the weights that a backward pass uses",
@@ -46,12 +46,4 @@ def page(kind: Kind) -> str:
 
 def options(kind: Kind) -> str:
     """The options as a table."""
-    rows = [described(each) for each in kind.declared.values()]
-    if "beta" in kind.takes:
-        rows.append(("beta", "(0, 1]", "1.0", "The gradient of stage k is multiplied by beta^(K-k)."))
-    if not rows:
-        return "It has none."
-    lines = ["| flag | values | default | |", "|---|---|---|---|"]
-    for name, values, default, text in rows:
-        lines.append(f"| `--{name.replace('_', '-')}` | {values} | `{default}` | {docstrings.escaped(text)} |")
-    return "\n".join(lines)
+    return option_table(kind.declared.values(), kind.takes) or "It has none."

@@ -1,7 +1,7 @@
 """A page a training method: what its file says of it, its schedule drawn, and what follows from the schedule."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from fdg_jax.schedule.ideal import formula
 from tools.docs import docstrings
 
 SHOWN_K, SHOWN_TICKS, COMPARED_K = 3, 10, (2, 3, 4, 8)
+LOCKS = ("forward", "backward", "update")
 LONGEST = 32  # forward passes of a stage: more would be too small to read
 WEIGHTS = ("weights", "stashed, current", "stashed", "Which weights a late gradient is taken at: those of the batch's "
            "forward pass, or the newest ones.")  # fmt: skip
@@ -86,13 +87,17 @@ The whole file: [fdg_jax/methods/{name}.py](../../fdg_jax/methods/{name}.py).
 """
 
 
+def locked_in(r: Row) -> list[str]:
+    """What waits for another stage, by its names."""
+    return [name for name in LOCKS if getattr(r.locks, name)]
+
+
 def locking(r: Row) -> str:
     """What waits for what, in words."""
-    three = {"forward": r.locks.forward, "backward": r.locks.backward, "update": r.locks.update}
-    locked = [name for name, is_locked in three.items() if is_locked]
+    locked = locked_in(r)
     if not locked:
         return "Nothing is locked: within a tick no stage waits for another."
-    free = [name for name in three if name not in locked]
+    free = [name for name in LOCKS if name not in locked]
     rest = f" Not locked: {', '.join(free)}." if free else ""
     return f"Locked: {', '.join(locked)}.{rest}"
 
@@ -114,15 +119,18 @@ def cells(row: Sequence[Any]) -> str:
 
 def options(method: Method) -> str:
     """The options as a table: those of its file, and those of every run that it can be asked for."""
-    rows = [described(each) for each in method.declared.values()]
-    rows += [each for each in (BETA, WEIGHTS) if each[0] in method.takes]
-    if not rows:
-        return "It has none."
+    found = option_table(method.declared.values(), method.takes)
+    in_python = "\n\nIn Python they are keywords of `fdg_jax.Pipeline` with the same names, `_` for `-`."
+    return f"{found}{in_python}" if found else "It has none."
+
+
+def option_table(declared: Iterable[Option], takes: Collection[str]) -> str:
+    """A table of a file's own options and of those in `takes` that every run has; "" if there are none."""
+    rows = [*map(described, declared), *(each for each in (BETA, WEIGHTS) if each[0] in takes)]
     lines = ["| flag | values | default | |", "|---|---|---|---|"]
     for name, values, default, text in rows:
         lines.append(f"| `--{name.replace('_', '-')}` | {values} | `{default}` | {docstrings.escaped(text)} |")
-    in_python = "In Python they are keywords of `fdg_jax.Pipeline` with the same names, `_` for `-`."
-    return "\n".join([*lines, "", in_python])
+    return "\n".join(lines) if rows else ""
 
 
 def described(option: Option) -> tuple[str, str, str, str]:
@@ -139,10 +147,9 @@ def overview() -> str:
     lines = ["| method | | staleness, K = 3 | locked | speed-up, K = 3 |", "|---|---|---|---|---|"]
     for name, method in found.items():
         r = rows[name]
-        locked = [word for word, is_so in zip(("forward", "backward", "update"), r.locks, strict=False) if is_so]
         late = ", ".join(f"{n:.3g}" for n in r.staleness)
         link, said = f"[{name}](methods/{name}.md)", docstrings.escaped(method.summary)
-        lines.append(cells([link, said, late, ", ".join(locked) or "nothing", f"{float(r.free_speed_up):.2f}"]))
+        lines.append(cells([link, said, late, ", ".join(locked_in(r)) or "nothing", f"{float(r.free_speed_up):.2f}"]))
     return f"""{chr(10).join(lines)}
 
 Staleness: the updates that each stage makes between the forward pass of a batch and the update by that batch, on
