@@ -64,7 +64,7 @@ def test_blocks_of_a_text_are_held_out_with_their_labels(tmp_path):
     n = len(whole.train_inputs) - 10
     np.testing.assert_array_equal(found.train_inputs, whole.train_inputs[:n])
     np.testing.assert_array_equal(found.test_inputs, whole.train_inputs[n:])
-    np.testing.assert_array_equal(found.test_labels[:, :-1], found.test_inputs[:, 1:])
+    np.testing.assert_array_equal(np.array(found.test_labels)[:, :-1], np.array(found.test_inputs)[:, 1:])
 
 
 @pytest.mark.parametrize("n", [50, 5000])

@@ -1,4 +1,4 @@
-"""Text as a data set: blocks of bytes that are views of a file, and nothing else."""
+"""Text as a data set: blocks of the bytes of a file, and nothing else."""
 
 import math
 import os
@@ -11,6 +11,7 @@ import pytest
 
 from fdg_jax import data
 from fdg_jax.data import cache, fingerprint
+from fdg_jax.data.blocks import Blocks
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.options import Options
@@ -39,13 +40,19 @@ def test_a_label_is_the_byte_after_its_token_and_the_last_tenth_is_for_testing(f
     assert text.classes == 256
 
 
-def test_blocks_take_no_memory_of_their_own(file):
+def test_blocks_are_read_when_they_are_indexed(file):
     text = data.load_text("text", [str(file)], block_size=32)
-    for array in (text.train_inputs, text.train_labels, text.test_inputs, text.first(5).train_inputs):
-        base = array
-        while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
-            base = base.base
-        assert isinstance(base, np.memmap) and not array.flags.owndata and not array.flags.writeable
+    blocks, whole = text.first(20).train_inputs, np.frombuffer(CONTENT[: 20 * 32], np.uint8).reshape(20, 32)
+    assert isinstance(blocks, Blocks) and (len(blocks), blocks.shape, blocks.dtype) == (20, (20, 32), np.uint8)
+    for rows in (3, -1, np.int32(7), [5, 0, 5], np.array([[1, -20], [19, 2]]), np.zeros(0, int)):
+        np.testing.assert_array_equal(blocks[rows], whole[rows])
+    for rows in (slice(None), slice(2, 5), slice(-3, None), slice(5, 100), slice(7, 3)):
+        assert isinstance(blocks[rows], Blocks)
+        np.testing.assert_array_equal(np.asarray(blocks[rows], np.int32), whole[rows])
+    np.testing.assert_array_equal(list(blocks), whole)
+    for rows in (20, -21, [0, 20], 0.5, [True] * 20, slice(None, None, 2)):
+        with pytest.raises(IndexError):
+            blocks[rows]
     nothing = text.without_inputs()
     assert nothing.train_inputs.strides == (0, 0) and nothing.train_labels is text.train_labels
 
@@ -75,34 +82,49 @@ def test_too_little_text_is_refused(block, content, said, file):
         data.load_text("text", [str(file)], block)
 
 
-def test_a_file_that_was_cut_short_is_noticed_before_it_is_read(file):
-    text = data.load_text("text", [str(file)], block_size=32).first(20)
-    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1), steps=5)
-    work = feed.next(0)
-    work.check()
-    assert not any(np.shares_memory(batch, text.content) for batch in (*next(feed.test()), *feed.batch(0)))
-    file.rename(file.with_name("elsewhere"))  # the map stays that of the old file
+def test_a_file_that_was_cut_short_is_noticed(file):
+    text = data.load_text("text", [str(file)], block_size=32)
+    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1), steps=7)
+    file.rename(file.with_name("elsewhere"))  # the open file stays the old one
     file.write_bytes(b"")
-    work = feed.next(1)
+    feed.next(1)
     os.truncate(file.with_name("elsewhere"), 999)
-    for read in (work.check, lambda: feed.next(2), lambda: feed.batch(0), lambda: next(feed.test())):
+    for read in (lambda: feed.next(2), lambda: next(feed.test())):  # before a byte is missed
         with pytest.raises(Damaged, match=r"bytes.bin was cut short: 999 of 1,000 bytes are left\.$"):
             read()
-    with file.with_name("elsewhere").open("ab") as longer:
-        longer.write(b"what is behind the text's end changes nothing")
+    os.truncate(file.with_name("elsewhere"), 100)
+    for read in (lambda: feed.batch(0), lambda: np.array(text.train_labels), lambda: text.test_inputs[0]):
+        with pytest.raises(Damaged, match=r"bytes.bin was cut short: 100 of 1,000 bytes are left\.$"):
+            read()
+    with file.with_name("elsewhere").open("wb") as longer:
+        longer.write(CONTENT + b"what is behind the text's end changes nothing")
     feed.next(2)
 
 
-def test_an_engine_that_keeps_the_text_on_its_device_gets_a_copy(file):
-    """On a CPU the device's memory would be the map's."""
+def test_a_batch_holds_what_it_was_read_from_the_file(file):
+    """So that a batch entered or repeated later is the same, whatever becomes of the file."""
+    text = data.load_text("text", [str(file)], block_size=32)
+    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1, window=3), steps=7)
+    work, entered, expected = feed.next(0), mock.Mock(), [feed.batch(step) for step in range(3)]
+    os.truncate(file, 0)
+    for _ in range(2):
+        work.enter(entered)
+    for (inputs, labels, indices), _ in entered.train.call_args_list:
+        assert work.shape == indices.shape == (3, 4)
+        for row, (x, y) in zip(indices, expected, strict=True):
+            np.testing.assert_array_equal(inputs[row], x)
+            np.testing.assert_array_equal(labels[row], y)
+
+
+def test_an_engine_that_keeps_the_text_on_its_device_gets_it_once(file):
     text = data.load_text("text", [str(file)], block_size=32)
     feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
     entered = mock.Mock()
     feed.next(0).enter(entered)
     feed.next(1).enter(entered)
     (first, _), (second, _) = entered.train.call_args_list
-    assert not any(np.shares_memory(array, text.content) for array in first[:2])
-    assert first[0] is second[0] and first[1] is second[1]  # put there once
+    assert first[0] is second[0] and first[1] is second[1]
+    assert isinstance(first[0], np.ndarray) and isinstance(first[1], np.ndarray)
     np.testing.assert_array_equal(first[0], text.train_inputs)
     np.testing.assert_array_equal(first[1], text.train_labels)
 
@@ -117,7 +139,7 @@ def test_what_is_no_file_is_refused(tmp_path):
 def test_the_text_of_pythons_help_is_there_without_any_file():
     text = data.load_text("text")
     assert len(text.train_inputs) > 4000 and text.files == ("topics.py",)
-    assert b"assert" in bytes(text.train_inputs[:100])
+    assert b"assert" in np.array(text.train_inputs[:100]).tobytes()
 
 
 def test_another_text_has_another_fingerprint_and_the_message_speaks_of_bytes(file):

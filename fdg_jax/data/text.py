@@ -1,8 +1,8 @@
-"""Text as a data set: the bytes of files, mapped into memory, in blocks of T.
+"""Text as a data set: the bytes of files in blocks of T.
 
 The vocabulary is the 256 values of a byte, so nothing is built, kept or fitted. Block i has bytes iT .. iT+T-1 of the
 text as inputs, and of each the next byte as label. So inputs and labels are two views of one file, which takes no
-memory of its own: the system reads what a batch needs. The last tenth of the blocks is for testing.
+memory: what a batch needs is read for it. The last tenth of the blocks is for testing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.cache import cache_dir
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
@@ -31,16 +31,16 @@ class Text(NamedTuple):
     """Blocks of T bytes: N for training and M for testing. Its members are those of `Source`."""
 
     name: str
-    train_inputs: np.ndarray  # [N, T] uint8, a view of the file
-    train_labels: np.ndarray  # [N, T] uint8, a view of the same bytes, one further
-    test_inputs: np.ndarray  # [M, T] uint8
-    test_labels: np.ndarray  # [M, T] uint8
+    train_inputs: Blocks | np.ndarray  # [N, T] uint8
+    train_labels: Blocks | np.ndarray  # [N, T] uint8, the same bytes, one further
+    test_inputs: Blocks | np.ndarray  # [M, T] uint8
+    test_labels: Blocks | np.ndarray  # [M, T] uint8
     sha256: str  # of the whole text
     files: tuple[str, ...]  # their names, for people
     classes: int = 256
     note: str = ""  # what the user must know about this run's data
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
-    content: np.memmap | None = None  # the whole file, of which the blocks are views
+    content: OpenFile | None = None  # what the blocks are read from
 
     @property
     def unit(self) -> str:
@@ -82,13 +82,9 @@ class Text(NamedTuple):
         return self.first(left)._replace(test_inputs=self.train_inputs[left:], test_labels=self.train_labels[left:])
 
     def check(self) -> None:
-        """Raises Damaged where the file has been cut short since it was mapped: the system ends a process that reads
-        beyond its end (SIGBUS). It takes a microsecond."""
-        if self.content is None:
-            return
-        map: Any = self.content.base  # its size() is the file's
-        if (left := map.size()) < len(map):
-            raise Damaged(f"{self.content.filename} was cut short: {left:,} of {len(map):,} bytes are left.")
+        """Raises Damaged where the file has been cut short since it was opened. It takes a microsecond."""
+        if self.content is not None:
+            self.content.check()
 
     def without_inputs(self) -> Text:
         """This text for a process that needs labels only: inputs of zeros, which take no memory."""
@@ -116,7 +112,7 @@ class Text(NamedTuple):
 
 
 def read(name: str, files: Sequence[Path], block_size: int) -> Text:
-    """Maps files into memory and cuts them into blocks, which may run over the end of one file into the next.
+    """Cuts files into blocks, which may run over the end of one file into the next.
 
     Arguments:
         name: of the data set.
@@ -129,15 +125,12 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     sha256 = digest(files)
     path = files[0] if len(files) == 1 else joined(files, sha256)
     names = tuple(file.name for file in files)
-    size = path.stat().st_size
-    blocks = (size - 1) // block_size if size else 0
+    content = OpenFile(path)
+    blocks = (content.size - 1) // block_size if content.size else 0
     if blocks < 2:
-        fact = f"{', '.join(names)}: {size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
+        fact = f"{', '.join(names)}: {content.size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
         raise BadInput(f"{fact}, and one each is needed for training and testing. Use more text or smaller blocks.")
-    content = np.memmap(path, np.uint8, mode="r")
-    inputs, labels = (content[shift:][: blocks * block_size].reshape(blocks, block_size) for shift in (0, 1))
-    # As plain arrays, views of the map all the same: numpy.memmap makes every slice slower.
-    inputs, labels = inputs.view(np.ndarray), labels.view(np.ndarray)
+    inputs, labels = (Blocks(content, shift, blocks, block_size) for shift in (0, 1))
     train = blocks - max(1, blocks // TEST_PART)
     parts = inputs[:train], labels[:train], inputs[train:], labels[train:]
     return Text(name, *parts, sha256, names, content=content)

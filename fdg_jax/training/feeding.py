@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
-import jax
 import numpy as np
 
 from fdg_jax.data.augment import epoch_order
@@ -29,34 +28,35 @@ class Work(NamedTuple):
 
     shape: tuple[int, int]  # batches, examples in each
     enter: Callable[[Any], object]  # takes the pipeline
-    check: Callable[[], None] = lambda: None  # raises Damaged where they can no longer be entered
 
 
 class InMemory:
-    """Windows of batches of a data set in memory, or mapped into it, that the pipeline may keep on its device.
+    """Windows of batches of a data set in memory, which the pipeline may keep on its device, or of a text in a file.
 
-    Each of them, and each test batch, raises Damaged where a file that is mapped has been cut short. Of such a file
-    nothing but copies leaves here: on a CPU JAX's arrays may share a map's memory, and programs would read it later.
+    Of a text, each of them and each test batch raises Damaged where the file has been cut short.
     """
 
     def __init__(self, dataset: Dataset | Text, options: Options, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
-        self.mapped = isinstance(dataset, Text)
         self.check = dataset.check if isinstance(dataset, Text) else lambda: None
-        self.train: tuple[np.ndarray, np.ndarray] | None = None  # what batches are taken from, once the first one is
+        self.kept: tuple[np.ndarray, np.ndarray] | None = None  # what the delay line keeps on its device
 
     def next(self, step: int) -> Work:
         """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
         self.check()
-        indices = self.indices(step)
-        if self.train is None:
-            self.train = self.dataset.train_inputs, self.dataset.train_labels
-            if self.mapped and self.options.engine == "delay-line" and jax.default_backend() == "cpu":
-                self.train = np.array(self.train[0]), np.array(self.train[1])  # that engine keeps them on its device
-        inputs, labels = self.train
-        return Work(indices.shape, lambda pipeline: pipeline.train(inputs, labels, indices), self.check)
+        rows = self.indices(step)
+        shape = rows.shape[0], rows.shape[1]
+        if isinstance(self.dataset, Text) and self.options.engine != "delay-line":
+            # Read here, so that a batch which cannot be read leaves the pipeline between two batches.
+            inputs, labels = (blocks[rows.ravel()] for blocks in (self.dataset.train_inputs, self.dataset.train_labels))
+            rows = np.arange(rows.size).reshape(shape)
+        else:
+            if self.kept is None:
+                self.kept = np.asarray(self.dataset.train_inputs), np.asarray(self.dataset.train_labels)
+            inputs, labels = self.kept
+        return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
 
     def indices(self, step: int) -> np.ndarray:
         """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
@@ -78,7 +78,6 @@ class InMemory:
         """The batch after `step`, which may have been entered before."""
         B, (order, batch) = self.options.batch_size, self.place(step)
         rows = order[batch * B : (batch + 1) * B]
-        self.check()
         return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
 
     def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -88,7 +87,7 @@ class InMemory:
         for start in range(0, len(inputs), size):
             self.check()
             rows = slice(start, start + size)
-            yield (np.array(inputs[rows]), np.array(labels[rows])) if self.mapped else (inputs[rows], labels[rows])
+            yield np.asarray(inputs[rows]), np.asarray(labels[rows])
 
     def close(self) -> None: ...
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax.data.damaged import Damaged
 from fdg_jax.training.feeding import Work
 from fdg_jax.training.record import Record
 
@@ -57,14 +56,10 @@ class Replay:
         self.kept = Kept(step, step // self.every, work, before, hashes(after))
 
     def check(self, pipeline: Any) -> None:
-        """Repeats the remembered dispatch, if its batches can still be read. Raises NotReproduced, and then leaves the
-        pipeline as the repetition left it. Losses must have been read before, as restoring forgets them."""
+        """Repeats the remembered dispatch. Raises NotReproduced, and then leaves the pipeline as the repetition left
+        it. Losses must have been read before, as restoring forgets them."""
         kept, self.kept = self.kept, None
         if kept is None:
-            return
-        try:
-            kept.work.check()
-        except Damaged:  # who takes the next batch says so
             return
         present = pipeline.state()
         pipeline.restore(kept.before, finite=False)  # a state that is not finite is compared like any other
