@@ -28,8 +28,9 @@ def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if (steps := finished_steps(path, options)) is None:
         return False
-    fact = f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do"
-    print(f"{fact}. If --steps was given, raise it to go on.", file=output.loud())
+    longer = f"--run-dir {path} --resume-into DIR --epochs N trains on"
+    more = "With more --steps it goes on" if options.steps else longer
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
     return True
 
 
