@@ -79,9 +79,17 @@ def test_every_file_the_readme_links_to_exists():
 
 
 def test_what_came_out_is_what_the_decisive_experiments_page_says():
-    shown = re.findall(r"^\| (\S.*?) \| ([\d.]+) \| (\d(?: of \d)?) \| (.*?) ?\|$", README, re.M)
     page = (ROOT / "experiments/results/decisive.md").read_text()
-    row = r"^\| ResNet-8, 16x16 \| 20 \| 7,820 \| (.*?) \| (\d(?: of \d)?) \| ([\d.]+) \| .*? \| .*? \| (.*?) ?\|"
-    found = re.findall(row, page, re.M)
-    assert shown == [(arm, error, n, difference) for arm, n, error, difference in found]
-    assert len(shown) == 5
+    row = r"^\| ResNet-8, 16x16 \| (\d+) \| [\d,]+ \| (.*?) \| 5 \| ([\d.]+) \| .*? \| .*? \| (.*?) ?\|"  # all 5 seeds
+    found = {(arm, epochs): (error, minus_bp) for epochs, arm, error, minus_bp in re.findall(row, page, re.M)}
+    (header,) = re.findall(r"^\| test error %, .*? \| (\d+) epochs \| (\d+) epochs \| (\d+) epochs \|$", README, re.M)
+    shown = {}
+    for arm, *cells in re.findall(r"^\| ((?:BP|FDG).*?) \| (.*?) ?\| (.*?) ?\| (.*?) ?\|$", README, re.M):
+        for epochs, cell in zip(header, cells, strict=True):
+            if cell:
+                error, _, minus_bp = cell.partition("; ")
+                shown[arm, epochs] = error, minus_bp
+    assert shown == found
+    assert len(shown) == 13
+    (verdict,) = re.findall(r"by the registered rules: (\w+)", page)
+    assert f"the verdict on the paper's claim is *{verdict}*" in README
