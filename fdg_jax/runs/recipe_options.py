@@ -13,8 +13,8 @@ class RecipeOptions(CommonOptions):
     text: str | None = flag(
         None,
         "data",
-        "One or more files, of any content, that --dataset text reads byte by byte. They are mapped into memory, and "
-        "taken one after the other. The last tenth is for testing.",
+        "One or more files, of any content, that --dataset text reads byte by byte, one after the other. The last "
+        "tenth is for testing.",
         metavar="FILE",
         shown="the text of Python's own help, which comes with it",
         free=True,
