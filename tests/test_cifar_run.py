@@ -217,7 +217,7 @@ def test_every_method_runs_from_the_command_and_reports_itself(method, tmp_path,
         [every, every] if method == "data_parallel" else ["cpu:0", "cpu:1"]
     )
     page = (tmp_path / "run" / "report.html").read_text()
-    assert f"{method.upper()} with K=2{', β=1' if method == 'fdg' else ''}<" in page
+    assert f"{method.upper()} with K=2{', β=1' if method in ('fdg', 'ddg') else ''}<" in page
 
 
 @pytest.mark.slow
