@@ -7,7 +7,6 @@ whatever moment. A read that comes too short is an error like any other.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +74,6 @@ class Blocks:
         for row, out in zip(rows.ravel(), found.reshape(-1, T), strict=True):
             self.file.read(self.start + int(row % n) * T, out)
         return found
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self[i] for i in range(len(self)))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:

@@ -14,6 +14,7 @@ from fdg_jax.runs.run_files import read_metrics
 
 SHORT = """--model transformer2x32 --batch-size 8 --block-size 64 --epochs 1000 --log-every 1 --no-tensorboard
     --checkpoint-every 0 --evaluate-every 0"""
+TOLD = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 @pytest.mark.slow
@@ -27,7 +28,7 @@ def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is
     text, path, whole = (tmp_path / name for name in ("text.txt", "run", "whole"))
     text.write_bytes(content)
     words = [*SHORT.split(), "--K", "2", "--text", str(text), "--replay-check", replay, *more.split()]
-    with begin(words, path) as process:
+    with subprocess.Popen(program(words, path), **TOLD) as process:
         try:
             until = time.monotonic() + 200
             while not any(event["step"] >= 5 for event in read_metrics(path / "metrics.jsonl")):
@@ -43,26 +44,19 @@ def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is
     at = newest(path)
     assert at >= 5 and f"--run-dir {path} --resume" in said
     steps = ["--steps", str(at + 2)]
-    status, said = ended(begin(["--resume", *steps], path))  # it is another text now
-    assert status == 2 and "a run that goes on needs the data it began with" in said
+    done = subprocess.run(program(["--resume", *steps], path), timeout=200, **TOLD)  # it is another text now
+    assert done.returncode == 2 and "a run that goes on needs the data it began with" in done.stdout
     text.write_bytes(content)
     for again, run in ((["--resume", *steps], path), ([*words, *steps], whole)):
-        status, said = ended(begin(again, run))
-        assert status == 0, said
+        done = subprocess.run(program(again, run), timeout=200, **TOLD)
+        assert done.returncode == 0, done.stdout
     sums = [json.loads((run / "summary.json").read_text())["final_state_sha256"] for run in (path, whole)]
     assert sums[0] == sums[1]
 
 
-def begin(words: list[str], run: Path) -> subprocess.Popen[str]:
-    """A training of its own process, as all of this file are: the number of a process's devices decides last bits."""
-    started = [sys.executable, "-m", "fdg_jax.experiments.language_model", *words, "--run-dir", str(run)]
-    return subprocess.Popen(started, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """(exit code, all that it said)."""
-    said, _ = process.communicate(timeout=200)
-    return process.returncode, said
+def program(words: list[str], run: Path) -> list[str]:
+    """Every training of this file is a process of its own: the number of a process's devices decides last bits."""
+    return [sys.executable, "-m", "fdg_jax.experiments.language_model", *words, "--run-dir", str(run)]
 
 
 READ_LATER = """
