@@ -34,12 +34,6 @@ def run(tmp_path):
     return watched_runs.say(made)
 
 
-def opened(browser, served) -> float:
-    """Opens the page; returns the seconds until it was loaded."""
-    browser.driver.get(served.url)
-    return browser.run("const [n] = performance.getEntriesByType('navigation'); return n.loadEventEnd / 1000")
-
-
 def leave(browser) -> None:
     """Leaves the page before its server is gone, which it would complain of in the next test."""
     browser.driver.get("about:blank")
@@ -64,7 +58,7 @@ def test_it_is_easy_to_use_and_asks_its_own_server_only(browser, run):
         for dark in (False, True):
             for width in (1280, 360):
                 browser.show(width, dark=dark)
-                assert 0 < opened(browser, served) < 2
+                assert 0 < browser.open(served.url) < 2
                 browser.run("document.querySelector('details').open = true")
                 assert browser.run("return document.documentElement.scrollWidth") == width
                 found = browser.run(chromium.CONTRAST)
@@ -84,7 +78,7 @@ def test_the_keyboard_reaches_everything_and_keeps_its_place_while_the_page_chan
     watched = Watched(run)
     with server.serving(watched.look(), 0) as served:
         browser.show(360)
-        opened(browser, served)
+        browser.open(served.url)
         for name in ("stages", "summary", "schedule"):
             browser.press(Keys.TAB)
             told = browser.run("const e = document.activeElement; return [e.id, e.tagName]")
@@ -107,7 +101,7 @@ def test_it_follows_the_run_to_its_end_and_keeps_that(browser, run):
     watched = Watched(run)
     with server.serving(watched.look(), 0) as served:
         browser.show(1280)
-        opened(browser, served)
+        browser.open(served.url)
         before = browser.run("return document.querySelector('#curves polyline').getAttribute('points')")
         with (run / "metrics.jsonl").open("a") as file:
             file.write('{"step": 1200, "epoch": 3.0, "train_loss": 9.5, "learning_rate": 0.1}\n')
@@ -129,7 +123,7 @@ def test_it_follows_the_run_to_its_end_and_keeps_that(browser, run):
 
 def test_it_says_so_when_its_server_is_gone(browser, run):
     with server.serving(Watched(run).look(), 0) as served:
-        opened(browser, served)
+        browser.open(served.url)
         wait(browser, "return shown.size")
     wait(browser, "return !document.getElementById('silent').hidden")
     assert "The server of this page has not answered since" in browser.run(TEXT)
