@@ -99,7 +99,7 @@ def parser(table: Table) -> Parser:
     text = "each run's state and its exact command line, to be run in the repository's root"
     verb("list", list_runs, text, runs=True, data=True, results=True)
     text = "run what is missing and continue what was cut off"
-    run = verb("run", run_runs, text, runs=True, data=True, results=bool(table.then))
+    run = verb("run", run_runs, text, runs=True, data=True, results=True)
     running(run)
     text = f"write a line for every finished run into results/{table.home}.jsonl; other runs keep their lines"
     verb("collect", collect, text, runs=True, results=True)
@@ -112,6 +112,10 @@ def running(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--jobs", type=int, default=1, metavar="N",
         help="runs at a time, each pinned to a core of its own when there are several (default: 1)",
+    )  # fmt: skip
+    run.add_argument(
+        "--skip-collected", action="store_true",
+        help="leave out every run that has a line of results, even when its directory is not on this machine",
     )  # fmt: skip
     run.add_argument(
         "--dry-run", action="store_true",
@@ -211,8 +215,10 @@ def run_runs(table: Table, options: argparse.Namespace) -> int:
         raise BadInput("--seconds-per-step goes with --dry-run: add it, or leave both out to train.")
     if options.measure_again and (not options.dry_run or options.seconds_per_step is not None):
         raise BadInput("--measure-again goes with --dry-run and without --seconds-per-step, which measures nothing.")
-    lines = result_files.read(table, options.results) if table.diverging else {}
-    runs = [run for run in chosen(table, options) if not lines.get(run.name, {}).get("diverged")]
+    runs = chosen(table, options)
+    if table.diverging or options.skip_collected:
+        lines = result_files.read(table, options.results)
+        runs = [r for r in runs if not (r.name in lines and (options.skip_collected or lines[r.name].get("diverged")))]
     if table.prepare and runs:
         table.prepare()
     if options.dry_run:
