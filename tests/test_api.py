@@ -62,6 +62,8 @@ def test_a_loss_that_is_not_one_number_is_refused():
 
 def test_labels_the_loss_cannot_take_are_refused():
     refused("the loss cannot take outputs", example=(DATA[0][0], np.zeros((16, 3, 3), np.int32)))
+    weighted = fdg_jax.Weighted(DATA[0][1], np.ones(16, np.float32))
+    refused(r"use labels\.labels in the loss, and labels\.mean\(values\)", example=(DATA[0][0], weighted))
 
 
 @pytest.mark.parametrize("beta", [0.0, -0.5, 1.5, float("nan")])
@@ -76,6 +78,7 @@ def test_beta_outside_zero_to_one_is_refused(beta):
     ({"order": "sideways"}, "backward-first"),
     ({"engine": "delay-line", "weights": "current"}, "Use engine pipeline or weights stashed"),
     ({"method": "bp", "beta": 0.5}, "^beta=0.5: method bp has no such option"),
+    ({"betta": 0.5}, r"^betta=0\.5: .*\. Did you mean beta\? Leave it out"),
     ({"devices": [None]}, "K=2 stages need 2 devices, 1 were given"),
 ])  # fmt: skip
 def test_options_that_make_no_sense_are_refused_at_once(options, match):

@@ -71,7 +71,7 @@ def test_a_run_that_shrinks_by_1_goes_on():
 @pytest.mark.parametrize("method", [name for name in methods.names() if "beta" not in methods.find(name).takes])
 def test_a_method_that_is_refused_beta_names_shrink_only_where_shrink_then_runs(method):
     words = ["--method", method, "--beta", "0.5"]
-    with pytest.raises(BadInput, match=r"^beta=0\.5: .* Leave it out[,.]") as refused:
+    with pytest.raises(BadInput, match=r"^--beta 0\.5: .* Leave it out[,.]") as refused:
         option_checks.check(*command_line.parse(words, "command"))
     says = "or add --correct shrink (in Python correct='shrink')" in str(refused.value)
     asked = command_line.parse([*words, "--correct", "shrink"], "command")

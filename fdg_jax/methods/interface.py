@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options import fields
 from fdg_jax.options.fields import Option
 from fdg_jax.schedule import Schedule
@@ -82,15 +82,18 @@ class Method(NamedTuple):
 
         Raises: BadInput for an option that this method does not have, and a value that is not of its type.
         """
-        declared = self.declared
-        for name in asked:
-            if name not in declared and name not in self.takes:
-                way_out = "Leave it out"
-                if name == "beta" and self.is_late():
-                    way_out += ", or add --correct shrink (in Python correct='shrink'), which takes it with this method"
-                raise BadInput(
-                    f"{name}={asked[name]}: method {self.name} has no such option "
-                    f"(it has: {', '.join(self.answers_to) or 'none'}). {way_out}."
-                )
-        own, of_schedule = fields.instance(self.options, declared, asked), self.schedule_options
+        for name, value in asked.items():
+            self.check_has(name, f"{name}={value}")
+        own, of_schedule = fields.instance(self.options, self.declared, asked), self.schedule_options
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}
+
+    def check_has(self, name: str, written: str) -> None:
+        """Raises BadInput if the method has no option of that name. written: the option as its user wrote it."""
+        if name in self.answers_to:
+            return
+        way_out = "Leave it out"
+        if name == "beta" and self.is_late():
+            way_out += ", or add --correct shrink (in Python correct='shrink'), which takes it with this method"
+        has = ", ".join(self.answers_to) or "none"
+        meant = did_you_mean(name, self.answers_to)
+        raise BadInput(f"{written}: method {self.name} has no such option (it has: {has}).{meant} {way_out}.")

@@ -8,7 +8,7 @@ from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.methods.interface import Method
 from fdg_jax.runs.joining_options import Joining
-from fdg_jax.runs.options import FIELDS, Options, asked_of, spelled
+from fdg_jax.runs.options import FIELDS, Options, asked_of, spelled, words
 from fdg_jax.runs.start_options import Start
 from fdg_jax.stage import remat
 
@@ -111,7 +111,9 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     method = names.find_method(options.method)
     about_methods = [name for name, field in FIELDS.items() if field.metadata["group"] in ("fdg", "others")]
     check_declared(method, "method")
-    method.accepted({name: getattr(options, name) for name in about_methods if name in given})
+    for name in about_methods:
+        if name in given:
+            method.check_has(name, " ".join(words(name, getattr(options, name))))
     of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
     schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
     schedules.check(method, schedule)

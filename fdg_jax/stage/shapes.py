@@ -27,11 +27,13 @@ from fdg_jax.stage.functions import (
     split_variables,
     takes_train,
 )
+from fdg_jax.stage.weighted import Weighted
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.plain import check_usable
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
+WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
 OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
 
 
@@ -122,7 +124,8 @@ def check_shapes(
 def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
     """The shapes of what a loss returns. Raises BadInput unless that is one number, or (it, {name: number})."""
     fact = f"the loss cannot take outputs {describe(outputs)} with labels {describe(labels)}."
-    report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels)
+    way_out = WEIGHTED if isinstance(labels, Weighted) else ""
+    report = trace_or_refuse(fact, lambda *a: jax.eval_shape(loss, *a), outputs, labels, way_out=way_out)
     found = f"the loss of outputs {describe(outputs)} and labels {describe(labels)} is {describe(report)}"
     pair = isinstance(report, tuple | list) and len(report) == 2 and isinstance(report[1], Mapping)
     value: Any = loss_of(report) if pair else report
