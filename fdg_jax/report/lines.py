@@ -3,7 +3,7 @@
 import math
 import statistics
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import NamedTuple
@@ -124,39 +124,63 @@ def chart(
         return f'<p class="none">{escape(title)} over {escape(across)}: {escape(absent)}.</p>'
     if log:
         drawn = [Line(line.name, *([(x, math.log10(y)) for x, y in part] for part in line[1:])) for line in drawn]
+    plane = plane_of(drawn, from_zero, log)
+    parts = [*axes(plane, across, log)]
+    for x in marks:
+        at, _ = plane.place((x, plane.low))
+        parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="8" y2="{HEIGHT - BOTTOM}"/>')
+    for line in drawn:
+        parts += strokes(line, styles[line.name], plane, spots)
+    label, size = escape(f"{title} over {across}"), f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+
+
+class Plane(NamedTuple):
+    """What a chart shows: 0 to right, and low to high, which are exponents of 10 on a logarithmic axis."""
+
+    right: float
+    low: float
+    high: float
+
+    def place(self, point: tuple[float, float]) -> tuple[str, str]:
+        """Where a point is in the picture."""
+        x, y = point[0] / self.right, (self.high - point[1]) / (self.high - self.low)
+        return f"{LEFT + x * (WIDTH - LEFT - 8):.1f}", f"{8 + y * (HEIGHT - BOTTOM - 8):.1f}"
+
+
+def plane_of(drawn: Sequence[Line], from_zero: bool, log: bool) -> Plane:
+    """A plane with room for all curves."""
     everything = [point for line in drawn for part in line[1:] for point in part]
     right = max(max(x for x, _ in everything), SMALLEST)
     low, high = min(y for _, y in everything), max(y for _, y in everything)
     low = min(low, 0.0) if from_zero and not log else low
     margin = max(0.06 * (high - low), 1e-6 * abs(high)) or 0.5
-    low, high = max(0.0, low - margin) if low >= 0 and not log else low - margin, high + margin
+    return Plane(right, max(0.0, low - margin) if low >= 0 and not log else low - margin, high + margin)
 
-    def place(point: tuple[float, float]) -> str:
-        x, y = point[0] / right, (high - point[1]) / (high - low)
-        return f"{LEFT + x * (WIDTH - LEFT - 8):.1f},{8 + y * (HEIGHT - BOTTOM - 8):.1f}"
 
-    parts = []
-    for y in range(math.ceil(low), math.floor(high) + 1) if log else ticks(low, high):
-        at = place((0, y)).partition(",")[2]
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="y" x="{LEFT - 6}" y="{float(at) + 4:.1f}">{short(10.0**y if log else y)}</text>')
-    for x in ticks(0, right):
-        at = min(float(place((x, low)).partition(",")[0]), WIDTH - 14.0)  # all of a number is seen
-        parts.append(f'<text x="{at:g}" y="{HEIGHT - 16}">{short(x)}</text>')
-    parts.append(f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 2}">{escape(across)}</text>')
-    for x in marks:
-        at = place((x, low)).partition(",")[0]
-        parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="8" y2="{HEIGHT - BOTTOM}"/>')
-    for line in drawn:
-        style = styles[line.name]
-        colour = f"c{style % COLOURS}"
-        if line.low:
-            around = " ".join(map(place, [*line.low, *reversed(line.high)]))
-            parts.append(f'<polygon class="band {colour}" points="{around}"/>')
-        dash, along = DASHES[style % len(DASHES)], " ".join(map(place, line.middle))
-        parts.append(f'<polyline class="line {colour}" stroke-dasharray="{dash}" points="{along}"/>')
-        if len(line.middle) <= 12 and spots:
-            places = [place(point).split(",") for point in line.middle]
-            parts += [f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>' for x, y in places]
-    label, size = escape(f"{title} over {across}"), f'viewBox="0 0 {WIDTH} {HEIGHT}"'
-    return f'<svg class="chart" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+def axes(plane: Plane, across: str, log: bool) -> Iterator[str]:
+    """The SVG of both axes: lines of the grid, their numbers and what the horizontal axis counts."""
+    exponents = range(math.ceil(plane.low), math.floor(plane.high) + 1)
+    for y in exponents if log else ticks(plane.low, plane.high):
+        _, at = plane.place((0, y))
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - 8}" y1="{at}" y2="{at}"/>'
+        yield f'<text class="y" x="{LEFT - 6}" y="{float(at) + 4:.1f}">{short(10.0**y if log else y)}</text>'
+    for x in ticks(0, plane.right):
+        at = min(float(plane.place((x, plane.low))[0]), WIDTH - 14.0)  # all of a number is seen
+        yield f'<text x="{at:g}" y="{HEIGHT - 16}">{short(x)}</text>'
+    yield f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 2}">{escape(across)}</text>'
+
+
+def strokes(line: Line, style: int, plane: Plane, spots: bool) -> Iterator[str]:
+    """The SVG of a curve: its band, the line, and the spots of a line of few points."""
+    colour, dash = f"c{style % COLOURS}", DASHES[style % len(DASHES)]
+
+    def along(points: Iterable[tuple[float, float]]) -> str:
+        return " ".join(",".join(plane.place(point)) for point in points)
+
+    if line.low:
+        yield f'<polygon class="band {colour}" points="{along([*line.low, *reversed(line.high)])}"/>'
+    yield f'<polyline class="line {colour}" stroke-dasharray="{dash}" points="{along(line.middle)}"/>'
+    if len(line.middle) <= 12 and spots:
+        for x, y in map(plane.place, line.middle):
+            yield f'<circle class="spot {colour}" cx="{x}" cy="{y}" r="3"/>'
