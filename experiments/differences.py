@@ -93,6 +93,7 @@ ARMS = {
         "A window of 6 does not fit the 4x4 map of 16x16 images: the top left 3x3, which is the same share of the map.",
     ),
 }  # fmt: skip
+SAME = "no-drain"  # trains as the base does, but for the last updates
 WITHOUT_ARM = (
     Difference(
         "scale of the inputs",
@@ -215,6 +216,22 @@ def rows(lines: Lines) -> list[list[str]]:
     return [base, *(row(lines, arm) for arm in ARMS), *without]
 
 
+def rounding(lines: Lines) -> str:
+    """What other machines change, of which the arm that trains as the base does is the measure. "" if nothing."""
+    seeds = errors(lines, BASE).keys() & of_arm(lines, SAME).keys()
+    both = [(lines[BASE[seed].name], lines[run_of(SAME, seed).name]) for seed in seeds]
+    parted = [a for a, b in both if a["training_curve"]["train_loss"] != b["training_curve"]["train_loss"]]
+    if not parted:
+        return ""
+    return (
+        f"**Rounding is in these differences.** `{SAME}` trains as the base does until the last updates of a run, so "
+        f"on one machine and with one version of this package both have the same training curve. Of {len(both)} seeds "
+        f"it is another one for {len(parted)}: the base and the arms were not all trained in one place, sums were "
+        f"rounded in another order, and from there the runs part. `{SAME}` - base, {effect(lines, SAME)}, is "
+        "what this alone changes. A seed in common takes nothing of it out of the other rows."
+    )
+
+
 def document(lines: Lines) -> str:
     """What counts, the table, and what it was made with."""
     said = [carries(f"{one.what} (`{arm}`)", effect(lines, arm)) for arm, one in ARMS.items()]
@@ -231,6 +248,7 @@ def document(lines: Lines) -> str:
         markdown.table(HEADS, rows(lines)),
         "S is the seed.",
         by_seed_paragraph(said),
+        rounding(lines),
         markdown.origin(lines),
         *WORDS,
     ]

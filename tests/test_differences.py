@@ -123,6 +123,14 @@ def test_the_table_computes_differences_by_seed_with_their_intervals_and_the_reg
     assert "(`pool`): +0.00 points, not larger than the seeds' spread" in text and "(`in-flight`):" not in text
 
 
+def test_rounding_is_told_of_where_an_arm_that_trains_as_the_base_has_another_curve(tmp_path):
+    lines = made_up(tmp_path, MADE)
+    assert "Rounding" not in TABLE.document(lines)
+    lines[differences.run_of("no-drain", 1).name]["training_curve"]["train_loss"][0] += 1e-5
+    assert "Of 2 seeds it is another one for 1:" in TABLE.document(lines)
+    assert "`no-drain` - base, -1.00 (-1.00 to -1.00), is" in TABLE.document(lines)
+
+
 def test_an_arm_is_compared_on_the_seeds_that_the_base_has(tmp_path):
     found = told(TABLE.document(made_up(tmp_path, {"init": MADE["init"]}, base={2: 24.8})))
     assert found["init"][N : EFFECT + 1] == ["3", "27.17", "+2.10", "", ""]
