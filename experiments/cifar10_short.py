@@ -54,9 +54,7 @@ WORDS = (
     "stage's gradient (`--engine delay-line`). The staleness is counted by the run, not computed. The "
     "training loss is the mean over the last epoch. Images/s is what a run logged while other "
     "programs used the machine: it is no benchmark.",
-    "**To repeat** a row to its last digit, with the same versions and processor, pin its command to one core "
-    "(`taskset -c 0`), as `run --jobs 2` does: more threads sum in another order, and the results "
-    "drift apart.",
+    markdown.REPEAT,
 )
 
 COLOURS = {1: "#333333", 2: "#0072b2", 3: "#d55e00", 4: "#009e73"}  # distinct for colour-blind readers, too

@@ -86,6 +86,19 @@ CLAIMS = {
     "The gap to BP closes with length": rules.gap_closes,
     "The lower stages learn": rules.lower_stages_learn,
 }
+BOUNDS = (  # of the claims; decisive.md has them in full
+    f"confirmed above 0, refuted below {rules.GAIN:g}",
+    f"confirmed below {rules.LEVEL:g} if the gap has surely fallen, refuted above {rules.LEVEL:g}",
+    f"confirmed above {rules.FAR:g}, refuted below",
+)
+# What decisive.md predicts for 5, 20 and 80 epochs of ResNet-8 and 30 of ResNet-20, in percent or percentage points.
+PREDICTED: dict[tuple[str, ...], tuple[float | None, ...]] = {
+    (BP,): (33, 24.5, 20.5, 9.5),
+    (STALE, BP): (6, 2.2, 0.9, 1.2),
+    (SHRUNK, BP): (3, 0.8, 0.3, 0.5),
+    (SCALED, BP): (0.5, -0.4, -0.4, None),
+    (FROZEN, SHRUNK): (None, 13, None, None),
+}
 COMPARED = {
     "FDG with β = 1 minus BP": (STALE, BP),
     "FDG with β = 0.3 minus BP": (SHRUNK, BP),
@@ -108,8 +121,7 @@ WORDS = (
     "pipeline`; nothing is late in it, and on one core both engines run the same programs.",
     "**Not the paper's setting:** the paper trains ResNet-56 and WRN-28-10 for 300 epochs with K = 4. The question "
     "here is the direction in which length moves the differences.",
-    "**To repeat** a row to its last digit, with the same versions and processor, pin its command to one core "
-    "(`taskset -c 0`), as `run --jobs 2` does.",
+    markdown.REPEAT,
 )
 
 
@@ -149,12 +161,49 @@ def verdicts(lines: Lines) -> str:
     errors = errors_of(lines)
     claims = {claim: rule(errors) for claim, rule in CLAIMS.items()}
     said = [f"**The claim, by the registered rules: {rules.overall(*claims.values())}.**\n"]
-    said += [f"- {claim}: **{verdict.word}**. {verdict.why}" for claim, verdict in claims.items()]
+    for (claim, verdict), bounds in zip(claims.items(), BOUNDS, strict=True):
+        said.append(f"- {claim}: **{verdict.word}**. {verdict.why} Registered: {bounds}.")
+    if all(run.name in lines for part in SMALL for run in part.runs):
+        said.append("\nThat is final: all runs of ResNet-8 are there, and ResNet-20 has no verdict of its own.")
     said.append("\n**Is it staleness that shrinking repairs?** What β = 0.3 gains, in percentage points:\n")
     for part in SMALL:
         verdict = rules.attribution(errors, part.epochs)
         said.append(f"- {part.epochs} epochs: **{verdict.word}**. {verdict.why}")
     return "\n".join(said)
+
+
+def predictions(lines: Lines) -> str:
+    """What was predicted before the first run, beside what came out."""
+    rows = []
+    for arms, values in PREDICTED.items():
+        cells = [" minus ".join(LABELS[arm] for arm in arms)]
+        for part, value in zip((*SMALL, LARGE), values, strict=True):
+            of_arms = [by_seed(lines, part, arm) if arm in part.arms else {} for arm in arms]
+            found = interval(list((paired(*of_arms) if len(arms) == 2 else of_arms[0]).values()))
+            came_out = "" if found is None else f"{found.mean:.2f}" if len(arms) == 1 else str(found)
+            predicted = "" if value is None else f"{value:{'g' if len(arms) == 1 else '+g'}}"
+            cells.append("; ".join(filter(None, (predicted, came_out))))
+        rows.append(cells)
+    heads = ("predicted; found (95% interval)", *(part.title for part in (*SMALL, LARGE)))
+    return f"**What was predicted before the first run, and what was found:**\n\n{markdown.table(heads, rows)}"
+
+
+def places(lines: Lines) -> str:
+    """On how many machines and at how many commits the runs of a length were made."""
+    said, cores = [], []
+    for part in (*SMALL, LARGE):
+        found = {run.name: lines[run.name] for run in part.runs if run.name in lines}
+        where = {(markdown.machine(line["hardware"]), *line["git_commits"]) for line in found.values()}
+        said += [f"{part.title}: {len(where)}"] if found else []
+        cores += [f"`{name}`" for name, line in found.items() if line["hardware"].get("usable_cores", 1) > 1]
+    several = f" Several cores trained {', '.join(cores)}, which one core does not repeat." if cores else ""
+    return (
+        f"**In how many places a part was trained**, that is machines or commits with other names: {'; '.join(said)}. "
+        "Another machine rounds differently and changes a run as another seed does ([differences](differences.md)), so "
+        f"that pairing by seed takes less out of the spread where there are several.{several}"
+        if said
+        else ""
+    )
 
 
 def how_far(lines: Lines) -> str:
@@ -180,7 +229,11 @@ def document(lines: Lines) -> str:
         markdown.table(HEADS, (row(lines, part, arm) for part in (*SMALL, LARGE) for arm in part.arms)),
         "S is the seed.",
         f"![Test error minus BP's over the number of updates]({NAME}.png)",
+        "Every mark is a seed, a line joins the means. The marks of different arms stand beside each other around "
+        "their number of updates. β = 0.001 errs so much more that it has a scale of its own, above.",
+        predictions(lines),
         how_far(lines),
+        places(lines),
         markdown.origin(lines),
         *WORDS,
     ]
@@ -203,7 +256,8 @@ def picture(lines: Lines, path: Path) -> None:
     labels = {arm: label for arm, label in LABELS.items() if arm != BP}
     series = [("ResNet-8, 16×16", points(lines, tuple(SMALL))), ("ResNet-20, 32×32", points(lines, (LARGE,)))]
     title = "CIFAR-10, K = 4: test error minus BP's of the same seed"
-    length_picture.draw(series, labels, FROZEN, [part.updates for part in (*SMALL, LARGE)], path, title)
+    run = [part.updates for part in (*SMALL, LARGE) if by_seed(lines, part, BP)]
+    length_picture.draw(series, labels, FROZEN, run or [part.updates for part in SMALL], path, title)
 
 
 TABLE = Table(

@@ -71,7 +71,8 @@ ARMS = {
     "in-flight": Difference(
         "statistics in flight",
         "the network is tested between two iterations: after iteration t stage k has the running statistics of the "
-        "batches up to t-k+1 and has used the gradients of those up to t-2K+k+1, stage K of one less (`FDG.py`)",
+        "batches up to t-k+1 and has used the gradients of those up to t-2K+k+1, stage K of one less (`FDG.py`). With "
+        "K = 4: statistics up to t, t-1, t-2 and t-3, gradients up to t-6, t-5, t-4 and t-4",
         "`--engine pipeline` tests at that moment, too, with stage K's newest gradient used; with `--engine "
         "delay-line` all stages have the statistics of the newest batch. The last test, whose error counts, is made "
         "after draining: all stages have the statistics of the last batch, and all gradients are used",
@@ -156,16 +157,16 @@ WORDS = (
     "With everything else equal both engines agree bit for bit on one core of a CPU (tested).",
     "**Other networks and methods** differ, too (WRN-28-10, MobileNet, DDG, FR, DNI): "
     "[how this project reads the paper](../../docs/reading-the-paper.md) has them.",
-    "**To repeat** a row to its last digit, with the same versions and processor, pin its command to one core "
-    "(`taskset -c 0`), as `run --jobs 2` does.",
+    markdown.REPEAT,
 )
 EXPECTED_DEVIATIONS = (0.3, 0.4)  # points, of differences by seed (decisive.md)
 REACH = " to ".join(f"{QUANTILES[len(SEEDS) - 1] * one / math.sqrt(len(SEEDS)):.1f}" for one in EXPECTED_DEVIATIONS)
 REGISTERED = (
-    f"**What counts, fixed before the first run.** The errors of an arm minus those of the base, by seed, n = "
-    f"{len(SEEDS)}. A difference *has an effect* if their 95% interval (Student's) excludes 0. Otherwise *none is "
+    "**What counts, fixed before the first run of an arm.** The errors of an arm minus those of the base, by seed, "
+    f"n = {len(SEEDS)}. A difference *has an effect* if their 95% interval (Student's) excludes 0. Otherwise *none is "
     "shown*, which does not say that there is none: such differences are expected to have a standard deviation of "
-    f"{EXPECTED_DEVIATIONS[0]} to {EXPECTED_DEVIATIONS[1]} points, so intervals reach {REACH} points to either side. "
+    f"{EXPECTED_DEVIATIONS[0]} to {EXPECTED_DEVIATIONS[1]} points, so intervals reach {REACH} points to either side: "
+    f"an effect is one of {QUANTILES[len(SEEDS) - 1] / math.sqrt(len(SEEDS)):.1f} such deviations or more. "
     "With fewer seeds nothing is said. All rows stay, and no run is made again because of its result. If none of the "
     f"{len(ARMS)} arms had an effect, one or more would still seem to have one with a probability of "
     f"{1 - 0.95 ** len(ARMS):.0%} (taken as independent)."
@@ -227,9 +228,20 @@ def rounding(lines: Lines) -> str:
         f"**Rounding is in these differences.** `{SAME}` trains as the base does until the last updates of a run, so "
         f"on one machine and with one version of this package both have the same training curve. Of {len(both)} seeds "
         f"it is another one for {len(parted)}: the base and the arms were not all trained in one place, sums were "
-        f"rounded in another order, and from there the runs part. `{SAME}` - base, {effect(lines, SAME)}, is "
-        "what this alone changes. A seed in common takes nothing of it out of the other rows."
+        f"rounded in another order, and from there the runs part. `{SAME}` minus the base, {effect(lines, SAME)}, is "
+        "what this alone changes, and every other row has as much of it.\n\n"
+        f"**Against `{SAME}` instead of the base**, looked at afterwards and so no registered result: most arms were "
+        f"trained where `{SAME}` was. By seed, in percentage points: {'; '.join(instead(lines))}. One or "
+        f"more of {len(ARMS) - 1} arms without effect would leave out 0 with a probability of "
+        f"{1 - 0.95 ** (len(ARMS) - 1):.0%}."
     )
+
+
+def instead(lines: Lines) -> list[str]:
+    """Every other arm's errors minus those of the arm that trains as the base does."""
+    pairs = {arm: paired(of_arm(lines, arm), of_arm(lines, SAME)) for arm in ARMS if arm != SAME}
+    found = {arm: interval(list(each.values())) for arm, each in pairs.items()}
+    return [f"`{arm}` {each}" for arm, each in found.items() if each]
 
 
 def document(lines: Lines) -> str:

@@ -218,12 +218,18 @@ def lines_of(found, large=()):
     return {run.name: {**lines[run.name], **whence} for run in TABLE.runs if run.name in lines}
 
 
+def results(text: str) -> list[list[str]]:
+    """The rows of the table of results; that of predictions has fewer cells."""
+    return [cells for cells in rows(text) if len(cells) == len(decisive.HEADS)]
+
+
 def test_without_results_every_row_is_blank_and_everything_is_undecided(tmp_path):
     text = TABLE.document({})
-    found = rows(text)
+    found = results(text)
     assert len(found) == 4 + 5 + 4 + 3
     assert all(cell == "" for cells in found for cell in cells[4:9])
-    assert "by the registered rules: undecided" in text and "confirmed" not in text and "refuted" not in text
+    assert "by the registered rules: undecided" in text and "**confirmed**" not in text and "**refuted**" not in text
+    assert "That is final" not in text and "In how many places" not in text
     assert text.startswith("**How much has run:** 0 of 74 runs are finished. ResNet-8, 16x16, 5 epochs: 0 of 20; ")
     assert "Nothing has been run yet" in text
     TABLE.picture({}, tmp_path / "none.png")
@@ -234,7 +240,7 @@ def test_with_some_results_the_rest_is_blank_and_n_says_how_many_there_are(tmp_p
     del found[STALE][MIDDLE][2], found[BP][LONG], found[STALE][LONG], found[STALE][SHORT]
     lines = lines_of(found)
     text = TABLE.document(lines)
-    told = {(cells[0], cells[1], cells[3]): cells for cells in rows(text)}
+    told = {(cells[0], cells[1], cells[3]): cells for cells in results(text)}
     bp, stale = told["ResNet-8, 16x16", "20", "BP"], told["ResNet-8, 16x16", "20", "FDG, β = 1"]
     assert bp[4:6] == ["3 of 5", "24.02"] and bp[8] == ""  # NOISE 0.1, -0.1, 0.05
     assert stale[4] == "2 of 5" and stale[8].startswith("+2.9")
@@ -251,11 +257,24 @@ def test_with_all_results_the_page_says_what_they_confirm(tmp_path):
     lines = lines_of(errors(**PAPER), [(BP, 10.0), (STALE, 11.5), (SHRUNK, 10.5)])
     text = TABLE.document(lines)
     assert "by the registered rules: confirmed" in text and text.count(REPAIRS) >= 1
-    told = {(cells[1], cells[3]): cells for cells in rows(text)}
+    told = {(cells[1], cells[3]): cells for cells in results(text)}
     assert told["20", "FDG, β = 0.3"][4:6] == ["5", "25.00"]
     assert re.fullmatch(r"\+1\.00 \(\+0\.\d\d to \+1\.\d\d\)", told["20", "FDG, β = 0.3"][8])
     assert told["20", "FDG, β = 0.3"][9].endswith("--seed S --evaluate-every 4`")
     assert "ResNet-20, 32x32, 30 epochs: FDG with β = 1 minus β = 0.3: +1.00 points with one seed (n = 1)" in text
+    assert "That is final" in text
+    predicted = {cells[0]: cells[1:] for cells in rows(text) if len(cells) == 5}
+    assert predicted["BP"][1] == "24.5; 24.00"
+    assert predicted["FDG, β = 0.3 minus BP"][1].startswith("+0.8; +1.00 (")
+    assert predicted["FDG, β = 1 minus BP"][3] == "+1.2; +1.50"
+    where = ": 1; ".join(part.title for part in (*decisive.SMALL, decisive.LARGE))
+    assert f"that is machines or commits with other names: {where}: 1. " in text and "Several cores" not in text
+    lines[decisive.SMALL[0].name(BP, 0)] |= {
+        "git_commits": ["b" * 40],
+        "hardware": {"devices": [], "cpus": 2, "usable_cores": 2},
+    }
+    told = TABLE.document(lines)
+    assert ": ResNet-8, 16x16, 5 epochs: 2; " in told and "Several cores trained `resnet8-bp-5-epochs-seed0`, " in told
     TABLE.picture(lines, tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
@@ -288,3 +307,14 @@ def test_what_the_words_say_of_the_options_is_what_the_committed_results_say():
         assert {name: line["options"][name] for name in said} == said
         late = [0] * 4 if line["method"] in ("bp", "scaled_bp") else [5, 3, 1, 0]
         assert line["staleness"] == late
+
+
+def test_the_predictions_are_the_registered_ones():
+    text = (run_table.ROOT / "experiments" / "decisive.md").read_text()
+    table = text[text.index("| predicted |") :].split("\n\n")[0].splitlines()[2:]
+    registered = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in table]
+    values = [
+        ["" if value is None else f"{value:{'g' if len(arms) == 1 else '+g'}}" for value in of_parts]
+        for arms, of_parts in decisive.PREDICTED.items()
+    ]
+    assert values == registered

@@ -128,7 +128,7 @@ def test_rounding_is_told_of_where_an_arm_that_trains_as_the_base_has_another_cu
     assert "Rounding" not in TABLE.document(lines)
     lines[differences.run_of("no-drain", 1).name]["training_curve"]["train_loss"][0] += 1e-5
     assert "Of 2 seeds it is another one for 1:" in TABLE.document(lines)
-    assert "`no-drain` - base, -1.00 (-1.00 to -1.00), is" in TABLE.document(lines)
+    assert "`no-drain` minus the base, -1.00 (-1.00 to -1.00), is" in TABLE.document(lines)
 
 
 def test_an_arm_is_compared_on_the_seeds_that_the_base_has(tmp_path):

@@ -123,7 +123,7 @@ def attribution(errors: Errors, epochs: int) -> Verdict:
     if without.mean >= 0:
         why += " BP that is shrunk without delay is level with BP or ahead: the gain is not about staleness alone."
     if with_delay.low <= 0:
-        return Verdict(UNDECIDED, f"{why} There is no gain to attribute.")
+        return Verdict(UNDECIDED, f"{why} No gain is shown, so there is none to attribute.")
     if repair.low > 0:
         return Verdict(BOTH if without.low > 0 else REPAIRS, why)
     return Verdict(NO_REPAIR if repair.high < GAIN else UNDECIDED, why)

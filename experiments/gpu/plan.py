@@ -103,10 +103,10 @@ def shown(parts: Sequence[Part], at: Workplace) -> str:
         unknown += seconds is None
     width = max(len(name) for name, *_ in lines)
     text = [f"{name:{width}}  {state:6}  {told:26}  {about}".rstrip() for name, state, told, about in lines]
-    rest = f", and {unknown} of unknown length" if unknown else ""
-    return "\n".join(
-        [*text, f"left: about {duration(left)}{rest}; this call works for {duration(max(0.0, at.clock.left()))}"]
-    )
+    parts_unknown = [f"{unknown} of unknown length"] if unknown else []
+    known = [f"about {duration(left)}"] if left or not unknown else []
+    remaining = f"left: {', and '.join([*known, *parts_unknown])}"
+    return "\n".join([*text, f"{remaining}; this call works for {duration(max(0.0, at.clock.left()))}"])
 
 
 def fit(part: Part, seconds: float, room: float) -> str:

@@ -5,6 +5,11 @@ from typing import Any
 
 from experiments.harness.run_table import Lines, Run
 
+REPEAT = (
+    "**To repeat** a row to its last digit, with the same commit, versions and processor, pin its command to one core "
+    "(`taskset -c 0`), as `run --jobs 2` does: more threads sum in another order, and the results drift apart. The "
+    "name of a processor is not enough: two machines that both call themselves AMD EPYC rounded differently."
+)
 LIBRARIES = {"python": "Python", "jax": "JAX", "flax": "Flax", "optax": "Optax"}
 
 
