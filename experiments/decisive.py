@@ -75,6 +75,7 @@ PARTS = (
 )
 RUNS = tuple(run for part in PARTS for run in part.runs)
 SMALL, LARGE = sorted(PARTS[:3], key=lambda part: part.epochs), PARTS[3]
+SHOWN = (*SMALL, LARGE)  # from the shortest to the longest, and then the other network
 NETWORKS = {"resnet8": "ResNet-8, 16x16", "resnet20": "ResNet-20, 32x32"}
 
 HEADS = (
@@ -92,8 +93,8 @@ BOUNDS = (  # of the claims; decisive.md has them in full
     f"confirmed above {rules.FAR:g}, refuted below",
 )
 # What decisive.md predicts for 5, 20 and 80 epochs of ResNet-8 and 30 of ResNet-20, in percent or percentage points.
-PREDICTED: dict[tuple[str, ...], tuple[float | None, ...]] = {
-    (BP,): (33, 24.5, 20.5, 9.5),
+PREDICTED: dict[tuple[str, str | None], tuple[float | None, ...]] = {  # (arm, what is taken off)
+    (BP, None): (33, 24.5, 20.5, 9.5),
     (STALE, BP): (6, 2.2, 0.9, 1.2),
     (SHRUNK, BP): (3, 0.8, 0.3, 0.5),
     (SCALED, BP): (0.5, -0.4, -0.4, None),
@@ -175,41 +176,48 @@ def verdicts(lines: Lines) -> str:
 def predictions(lines: Lines) -> str:
     """What was predicted before the first run, beside what came out."""
     rows = []
-    for arms, values in PREDICTED.items():
-        cells = [" minus ".join(LABELS[arm] for arm in arms)]
-        for part, value in zip((*SMALL, LARGE), values, strict=True):
-            of_arms = [by_seed(lines, part, arm) if arm in part.arms else {} for arm in arms]
-            found = interval(list((paired(*of_arms) if len(arms) == 2 else of_arms[0]).values()))
-            came_out = "" if found is None else f"{found.mean:.2f}" if len(arms) == 1 else str(found)
-            predicted = "" if value is None else f"{value:{'g' if len(arms) == 1 else '+g'}}"
-            cells.append("; ".join(filter(None, (predicted, came_out))))
+    for (arm, other), values in PREDICTED.items():
+        cells = [f"{LABELS[arm]} minus {LABELS[other]}" if other else LABELS[arm]]
+        for part, value in zip(SHOWN, values, strict=True):
+            errors = errors_of(lines, (part,))
+            if other:
+                found = str(rules.difference(errors, arm, other, part.epochs) or "")
+            else:
+                mean = interval(list(rules.seeds(errors, arm, part.epochs).values()))
+                found = f"{mean.mean:.2f}" if mean else ""
+            cells.append("; ".join(filter(None, (as_predicted(value, other), found))))
         rows.append(cells)
-    heads = ("predicted; found (95% interval)", *(part.title for part in (*SMALL, LARGE)))
+    heads = ("predicted; found (95% interval)", *(part.title for part in SHOWN))
     return f"**What was predicted before the first run, and what was found:**\n\n{markdown.table(heads, rows)}"
+
+
+def as_predicted(value: float | None, other: str | None) -> str:
+    """A predicted error, or difference to another arm, as decisive.md has it."""
+    return "" if value is None else f"{value:+g}" if other else f"{value:g}"
 
 
 def places(lines: Lines) -> str:
     """On how many machines and at how many commits the runs of a length were made."""
     said, cores = [], []
-    for part in (*SMALL, LARGE):
+    for part in SHOWN:
         found = {run.name: lines[run.name] for run in part.runs if run.name in lines}
         where = {(markdown.machine(line["hardware"]), *line["git_commits"]) for line in found.values()}
         said += [f"{part.title}: {len(where)}"] if found else []
         cores += [f"`{name}`" for name, line in found.items() if line["hardware"].get("usable_cores", 1) > 1]
+    if not said:
+        return ""
     several = f" Several cores trained {', '.join(cores)}, which one core does not repeat." if cores else ""
     return (
         f"**In how many places a part was trained**, that is machines or commits with other names: {'; '.join(said)}. "
         "Another machine rounds differently and changes a run as another seed does ([differences](differences.md)), so "
         f"that pairing by seed takes less out of the spread where there are several.{several}"
-        if said
-        else ""
     )
 
 
 def how_far(lines: Lines) -> str:
     """Every difference with its spread, in sentences."""
     said = []
-    for part in (*SMALL, LARGE):
+    for part in SHOWN:
         errors = errors_of(lines, (part,))
         for what, (arm, other) in COMPARED.items():
             found = rules.difference(errors, arm, other, part.epochs)
@@ -221,12 +229,12 @@ def how_far(lines: Lines) -> str:
 def document(lines: Lines) -> str:
     """The question, the verdicts, the table, and what it was made with."""
     parts = [
-        markdown.progress(lines, {part.title: part.runs for part in (*SMALL, LARGE)}),
+        markdown.progress(lines, {part.title: part.runs for part in SHOWN}),
         "**The question.** In short runs BP is ahead of FDG. Is that because they are short, or because late gradients "
         "cost accuracy? And is what shrinking (β) gains at K = 4 a repair of staleness? The arms, seeds, rules and "
         "predictions were [registered](../decisive.md) before the first run.",
         verdicts(lines),
-        markdown.table(HEADS, (row(lines, part, arm) for part in (*SMALL, LARGE) for arm in part.arms)),
+        markdown.table(HEADS, (row(lines, part, arm) for part in SHOWN for arm in part.arms)),
         "S is the seed.",
         f"![Test error minus BP's over the number of updates]({NAME}.png)",
         "Every mark is a seed, a line joins the means. The marks of different arms stand beside each other around "
@@ -256,7 +264,7 @@ def picture(lines: Lines, path: Path) -> None:
     labels = {arm: label for arm, label in LABELS.items() if arm != BP}
     series = [("ResNet-8, 16×16", points(lines, tuple(SMALL))), ("ResNet-20, 32×32", points(lines, (LARGE,)))]
     title = "CIFAR-10, K = 4: test error minus BP's of the same seed"
-    run = [part.updates for part in (*SMALL, LARGE) if by_seed(lines, part, BP)]
+    run = [part.updates for part in SHOWN if by_seed(lines, part, BP)]
     length_picture.draw(series, labels, FROZEN, run or [part.updates for part in SMALL], path, title)
 
 

@@ -161,6 +161,13 @@ WORDS = (
 )
 EXPECTED_DEVIATIONS = (0.3, 0.4)  # points, of differences by seed (decisive.md)
 REACH = " to ".join(f"{QUANTILES[len(SEEDS) - 1] * one / math.sqrt(len(SEEDS)):.1f}" for one in EXPECTED_DEVIATIONS)
+
+
+def by_chance(arms: int) -> str:
+    """How probable it is that one or more of so many arms without effect seem to have one."""
+    return f"{1 - 0.95**arms:.0%}"
+
+
 REGISTERED = (
     "**What counts, fixed before the first run of an arm.** The errors of an arm minus those of the base, by seed, "
     f"n = {len(SEEDS)}. A difference *has an effect* if their 95% interval (Student's) excludes 0. Otherwise *none is "
@@ -169,7 +176,7 @@ REGISTERED = (
     f"an effect is one of {QUANTILES[len(SEEDS) - 1] / math.sqrt(len(SEEDS)):.1f} such deviations or more. "
     "With fewer seeds nothing is said. All rows stay, and no run is made again because of its result. If none of the "
     f"{len(ARMS)} arms had an effect, one or more would still seem to have one with a probability of "
-    f"{1 - 0.95 ** len(ARMS):.0%} (taken as independent)."
+    f"{by_chance(len(ARMS))} (taken as independent)."
 )
 
 
@@ -182,9 +189,10 @@ def of_arm(lines: Lines, arm: str) -> dict[int, float]:
     return errors(lines, {seed: run_of(arm, seed) for seed in SEEDS})
 
 
-def effect(lines: Lines, arm: str) -> Interval | None:
-    """An arm's errors minus the base's, by seed."""
-    return interval(list(paired(of_arm(lines, arm), errors(lines, BASE)).values()))
+def effect(lines: Lines, arm: str, instead: str = "") -> Interval | None:
+    """An arm's errors minus those of the base, or of another arm instead, by seed."""
+    base = of_arm(lines, instead) if instead else errors(lines, BASE)
+    return interval(list(paired(of_arm(lines, arm), base).values()))
 
 
 def has_effect(found: Interval | None) -> str:
@@ -221,27 +229,22 @@ def rounding(lines: Lines) -> str:
     """What other machines change, of which the arm that trains as the base does is the measure. "" if nothing."""
     seeds = errors(lines, BASE).keys() & of_arm(lines, SAME).keys()
     both = [(lines[BASE[seed].name], lines[run_of(SAME, seed).name]) for seed in seeds]
-    parted = [a for a, b in both if a["training_curve"]["train_loss"] != b["training_curve"]["train_loss"]]
+    parted = sum(a["training_curve"]["train_loss"] != b["training_curve"]["train_loss"] for a, b in both)
     if not parted:
         return ""
+    others = [(arm, effect(lines, arm, instead=SAME)) for arm in ARMS if arm != SAME]
+    said = "; ".join(f"`{arm}` {found}" for arm, found in others if found)
     return (
         f"**Rounding is in these differences.** `{SAME}` trains as the base does until the last updates of a run, so "
         f"on one machine and with one version of this package both have the same training curve. Of {len(both)} seeds "
-        f"it is another one for {len(parted)}: the base and the arms were not all trained in one place, sums were "
+        f"it is another one for {parted}: the base and the arms were not all trained in one place, sums were "
         f"rounded in another order, and from there the runs part. `{SAME}` minus the base, {effect(lines, SAME)}, is "
         "what this alone changes, and every other row has as much of it.\n\n"
         f"**Against `{SAME}` instead of the base**, looked at afterwards and so no registered result: most arms were "
-        f"trained where `{SAME}` was. By seed, in percentage points: {'; '.join(instead(lines))}. One or "
+        f"trained where `{SAME}` was. By seed, in percentage points: {said}. One or "
         f"more of {len(ARMS) - 1} arms without effect would leave out 0 with a probability of "
-        f"{1 - 0.95 ** (len(ARMS) - 1):.0%}."
+        f"{by_chance(len(ARMS) - 1)}."
     )
-
-
-def instead(lines: Lines) -> list[str]:
-    """Every other arm's errors minus those of the arm that trains as the base does."""
-    pairs = {arm: paired(of_arm(lines, arm), of_arm(lines, SAME)) for arm in ARMS if arm != SAME}
-    found = {arm: interval(list(each.values())) for arm, each in pairs.items()}
-    return [f"`{arm}` {each}" for arm, each in found.items() if each]
 
 
 def document(lines: Lines) -> str:

@@ -347,10 +347,9 @@ def test_some_results_leave_the_rest_blank_and_draw(tmp_path):
 
 def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypatch):
     text = corpus.content()
-    assert (
-        len(text) == 5_639_682
-        and f"{len(text):,} bytes" in (run_table.ROOT / "experiments" / "corrections.md").read_text()
-    )
+    assert len(text) == 5_639_682 and f"{len(text):,} bytes" in (
+        run_table.ROOT / "experiments" / "corrections.md"
+    ).read_text()
     pins = (run_table.ROOT / "requirements.txt").read_text()
     assert all(f"\n{name}=={version} " in pins for name, version in corpus.WHEELS.items())
     corpus.write(tmp_path / "below" / "text")

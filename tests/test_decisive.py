@@ -314,7 +314,7 @@ def test_the_predictions_are_the_registered_ones():
     table = text[text.index("| predicted |") :].split("\n\n")[0].splitlines()[2:]
     registered = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in table]
     values = [
-        ["" if value is None else f"{value:{'g' if len(arms) == 1 else '+g'}}" for value in of_parts]
-        for arms, of_parts in decisive.PREDICTED.items()
+        [decisive.as_predicted(value, other) for value in of_parts]
+        for (_, other), of_parts in decisive.PREDICTED.items()
     ]
     assert values == registered
