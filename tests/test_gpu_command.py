@@ -256,7 +256,9 @@ def test_the_sides_of_a_gpu_are_understood(tmp_path):
 
 def test_rows_that_take_longer_than_the_hours_are_left_out(tmp_path):
     part, here = Rows("resnet8", rows(SMALL), ()), at(tmp_path)
-    assert part.seconds(here) is None and part.refused(here) == ""
+    assert part.seconds(here) == SMALL.guesses["rows-resnet8"] and part.refused(here) == ""
+    unmeasured = Rows("resnet20", rows(FULL)[:1], ())
+    assert unmeasured.seconds(here) is None and unmeasured.refused(here) == ""
     here.folder.finish("together", [{"model": "resnet8", "jobs": 2, "images_per_second": {"1": 0.1, "2": 0.2}}])
     assert part.seconds(here) == pytest.approx(3 * 3 * 640 / 0.2)
     assert part.refused(here) == ""

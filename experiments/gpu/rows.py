@@ -43,9 +43,12 @@ class Rows:
         self.about = f"{len(runs)} runs of {runs[0].flags['epochs']} epochs"
 
     def seconds(self, at: Workplace) -> float | None:
-        """By the speed measured for this network; evaluations and compiling come on top."""
+        """By the speed measured for this network; evaluations and compiling come on top. Before that, a guess if the
+        settings have one."""
         speed = self.speed(at)
-        return None if not speed else sum(images_left(run, state(run, at.folder.rows)) for run in self.runs) / speed
+        if not speed:
+            return at.settings.guesses.get(self.name)
+        return sum(images_left(run, state(run, at.folder.rows)) for run in self.runs) / speed
 
     def speed(self, at: Workplace) -> float | None:
         together = at.folder.line("together")
