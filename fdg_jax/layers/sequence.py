@@ -48,6 +48,23 @@ def _rms_backward(residuals, dy):
 rms_norm.defvjp(_rms_forward, _rms_backward)
 
 
+class Dense(nn.Module):
+    """x times a matrix, without a bias: [..., c] -> [..., features]. Its matrix is called `kernel`, as Flax's is.
+
+    All leading axes become one first. With more than one, the derivative with respect to the matrix comes out
+    transposed, and XLA copies dy for it on a CPU, which takes longer than the product. The bits are the same.
+    """
+
+    features: int
+    kernel_init: Initializer
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
+        rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+        return rows.reshape(*x.shape[:-1], self.features)
+
+
 class CausalAttention(nn.Module):
     """Multi-head attention in which a token sees itself and those before it: [b, T, c] -> [b, T, c].
 
@@ -64,12 +81,12 @@ class CausalAttention(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         b, T, c = x.shape
-        dense = nn.Dense(3 * c, use_bias=False, kernel_init=self.kernel_init, dtype=x.dtype, name="qkv")
+        dense = Dense(3 * c, self.kernel_init, name="qkv")
         q, k, v = jnp.moveaxis(dense(x).reshape(b, T, 3, self.heads, c // self.heads), 2, 0)
         if self.rotary:
             q, k = rotated(q), rotated(k)
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(b, T, c)
-        return nn.Dense(c, use_bias=False, kernel_init=self.out_init, dtype=x.dtype, name="out")(y)
+        return Dense(c, self.out_init, name="out")(y)
 
 
 def rotated(x: jax.Array) -> jax.Array:
@@ -78,7 +95,8 @@ def rotated(x: jax.Array) -> jax.Array:
     x: [b, T, heads, h].
     """
     T, half = x.shape[1], x.shape[-1] // 2
-    angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)  # [T, h/2]
-    cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    with jax.ensure_compile_time_eval():  # as constants: XLA would compute them again for each example and head
+        angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)  # [T, h/2]
+        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     a, b = x[..., :half].astype(sum_dtype(x)), x[..., half:].astype(sum_dtype(x))
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
-from fdg_jax.layers.sequence import CausalAttention, RMSNorm
+from fdg_jax.layers.sequence import CausalAttention, Dense, RMSNorm
 from fdg_jax.options.fields import option
 
 NAMES = {
@@ -105,8 +105,8 @@ class Layer(nn.Module):
         attention = CausalAttention(self.heads, self.rotary, normal, ending, name="attention")
         x = x + dropped(attention(RMSNorm(name="attention_norm")(x)))
         y = RMSNorm(name="mlp_norm")(x)
-        y = jax.nn.gelu(nn.Dense(4 * x.shape[-1], use_bias=False, kernel_init=normal, dtype=x.dtype, name="wide")(y))
-        y = nn.Dense(x.shape[-1], use_bias=False, kernel_init=ending, dtype=x.dtype, name="narrow")(y)
+        y = jax.nn.gelu(Dense(4 * x.shape[-1], normal, name="wide")(y))
+        y = Dense(x.shape[-1], ending, name="narrow")(y)
         x = x + dropped(y)
         return (x, *table) if table else x
 
@@ -123,7 +123,7 @@ class Head(nn.Module):
         if table:
             return x @ table[0].astype(x.dtype).T
         normal = nn.initializers.normal(DEVIATION)
-        return nn.Dense(self.vocabulary, use_bias=False, kernel_init=normal, dtype=x.dtype, name="scores")(x)
+        return Dense(self.vocabulary, normal, name="scores")(x)
 
 
 def blocks(
