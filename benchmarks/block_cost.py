@@ -2,6 +2,7 @@
 
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model resnet20
     taskset -c 1 .venv/bin/python -m benchmarks.block_cost --blocks
+    taskset -c 1 .venv/bin/python -m benchmarks.block_cost --model transformer8x64 --batch-size 16
 
 Forward and backward are separate programs, and the VJP closure is passed from one to the other, as in the engine. The
 rows of a run take turns, and each reports its fastest round, because disturbances only add time. On a CPU the clock is
@@ -21,7 +22,7 @@ import itertools
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
@@ -39,7 +40,7 @@ from jax import lax
 
 from benchmarks.harness import report
 from fdg_jax import layers, models, split
-from fdg_jax.layers import convolution
+from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
 from fdg_jax.stage.functions import Functions, functions
 from fdg_jax.training.setup import cross_entropy
@@ -64,23 +65,39 @@ def plain_batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> tuple[j
     return y, lax.stop_gradient(mean), lax.stop_gradient(var)
 
 
-PLAIN = {
-    "batch_norm": plain_batch_norm,
-    "forward_conv": convolution.plain_conv,
-    "input_gradient": convolution.plain_input_gradient,
-    "weight_gradient": convolution.plain_weight_gradient,
-    "relu": jax.nn.relu,
+def plain_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`sequence.product` as Flax's Dense computes it."""
+    return x @ kernel.astype(x.dtype)
+
+
+def plain_rotation(T: int, half: int) -> tuple[jax.Array, jax.Array]:
+    """`sequence.rotation` as a part of the program."""
+    angles = jnp.arange(T)[:, None] * sequence.ROTARY_BASE ** (-jnp.arange(half) / half)
+    return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+
+
+PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
+    "images": {
+        "batch_norm": plain_batch_norm,
+        "forward_conv": convolution.plain_conv,
+        "input_gradient": convolution.plain_input_gradient,
+        "weight_gradient": convolution.plain_weight_gradient,
+        "relu": jax.nn.relu,
+    },
+    "tokens": {"product": plain_product, "rotation": plain_rotation},
 }
+CLASSES = {"images": 10, "tokens": 256}
+LENGTH = 64  # tokens of an example
 
 
 @contextlib.contextmanager
-def plain(*names: str) -> Iterator[None]:
-    """While tracing inside this context, the named layers use their plain forms."""
+def plain(forms: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """While tracing inside this context, the named layers use these forms."""
     with contextlib.ExitStack() as stack:
         families = [import_module(f"fdg_jax.models.{file.name}") for file in pkgutil.iter_modules(models.__path__)]
-        for name, module in itertools.product(names, [convolution, layers, *families]):
+        for name, module in itertools.product(forms, [convolution, layers, sequence, *families]):
             if hasattr(module, name):
-                stack.enter_context(mock.patch.object(module, name, PLAIN[name]))
+                stack.enter_context(mock.patch.object(module, name, forms[name]))
         yield
 
 
@@ -107,15 +124,24 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     return Row(step, closure_bytes), y
 
 
+def examples(model: str, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Random images, or bytes, and their labels."""
+    takes, key = models.takes(model), jax.random.key(1)
+    if takes == "images":
+        return jax.random.normal(key, (batch_size, 32, 32, 3)), jnp.arange(batch_size) % CLASSES[takes]
+    tokens = jax.random.randint(key, (batch_size, LENGTH), 0, CLASSES[takes])
+    return tokens, tokens
+
+
 def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     """A step of the whole network for each choice of plain layers and fast paths."""
-    rows = {}
-    x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
-    labels = jnp.arange(batch_size) % 10
-    one_cured = {f"cured {name}": [other for other in PLAIN if other != name] for name in PLAIN}
-    for row, names in {"plain": PLAIN, **one_cured, "all cured": ()}.items():
-        module = split.Stage(tuple(models.blocks(model, 10)))
-        with plain(*names):
+    rows, takes = {}, models.takes(model)
+    x, labels = examples(model, batch_size)
+    forms = PLAIN[takes]
+    one_cured = {f"cured {name}": {n: form for n, form in forms.items() if n != name} for name in forms}
+    for row, chosen in {"plain": forms, **one_cured, "all cured": {}}.items():
+        module = split.Stage(tuple(models.blocks(model, CLASSES[takes])))
+        with plain(chosen):
             rows[row], _ = timed(functions(module, optax.sgd(0.1), cross_entropy), module, x, labels)
     return rows
 
@@ -123,8 +149,8 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
 def each_block(model: str, batch_size: int) -> dict[str, Row]:
     """A step of every block by itself; equal blocks share one measurement."""
     rows, known = {}, {}
-    x = jax.random.normal(jax.random.key(1), (batch_size, 32, 32, 3))
-    for number, block in enumerate(models.blocks(model, 10)):
+    x, _ = examples(model, batch_size)
+    for number, block in enumerate(models.blocks(model, CLASSES[models.takes(model)])):
         if (block, x.shape) not in known:
             known[block, x.shape] = timed(functions(block, optax.sgd(0.1), None), block, x, None)
         rows[split.block_name(number)], x = known[block, x.shape]
@@ -149,12 +175,14 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
     where = report.here()
     where["cores"] = facts.usable_cores()
+    unit = models.takes(given.model)
+    units = given.batch_size * (LENGTH if unit == "tokens" else 1)
     made = []
     for row, (forward, backward) in seconds.items():
         costs = {
             "forward_milliseconds": round(forward * 1e3, 2),
             "backward_milliseconds": round(backward * 1e3, 2),
-            "images_per_second": round(given.batch_size / (forward + backward), 1),
+            f"{unit}_per_second": round(units / (forward + backward), 1),
             "closure_megabytes": round(rows[row].closure_bytes / 1e6, 1),
         }
         if given.blocks:
@@ -167,14 +195,22 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     one = rows[0]
+    unit = models.takes(given.model)
     last, label = ("share_percent", "share") if given.blocks else ("gain_percent", f"over {one['row']}")
-    head = ["block" if given.blocks else "layers", "forward ms", "backward ms", "images/s", "kept in between MB", label]
+    head = [
+        "block" if given.blocks else "layers",
+        "forward ms",
+        "backward ms",
+        f"{unit}/s",
+        "kept in between MB",
+        label,
+    ]
     body = [
         [
             r["row"],
             f"{r['forward_milliseconds']:.2f}",
             f"{r['backward_milliseconds']:.2f}",
-            f"{r['images_per_second']:.1f}",
+            f"{r[f'{unit}_per_second']:.1f}",
             f"{r['closure_megabytes']:.1f}",
             f"{r[last]:.1f}%" if given.blocks else f"{r[last]:+.1f}%",
         ]

@@ -161,6 +161,17 @@ def test_block_cost_prints_a_table_and_adds_its_rows_to_the_file(flags, rows, la
     assert len({line.count("|") for line in table[: 2 + len(rows)]}) == 1
 
 
+@pytest.mark.slow
+def test_block_cost_of_a_transformer_counts_tokens(capsys, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    flags = ["--model", "transformer1x32", "--batch-size", "2", "--rounds", "1"]
+    assert block_cost.main([*flags, "--json", str(file)]) == 0
+    found = rows_of(file.read_text())
+    assert [row["row"] for row in found] == ["plain", "cured product", "cured rotation", "all cured"]
+    assert all(row["tokens_per_second"] > 0 for row in found)
+    assert "| tokens/s |" in capsys.readouterr().out
+
+
 def test_block_cost_refuses_an_unknown_model_with_one_message_and_exit_code_2(capsys):
     assert block_cost.main(["--model", "resnet21"]) == 2
     out, err = capsys.readouterr()

@@ -12,6 +12,7 @@ import pytest
 from small import goes_on_exactly, jit, leaves
 
 import fdg_jax
+from benchmarks import block_cost
 from fdg_jax import models, recipe, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers.sequence import rms_norm, rotated
@@ -237,6 +238,22 @@ def test_the_norm_has_the_gradient_that_jax_derives():
     ours, theirs = (jit(lambda x, s, f=f: jax.vjp(f, x, s)[1](dy))(x, scale) for f in (rms_norm, plain))
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums of 8 products of order 1
+
+
+def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
+    """They ended in the same bits where this was tried. A compiler may sum the rows in another order."""
+    module, tokens = split.Stage(tuple(models.blocks("transformer2x32", 16))), jnp.arange(3 * 8).reshape(3, 8) % 16
+
+    def gradients():
+        params = module.init(jax.random.key(0), tokens, True)
+        return jit(jax.value_and_grad(lambda params: cross_entropy(module.apply(params, tokens, True), tokens)))(params)
+
+    fast = gradients()
+    with block_cost.plain(block_cost.PLAIN["tokens"]):
+        module = module.clone()
+        plain = gradients()
+    for one, other in zip(leaves(fast), leaves(plain), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
 
 
 def test_initial_weights_do_not_depend_on_split_or_dropout():

@@ -49,20 +49,25 @@ rms_norm.defvjp(_rms_forward, _rms_backward)
 
 
 class Dense(nn.Module):
-    """x times a matrix, without a bias: [..., c] -> [..., features]. Its matrix is called `kernel`, as Flax's is.
-
-    All leading axes become one first. With more than one, the derivative with respect to the matrix comes out
-    transposed, and XLA copies dy for it on a CPU, which takes longer than the product. The bits are the same.
-    """
+    """x times a matrix, without a bias: [..., c] -> [..., features]. Its matrix is called `kernel`, as Flax's is."""
 
     features: int
     kernel_init: Initializer
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32)
-        rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
-        return rows.reshape(*x.shape[:-1], self.features)
+        return product(x, self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32))
+
+
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x [..., c] times kernel [c, features], in x's dtype.
+
+    All leading axes become one first. With more than one, the derivative with respect to the matrix comes out
+    transposed, and XLA copies dy for it on a CPU, which takes longer than the product. The bits are the same.
+    `benchmarks/block_cost.py` measures what this gains.
+    """
+    rows = x.reshape(-1, x.shape[-1]) @ kernel.astype(x.dtype)
+    return rows.reshape(*x.shape[:-1], kernel.shape[-1])
 
 
 class CausalAttention(nn.Module):
@@ -94,9 +99,17 @@ def rotated(x: jax.Array) -> jax.Array:
 
     x: [b, T, heads, h].
     """
-    T, half = x.shape[1], x.shape[-1] // 2
-    with jax.ensure_compile_time_eval():  # as constants: XLA would compute them again for each example and head
-        angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)  # [T, h/2]
-        cos, sin = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    half = x.shape[-1] // 2
+    cos, sin = rotation(x.shape[1], half)
     a, b = x[..., :half].astype(sum_dtype(x)), x[..., half:].astype(sum_dtype(x))
     return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], -1).astype(x.dtype)
+
+
+def rotation(T: int, half: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the angles, each [T, 1, half].
+
+    They are computed while tracing, as constants. XLA would compute them again for each example and head.
+    """
+    with jax.ensure_compile_time_eval():
+        angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)
+        return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
