@@ -119,9 +119,10 @@ def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
     """Whether the published claim holds here, by the registered rule; None where there is no claim."""
     if not arm.claim or part in GROWTH:
         return None
-    if arm.rule in MOST:
-        return verdicts.within(times_bp(lines, part, arm), MOST[arm.rule])
     own = values(lines, part, arm)
+    if arm.rule in MOST:
+        bp = of_name(lines, part, arm.reference)
+        return verdicts.within(times_bp(lines, part, arm), MOST[arm.rule], own, bp)
     if arm.rule == "gap":
         adamw = of_name(lines, EIGHT, "fdg"), of_name(lines, EIGHT, "bp")
         return verdicts.smaller_gap(own, of_name(lines, part, arm.reference), *adamw, NATS)

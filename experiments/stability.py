@@ -54,10 +54,10 @@ WORDS = (
     "shrink (they are 0.4% apart). In the picture lines are eigenvalues and marks are measured.",
     "**Plain SGD** without a correction has exactly 2 sin(π / (2 (2τ + 1))) / h, as in the first row of momentum 0.",
     "**What it says:** dividing the rate by τ makes the limit nearly the same for every staleness, so one rate fits "
-    "all stages. Without momentum looking ahead does not help, and by whole updates it hurts at a small staleness "
-    "(c = m and spike compensation are then no correction at all). With momentum looking ahead helps, the more the "
-    "larger the momentum, and less and less with the staleness. A stable rate is not a good rate: this page is about "
-    "where training diverges, not about how well it trains.",
+    "all stages. Without momentum looking ahead by τ updates hurts, and by one update it hurts at a small staleness "
+    "and raises the limit by less than a tenth at a large one (c = m and spike compensation are then no correction at "
+    "all). With momentum looking ahead helps, the more the larger the momentum, and less and less with the staleness. "
+    "A stable rate is not a good rate: this page is about where training diverges, not about how well it trains.",
 )
 
 

@@ -75,9 +75,10 @@ def stashed(modules, loss_fn, optimizer, variables, batches, delays, beta=1.0, c
     return [{"params": p, **e} for p, e in zip(params, extras, strict=True)], losses, [max(s) for s in stale]
 
 
-def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0, rules=None):
+def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0, rules=None, accumulate=1):
     """Algorithm I by the letter, every backward pass at today's weights, or at what rules[k-1].backward makes of them.
 
+    accumulate: gradients whose sum makes an update.
     layers: K lists of (params, x) -> y, each linear in its own weights given its input, so that "old activations,
     current weights" means one thing only.
 
@@ -86,7 +87,7 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0, rul
     K, n = len(layers), len(batches)
     params = list(variables)  # per stage a list over its layers
     opt = [optimizer.init(p) for p in params]
-    inputs, x_in, dy_in, losses = {}, {}, {}, []
+    inputs, x_in, dy_in, losses, sums = {}, {}, {}, [], [[] for _ in params]
     update, top = jit(partial(updated, optimizer)), jit(jax.value_and_grad(loss_fn))
 
     @partial(jit, static_argnums=0)
@@ -118,6 +119,11 @@ def current(layers, loss_fn, optimizer, variables, batches, order, beta=1.0, rul
         rule, before = rules[k - 1] if rules else None, params[k - 1]
         at = rule.backward(before) if rule else before
         grads, dy_in[k - 1, b] = back(k, at, inputs.pop((k, b)), dy_in.pop((k, b)))
+        sums[k - 1].append(grads)
+        if len(sums[k - 1]) < accumulate:
+            return
+        grads = jax.tree.map(lambda *each: sum(each), *sums[k - 1])
+        sums[k - 1].clear()
         params[k - 1], opt[k - 1] = update(beta ** (K - k), params[k - 1], opt[k - 1], grads)
         if rule:
             rule.updated(before, params[k - 1])

@@ -19,7 +19,7 @@ SAID = {
     "--correct anticipate": ["drop of the learning rate by 10 it looks 10 times too far ahead"],
     "--correct anticipate --lr-schedule cosine": [],
     "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it looks no update ahead"],
-    "--correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["prediction costs stability"],
+    "--correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["it makes the largest stable"],
     "--correct rate --clip-norm 1": ["each stage clips its own gradient"],
 }
 

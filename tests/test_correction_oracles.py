@@ -126,6 +126,49 @@ def test_a_correction_trains_as_its_oracle_and_not_as_without_it(name):
     assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 2e-4
 
 
+def late_by(tau, chain):
+    """marin's harness: an optax chain that is given the gradient of tau steps before, and nothing in the first tau."""
+
+    def init(params):
+        return chain.init(params), []
+
+    def update(grads, state, params=None):
+        inner, queue = state
+        if len(queue) < tau:
+            return each(jnp.zeros_like, grads), (inner, [*queue, grads])
+        oldest, *rest = [*queue, grads]
+        updates, inner = chain.update(oldest, inner, params)
+        return updates, (inner, rest)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_an_optax_chain_behind_a_queue_of_gradients_is_the_delay_line():
+    ours = pipeline(3, DATA[0], engine="delay-line")
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    waiting = ours.params  # not drained: the harness never is
+    params, extras = map(list, zip(*[oracle.split(v) for v in start], strict=True))
+    functions = as_functions(parts(3))
+    chains = [late_by(tau, recipe()) for tau in STALENESS]
+    states = [chain.init(p) for chain, p in zip(chains, params, strict=True)]
+
+    @jax.jit
+    @jax.grad
+    def gradients(params, x, labels):
+        for function, p, extra in zip(functions, params, extras, strict=True):
+            x, _ = function(p, extra, x)  # running statistics change no gradient
+        return cross_entropy(x, labels)
+
+    for x, labels in DATA:
+        for k, g in enumerate(gradients(params, x, labels)):
+            updates, states[k] = chains[k].update(g, states[k], params[k])
+            params[k] = optax.apply_updates(params[k], updates)
+    for mine, true in zip(leaves([v["params"] for v in waiting]), leaves(params), strict=True):
+        np.testing.assert_allclose(mine, true, **ROUNDING)
+
+
 class SteppingBack:
     """PipeMare's T2."""
 
@@ -177,7 +220,7 @@ def test_delay_compensation_has_the_papers_strength_by_default(compensation, str
     correction: Any = make_dc(Late(1, 2, 1), compensation, 0.0)
     g, state = jnp.asarray(3.0), correction.start(jnp.asarray(0.0))
     found, _ = correction.gradient(g, jnp.asarray(1.0), jnp.asarray(1.5), state)
-    assert float(found) == pytest.approx(3 + strength * 9 * 0.5, rel=1e-6)
+    assert float(found) == pytest.approx(3 + strength * 9 * 0.5, rel=1e-6)  # float32
 
 
 def test_delay_compensation_finds_the_newest_gradient_of_a_parabola_with_its_own_strength():

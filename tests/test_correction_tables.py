@@ -223,7 +223,8 @@ def test_an_arm_errs_less_or_not(arm, noise, less, none):
 def test_two_seeds_decide_nothing():
     few = "2 of at least 3 seeds have been run."
     assert verdicts.less(of(1, 2), of(9), SCALE) == verdicts.worse(of(9, 2), of(1), SCALE) == (UNDECIDED, few)
-    assert verdicts.level(of(1, 2), of(9), 1.0, SCALE) == verdicts.within({0: 1.0, 1: 1.0}, 1.1) == (UNDECIDED, few)
+    assert verdicts.level(of(1, 2), of(9), 1.0, SCALE) == (UNDECIDED, few)
+    assert verdicts.within({0: 1.0, 1: 1.0}, 1.1, of(1, 2), of(9)) == (UNDECIDED, few)
 
 
 @pytest.mark.parametrize(("arm", "level", "worse"), [(20.5, HOLDS, HOLDS), (22.0, FAILS, HOLDS), (19.0, HOLDS, FAILS)])
@@ -234,7 +235,9 @@ def test_an_arm_is_level_with_bp_or_behind_it(arm, level, worse):
 
 def test_an_arm_that_diverges_more_often_does_not_hold():
     lost = Values({0: 1.0, 1: 1.0}, (2,))
-    assert verdicts.less(lost, of(30.0), SCALE) == (FAILS, "1 of its runs have diverged.")
+    diverged = (FAILS, "1 of its runs have diverged.")
+    assert verdicts.less(lost, of(30.0), SCALE) == verdicts.no_gain(lost, of(30.0), SCALE) == diverged
+    assert verdicts.within({0: 1.0, 1: 1.0, 2: None}, 1.1, lost, of(30.0)) == diverged
     assert verdicts.level(lost, lost, 1.0, SCALE).word == UNDECIDED
 
 
@@ -243,7 +246,7 @@ def test_an_arm_that_diverges_more_often_does_not_hold():
     [((1.0, 1.1, 0.9), HOLDS), ((1.2, None, 1.3), FAILS), ((1.0, 1.2, 1.0), UNDECIDED)],
 )
 def test_all_seeds_reach_bps_loss_in_time_or_none_does(times, word):
-    assert verdicts.within(dict(enumerate(times)), 1.1).word == word
+    assert verdicts.within(dict(enumerate(times)), 1.1, of(1.0), of(1.0)).word == word
 
 
 def test_the_gap_that_is_closed_is_of_the_seeds_that_all_have():

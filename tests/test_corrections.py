@@ -57,6 +57,11 @@ VARIANTS = {
 }
 
 
+def at_current_weights(correct):
+    """Whether the correction is for gradients at current weights, which no delay line has."""
+    return any(kind.weights == "current" for kind in corrections.parse(correct.partition(" ")[0]))
+
+
 def trained(K, correct, engine="pipeline", data=DATA, **options):
     asked = options_of(correct) if K == 3 else {"correct": correct}
     made = pipeline(K, data[0], engine=engine, **{**ASKED, **asked, **options})
@@ -69,7 +74,7 @@ def trained(K, correct, engine="pipeline", data=DATA, **options):
 
 def options_of(correct):
     """How `correct`, a name or one of VARIANTS, is asked for."""
-    other = {"stages": parts(3, CurrentPart), "weights": "current"} if correct == "t2" else {}
+    other = {"stages": parts(3, CurrentPart), "weights": "current"} if at_current_weights(correct) else {}
     beta = {"beta": 0.5} if correct == "shrink" else {}
     strong = {"compensation_strength": 20.0} if correct == "dc_asgd" else {}
     return {"correct": correct.partition(" ")[0], **other, **beta, **strong, **VARIANTS.get(correct, {})}
@@ -78,8 +83,9 @@ def options_of(correct):
 @pytest.mark.parametrize("correct", EVERY)
 def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     options = {"beta": 0.5} if correct == "shrink" else {"method": "bp"}
-    options |= {"weights": "current", "method": "ddg"} if correct == "t2" else {}
-    K = 1 if correct in ("shrink", "t2") else 2
+    current = at_current_weights(correct)
+    options |= {"weights": "current", "method": "ddg"} if current else {}
+    K = 1 if correct == "shrink" or current else 2
     plain, _ = trained(K, "none", **options)
     corrected, _ = trained(K, correct, **options)
     assert corrected.parameters_sha256() == plain.parameters_sha256()
@@ -91,8 +97,9 @@ def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
 def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, order, accumulate):
     asked = {"order": order, "accumulate": accumulate}
     one, _ = trained(3, correct, **asked)
-    plain_options = {} if correct != "t2" else {name: options_of("t2")[name] for name in ("weights", "stages")}
-    if correct == "t2":
+    plain_options = {}
+    if at_current_weights(correct):
+        plain_options = {name: options_of(correct)[name] for name in ("weights", "stages")}
         with pytest.raises(BadInput, match="gradients at current weights"):
             trained(3, correct, engine="delay-line", **asked)
     else:
@@ -103,9 +110,11 @@ def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, order, accumu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correct", [name for name in [*EVERY, *VARIANTS] if name != "t2"])
+@pytest.mark.parametrize("correct", [*EVERY, *VARIANTS])
 def test_a_scan_agrees_up_to_rounding(correct):
     """One program for a whole batch: XLA contracts the same operations into other fused multiply-adds."""
+    if at_current_weights(correct):
+        pytest.skip("no delay line has current weights")
     one, _ = trained(3, correct)
     other, _ = trained(3, correct, engine="scan")
     for a, b in zip(leaves(one.params), leaves(other.params), strict=True):
@@ -130,8 +139,8 @@ def test_a_corrected_gradient_is_the_oracles():
 @pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate"))
 def test_a_resumed_run_is_the_same_run(correct, engine):
-    if correct == "t2" and engine != "pipeline":
-        pytest.skip("it is for gradients at current weights, which no delay line has")
+    if at_current_weights(correct) and engine != "pipeline":
+        pytest.skip("no delay line has current weights")
     goes_on_exactly(lambda: pipeline(3, DATA[0], engine=engine, **ASKED, **options_of(correct)), DATA, at=7)
 
 

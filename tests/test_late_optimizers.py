@@ -48,6 +48,47 @@ def test_nadam_is_pytorchs_with_decoupled_decay():
             np.testing.assert_allclose(mine[name], w[name], **ROUNDING)
 
 
+def test_nadam_with_a_constant_momentum_is_the_textbooks():
+    """With a large psi 0.96^(n psi) is 0, so mu is b1 from the first update on: optax.nadam."""
+    w = {name: np.ones_like(g) for name, g in GRADS[0].items()}
+    found, _ = path(nadam(0.02, 0.9, psi=1e6), GRADS, w)
+    textbook, _ = path(optax.nadam(0.02, b1=0.9), GRADS, w)
+    for a, b in zip(leaves(found), leaves(textbook), strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+
+
+def soap(grads, every, turns_first, b1=0.9, b2=0.999, eps=1e-8):
+    """SOAP (Vyas et al., 2409.11321, Algorithm 3) from bases that are the identity, with Adam's corrections."""
+    rows, columns = grads[0].shape
+    L, R, QL, QR = np.zeros((rows, rows)), np.zeros((columns, columns)), np.eye(rows), np.eye(columns)
+    M, V, steps = np.zeros_like(grads[0]), np.zeros_like(grads[0]), []
+    for t, G in enumerate(grads, 1):
+        L, R, M = b2 * L + (1 - b2) * G @ G.T, b2 * R + (1 - b2) * G.T @ G, b1 * M + (1 - b1) * G
+        turned = (np.linalg.qr(L @ QL)[0], np.linalg.qr(R @ QR)[0]) if t % every == 0 else (QL, QR)
+        if turns_first:
+            QL, QR = turned
+        V = b2 * V + (1 - b2) * (QL.T @ G @ QR) ** 2
+        N = QL.T @ M @ QR / (1 - b1**t) / (np.sqrt(V / (1 - b2**t)) + eps)
+        steps.append(QL @ N @ QR.T)
+        QL, QR = turned
+    return steps
+
+
+def test_rotation_is_soap_whose_bases_turn_one_update_earlier():
+    grads = [g["kernel"] for g in GRADS]
+    chain = scale_by_rotation(every=10)
+    found = []
+    with jax.enable_x64(True):
+        state = chain.init({"kernel": jnp.zeros((4, 3))})
+        for g in grads:
+            step, state = chain.update({"kernel": jnp.asarray(g)}, state)
+            found.append(np.asarray(step["kernel"]))
+    np.testing.assert_allclose(found, soap(grads, 10, turns_first=True), **ROUNDING)
+    later = soap(grads, 10, turns_first=False)
+    apart = [not np.allclose(a, b, rtol=1e-6) for a, b in zip(found, later, strict=True)]
+    assert apart.index(True) == 9 and not any(apart[:9])
+
+
 def test_rotation_without_a_turn_is_adam():
     start = {name: np.ones_like(g) for name, g in GRADS[0].items()}
     adam, _ = path(optax.adamw(0.02, weight_decay=0.1), GRADS, start)
@@ -81,9 +122,11 @@ def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordina
         for g, h in zip(grads, turned, strict=True):
             a, first = update(jax.tree.map(jnp.asarray, g), first)
             b, second = update(jax.tree.map(jnp.asarray, h), second)
+            # In float64. Each QR makes the rounding larger by the condition of its product, here up to 1e7.
             np.testing.assert_allclose(P @ a["kernel"] @ Q.T, b["kernel"], rtol=1e-6, atol=1e-8)
         basis, product = first.leaves["kernel"].left[::-1]
         inner = np.asarray(basis.T @ product @ basis)
+    # The power iteration has made eight steps: it has nearly converged.
     assert np.abs(inner - np.diag(np.diag(inner))).max() < 0.02 * inner.max()
 
 

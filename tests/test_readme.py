@@ -37,6 +37,12 @@ def test_the_method_shown_is_a_method():
     assert run(f"{shown}\nfrom fdg_jax import methods\n{ticks}").strip() == str([True] * 11)
 
 
+def test_the_correction_shown_divides_updates_by_the_root_of_the_staleness():
+    shown = next(block for block in blocks("python") if "CORRECTION = " in block)
+    used = "c = CORRECTION.make(Late(1, 4, 4)).around(optax.sgd(1.0))\nprint(float(c.update(3.0, c.init(3.0))[0]))"
+    assert run(f"{shown}\n{used}").strip() == "-1.5"
+
+
 def test_the_program_shown_runs_and_learns():
     shown = next(block for block in blocks("python") if "fdg_jax.Pipeline(" in block)
     losses = (

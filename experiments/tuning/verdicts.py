@@ -78,7 +78,8 @@ def level(arm: Values, bp: Values, most: float, scale: Scale) -> Verdict:
 
 
 def worse(arm: Values, bp: Values, scale: Scale) -> Verdict:
-    """The claim that an arm is behind BP. It fails where it is surely behind by less than the scale's gain."""
+    """The claim that an arm is behind BP. It fails where it is surely behind by less than the scale's gain. Runs that
+    have diverged are left out: what is registered of them is about claims in an arm's favour."""
     behind = interval(list(paired(arm.by_seed, bp.by_seed).values()))
     if behind is None or behind.n < MIN_SEEDS:
         return too_few(behind.n if behind else 0)
@@ -89,6 +90,8 @@ def worse(arm: Values, bp: Values, scale: Scale) -> Verdict:
 def no_gain(arm: Values, stale: Values, scale: Scale) -> Verdict:
     """The claim that a correction gains next to nothing: it holds where a gain as large as the scale's can be excluded,
     and fails where there surely is a gain."""
+    if (found := lost(arm, stale)) is not None:
+        return found
     by = interval(list(paired(stale.by_seed, arm.by_seed).values()))
     if by is None or by.n < MIN_SEEDS:
         return too_few(by.n if by else 0)
@@ -96,9 +99,11 @@ def no_gain(arm: Values, stale: Values, scale: Scale) -> Verdict:
     return Verdict(HOLDS if by.high < scale.gain else FAILS if by.low > 0 else UNDECIDED, why)
 
 
-def within(times: Mapping[int, float | None], most: float) -> Verdict:
+def within(times: Mapping[int, float | None], most: float, arm: Values, bp: Values) -> Verdict:
     """The claim that an arm reaches BP's loss with `most` times BP's tokens. times: by seed, None where it was not
-    reached. It takes all seeds to decide."""
+    reached. It takes all seeds to decide. arm, bp: whose runs may have diverged."""
+    if (found := lost(arm, bp)) is not None:
+        return found
     if len(times) < MIN_SEEDS:
         return too_few(len(times))
     reached = sum(each is not None and each <= most for each in times.values())

@@ -11,8 +11,8 @@ One coefficient c makes five published corrections of it (τ: staleness, m: mome
 
 The weights that are evaluated and saved are y. They see clipping and weight decay as without a correction, since both
 are part of the last update. A horizon is counted in updates, also with --accumulate. For one update after a drop of the
-learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, prediction makes the
-largest stable learning rate smaller (python -m experiments.stability).
+learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, c = τ makes the
+largest stable learning rate smaller; c = 1 does so for a small τ (python -m experiments.stability).
 """
 
 import dataclasses

@@ -4,6 +4,7 @@
 
 g g stands for the diagonal of the Hessian. "constant": λ as given, 0.04 in the paper. "adaptive": λ = λ0 / sqrt(s +
 1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is exact.
+The paper's numbers are told from memory.
 """
 
 import dataclasses

@@ -7,7 +7,8 @@ is 0.999 of the old one and 0.001 of v v, corrected for its start as Adam's is. 
 step per update divides by its staleness + 1, and a weight that has not moved divides by 1.
 
 One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
-which stands behind, and is not divided.
+which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
+usual steps are then those of updates, each made of several gradients.
 """
 
 from typing import Any, NamedTuple

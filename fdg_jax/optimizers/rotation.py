@@ -9,7 +9,8 @@ every matrix [a, b] with gradient G
 with Adam's corrections for the start. A kernel of more axes is a matrix of its last axis and all others; everything
 else, and a side longer than `largest`, keeps its coordinates, so a vector has Adam. optax has no SOAP.
 Deviations: U and V start as the identity instead of SOAP's eigenvectors of the first gradient, and the first update is
-made. N is not turned when U and V are, as in SOAP.
+made. U and V turn before the update whose gradient has turned them; SOAP turns them after it, so here they are one
+update ahead. N is not turned when U and V are, as in SOAP, whose published code sorts both by eigenvalue besides.
 """
 
 import math
