@@ -1,5 +1,7 @@
 """The arms of the table of corrections on images: every correction there is, and those that papers combine.
 
+Muon is not among them: optax's has Adam for the kernels of convolutions, so it is compared on text alone.
+
 Published claims are from the papers' texts where docs/corrections.md says nothing else; PipeMare's, Kosson's and
 DC-ASGD's were not at hand and are told from memory, which the page says.
 """
@@ -12,7 +14,7 @@ from experiments.tuning.arms import Arm, Part
 EPOCHS, TUNING_EPOCHS, HELD_OUT = 5, 2, 5_000
 QUARTER = 244  # of a final run's updates at the first learning rate: PipeMare's T
 MULTIPLES, SEEDS = (0.5, 1.0, 2.0), (0, 1, 2)
-SGD_RATE, NADAM_RATE = 0.1, 1e-3
+SGD_RATE, ADAM_RATE = 0.1, 1e-3
 FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
 MOMENTA = ({"momentum": 0.9}, {"momentum": 0.7})  # what is tuned where an arm has no option of its own
 ANNEALED = ({"anneal_updates": 0}, {"anneal_updates": QUARTER})
@@ -56,7 +58,9 @@ ONE_LATE = (  # those that are different where the staleness is 1
         "PipeMare (from memory): level with synchronous training", "level"),
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, "optimizer": "nadam", "weight_decay": 0.1,
         "decay": "matrices"}, ({"momentum": 0.99}, {"momentum": 0.9}),
-        "AsyncPP: level with synchronous training or better", "level", NADAM_RATE),
+        "AsyncPP: level with synchronous training or better", "level", ADAM_RATE),
+    arm("rotation", "basis rotation", {**FDG, "optimizer": "rotation", "weight_decay": 0.1, "decay": "matrices"},
+        MOMENTA, rate=ADAM_RATE),
 )  # fmt: skip
 SEVERAL_LATE = (  # at a staleness of 1 these are `last` and `spike`
     arm("linear", "anticipate, linear", corrected("anticipate", prediction="linear"), MOMENTA,
