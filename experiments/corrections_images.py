@@ -128,10 +128,10 @@ def document(lines: Lines) -> str:
 def picture(lines: Lines, path: Path) -> None:
     groups = {}
     for part in (FOUR, TWO):
-        found = {arm.label: interval(list(values(lines, part, arm).by_seed.values())) for arm in part.arms}
-        groups[part.title] = {label: each.mean for label, each in found.items() if each}
+        found = {arm.label: list(values(lines, part, arm).by_seed.values()) for arm in part.arms}
+        groups[part.title] = {label: each for label, each in found.items() if each}
     bp = interval(list(of_name(lines, FOUR, "bp").by_seed.values()))
-    title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: corrections of late gradients (means over the seeds)"
+    title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: corrections of late gradients (mean, and each seed)"
     bars.draw(groups, path, title, "test error (% of the test images)", ("BP", bp.mean) if bp else None, True)
 
 

@@ -132,7 +132,7 @@ def document(lines: Lines) -> str:
 
 def picture(lines: Lines, path: Path) -> None:
     groups = {
-        f"K = {K}": {LABELS[run][0]: line["test_error_percent"] for run, line in lines.items() if LABELS[run][1] == K}
+        f"K = {K}": {LABELS[run][0]: [line["test_error_percent"]] for run, line in lines.items() if LABELS[run][1] == K}
         for K in (2, 4)
     }
     title = f"ResNet-20 on CIFAR-10 by every method, {EPOCHS} epoch, one seed"

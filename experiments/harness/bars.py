@@ -1,4 +1,4 @@
-"""Draws one number per method as horizontal bars, best first, a panel per group; or two series side by side."""
+"""Draws one mean per method as horizontal bars, best first, a panel per group; or two series side by side."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +9,14 @@ BAR, REFERENCE = "#0072b2", "#d55e00"
 
 
 def draw(
-    groups: Mapping[str, Mapping[str, float]], path: Path, title: str, x_label: str,
+    groups: Mapping[str, Mapping[str, Sequence[float]]], path: Path, title: str, x_label: str,
     reference: tuple[str, float] | None, by_number: bool = False,
 ) -> None:  # fmt: skip
     """Draws a PNG file.
 
-    groups: panel -> label -> value. reference: (label, value) of a line through all panels. by_number: whether panels
-    and picture are as high as they have bars, instead of equally high.
+    groups: panel -> label -> values, one for each seed. A bar is their mean, and each of several is a point.
+    reference: (label, value) of a line through all panels.
+    by_number: whether panels and picture are as high as they have bars, instead of equally high.
     """
     numbers = [max(3, len(values)) for values in groups.values()]
     height, ratios = (1.5 + 0.27 * sum(numbers), numbers) if by_number else (7, [1] * len(numbers))
@@ -29,9 +30,17 @@ def draw(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         panels = figure.subplots(len(groups), 1, sharex=True, gridspec_kw={"height_ratios": ratios})
         for axes, (group, values) in zip(panels, groups.items(), strict=True):
-            ranked = sorted(values, key=lambda label: values[label], reverse=True)
-            bars = axes.barh(ranked, [values[label] for label in ranked], color=BAR, height=0.7)
-            axes.bar_label(bars, fmt="%.2f", padding=3, fontsize=9)
+            means = {label: sum(found) / len(found) for label, found in values.items()}
+            ranked = sorted(means, key=lambda label: means[label], reverse=True)
+            axes.barh(ranked, [means[label] for label in ranked], color=BAR, height=0.7)
+            for at, label in enumerate(ranked):
+                found = values[label] if len(values[label]) > 1 else []
+                axes.plot(found, [at] * len(found), "o", color=INK, ms=3.5)
+                end = max(means[label], *found) if found else means[label]
+                axes.annotate(
+                    f"{means[label]:.2f}", (end, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
+                )
+            axes.margins(x=0.08)  # for the numbers
             axes.set_title(group, loc="left", fontsize=10)
             axes.grid(axis="x", color=FAINT, lw=0.6)
             axes.set_axisbelow(True)
