@@ -333,6 +333,8 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert (grown["n"], grown["published"], grown["tuning"]) == ("3", "", "as chosen above")
     assert corpus.SHA256 in text and f"--text {texts.TEXT}" in grown["command"]
     assert re.search(r"with all seeds is PipeMare's T1, adamw: 1\.22 .* aim of 1\.1 is not reached", text)
+    behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
+    assert "of 1 arms none reaches its BP's loss" in corrections_text.document(behind)
 
 
 def test_some_results_leave_the_rest_blank_and_draw(tmp_path):
