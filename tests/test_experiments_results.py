@@ -195,7 +195,7 @@ committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been
 
 @pytest.mark.parametrize("name", experiments.names())
 def test_the_committed_page_is_what_the_committed_results_give(name):
-    table = experiments.find(name)
+    table = result_files.complete(experiments.find(name), run_table.RESULTS)
     lines = result_files.read(table, run_table.RESULTS)
     page = run_table.RESULTS / f"{name}.md"
     assert page.read_text() == result_files.page(table, lines), f"run `python -m experiments.{name} render`"
