@@ -70,12 +70,6 @@ def plain_product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return x @ kernel.astype(x.dtype)
 
 
-def plain_rotation(T: int, half: int) -> tuple[jax.Array, jax.Array]:
-    """`sequence.rotation` as a part of the program."""
-    angles = jnp.arange(T)[:, None] * sequence.ROTARY_BASE ** (-jnp.arange(half) / half)
-    return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-
-
 PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
     "images": {
         "batch_norm": plain_batch_norm,
@@ -84,7 +78,7 @@ PLAIN: dict[str, dict[str, Callable[..., Any]]] = {
         "weight_gradient": convolution.plain_weight_gradient,
         "relu": jax.nn.relu,
     },
-    "tokens": {"product": plain_product, "rotation": plain_rotation},
+    "tokens": {"product": plain_product, "rotation": sequence.plain_rotation},
 }
 CLASSES = {"images": 10, "tokens": 256}
 LENGTH = 64  # tokens of an example

@@ -128,8 +128,8 @@ def document(lines: Lines) -> str:
 def picture(lines: Lines, path: Path) -> None:
     groups = {}
     for part in (FOUR, TWO):
-        found = {arm.label: list(values(lines, part, arm).by_seed.values()) for arm in part.arms}
-        groups[part.title] = {label: each for label, each in found.items() if each}
+        found = {arm.label: values(lines, part, arm).by_seed for arm in part.arms}
+        groups[part.title] = {label: list(seeds.values()) for label, seeds in found.items() if seeds}
     bp = interval(list(of_name(lines, FOUR, "bp").by_seed.values()))
     title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: corrections of late gradients (mean, and each seed)"
     bars.draw(groups, path, title, "test error (% of the test images)", ("BP", bp.mean) if bp else None, True)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from experiments.harness import bars, markdown
@@ -150,14 +151,13 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 def aim(lines: Lines) -> str:
     """Which arms of K = 8 keep to the aim, of those that have all seeds."""
     found, gaps = {}, {}
-    for part in PARTS:
-        for arm in part.arms if part.name == EIGHT.name else ():
+    for part in (each for each in PARTS if each.name == EIGHT.name):
+        losses = behind(lines, part)
+        for arm in part.arms:
             times = times_bp(lines, part, arm)
             if len(times) == len(part.seeds) and not arm.name.startswith("bp"):
                 label = f"{arm.label}, {arm.flags['optimizer']}"
-                found[label] = times
-                losses = behind(lines, part).get(arm.label)
-                gaps[label] = sum(losses) / len(losses) if losses else math.inf
+                found[label], gaps[label] = times, fmean(losses.get(arm.label, [math.inf]))
     if not found:
         return ""
     means = {

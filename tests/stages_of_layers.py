@@ -33,6 +33,23 @@ class Two(nn.Module):
         return jnp.tanh(Affine(self.width, name="b")(jnp.tanh(Affine(10, name="a")(x))))
 
 
+def affine(p, x):
+    return x @ p["kernel"] + p["bias"]
+
+
+def activation(p, x):
+    return jnp.tanh(x)
+
+
+LAYERS_OF_TWO = [affine, activation] * 2
+
+
+def layered(variables):
+    """Variables of stages `Two`, by stage and layer, as an oracle takes and gives them."""
+    pairs = [[v["params"][name]["Dense_0"] for name in "ab"] for v in variables]
+    return [[first, {}, second, {}] for first, second in pairs]
+
+
 class Normed(nn.Module):
     """Affine, then the BatchNorm of our networks, whose scale is an argument of its backward pass."""
 

@@ -10,7 +10,7 @@ import optax
 import oracle
 import pytest
 from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
-from stages_of_layers import ROUNDING, Two
+from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Two, layered
 
 from fdg_jax.corrections.anticipate import coefficient
 from fdg_jax.corrections.dc_asgd import make as make_dc
@@ -188,19 +188,16 @@ class SteppingBack:
 def test_t2_trains_as_its_oracle_and_not_as_with_the_newest_weights(method):
     stages = [Two(CLASSES if k == 3 else 12) for k in (1, 2, 3)]
     ours = pipeline(3, DATA[0], stages=stages, weights="current", method=method, correct="t2")
-    start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
-    start = [[first, {}, second, {}] for first, second in start]
+    start = layered(jax.device_get(ours.params))
     for batch in DATA:
         ours.step(batch)
     ours.drain()
-    layers = [lambda p, x: x @ p["kernel"] + p["bias"], lambda p, x: jnp.tanh(x)] * 2
     order = "ddg" if method == "ddg" else "backward-first"
-    given = ([layers] * 3, cross_entropy, recipe(), start, DATA, order)
+    given = ([LAYERS_OF_TWO] * 3, cross_entropy, recipe(), start, DATA, order)
     late = (2, 1, 0) if method == "ddg" else STALENESS
     truth, _ = oracle.current(*given, rules=[SteppingBack(tau) if tau else None for tau in late])
     plain, _ = oracle.current(*given)
-    mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
-    for a, b in zip(leaves(mine), leaves(truth), strict=True):
+    for a, b in zip(leaves(layered(ours.params)), leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     assert max(np.abs(a - b).max() for a, b in zip(leaves(truth), leaves(plain), strict=True)) > 2e-4
 

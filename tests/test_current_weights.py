@@ -8,16 +8,12 @@ import numpy as np
 import oracle
 import pytest
 from small import CLASSES, CurrentPart, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
-from stages_of_layers import ORDERS, ROUNDING, Normed, Two
+from stages_of_layers import LAYERS_OF_TWO, ORDERS, ROUNDING, Normed, Two, affine, layered
 from test_engines import run
 
 from fdg_jax import layers
 
 FAST = [(3, order) for order in (*ORDERS, "ddg")]
-
-
-def affine(p, x):
-    return x @ p["kernel"] + p["bias"]
 
 
 @pytest.mark.parametrize(("K", "order"), mostly_slow(list(product((1, 2, 3, 4), (*ORDERS, "ddg"))), *FAST))
@@ -27,20 +23,13 @@ def test_current_weights_are_their_own_oracle(K, order):
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     asked = {"method": "ddg"} if order == "ddg" else {"order": order, "beta": 0.7}
     ours = pipeline(K, data[0], stages=stages, weights="current", **asked)
-    start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
+    start = layered(jax.device_get(ours.params))
     for batch in data:
         ours.step(batch)
     ours.drain()
-
-    def activation(p, x):
-        return jnp.tanh(x)
-
-    layers = [affine, activation] * 2
-    start = [[first, {}, second, {}] for first, second in start]
     beta = asked.get("beta", 1.0)
-    truth, losses = oracle.current([layers] * K, cross_entropy, recipe(), start, data, order, beta)
-    mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
-    for a, b in zip(leaves(mine), leaves(truth), strict=True):
+    truth, losses = oracle.current([LAYERS_OF_TWO] * K, cross_entropy, recipe(), start, data, order, beta)
+    for a, b in zip(leaves(layered(ours.params)), leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
 

@@ -122,7 +122,7 @@ def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordina
         for g, h in zip(grads, turned, strict=True):
             a, first = update(jax.tree.map(jnp.asarray, g), first)
             b, second = update(jax.tree.map(jnp.asarray, h), second)
-            # In float64. Each QR makes the rounding larger by the condition of its product, here up to 1e7.
+            # In float64. A QR makes the rounding of its product larger by the product's condition number.
             np.testing.assert_allclose(P @ a["kernel"] @ Q.T, b["kernel"], rtol=1e-6, atol=1e-8)
         basis, product = first.leaves["kernel"].left[::-1]
         inner = np.asarray(basis.T @ product @ basis)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
-from stages_of_layers import ROUNDING, Normed, Two
+from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Normed, Two, affine, layered
 from trained_methods import Ks, agree, trained
 
 from fdg_jax.layers import EPSILON
@@ -169,25 +169,14 @@ def test_adl_is_its_oracle(engine, K, M, order, accumulation):
     assert ours.updates == [-(-11 // M)] * K
 
 
-def layered(variables):
-    return [[v["params"][name]["Dense_0"] for name in "ab"] for v in variables]
-
-
 @pytest.mark.parametrize("K", Ks)
 def test_fa_is_its_oracle(K):
     data = batches(10)
     stages = [Two(CLASSES if k == K else 12) for k in range(1, K + 1)]
     ours, start, states = trained(K, data, stages=stages, method="fa")
-
-    def affine(p, x):
-        return x @ p["kernel"] + p["bias"]
-
-    def pairs(layers):
-        return [[first, {}, second, {}] for first, second in layers]
-
-    feedback = pairs(layered([{"params": state.own} for state in states]))
-    layers = [[affine, lambda p, x: jnp.tanh(x)] * 2] * K
-    truth, losses, _ = oracles.fa(layers, cross_entropy, recipe(), pairs(layered(start)), data, feedback)
+    feedback = layered([{"params": state.own} for state in states])
+    layers = [LAYERS_OF_TWO] * K
+    truth, losses, _ = oracles.fa(layers, cross_entropy, recipe(), layered(start), data, feedback)
     for a, b in zip(leaves(layered(ours.params)), leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, **ROUNDING)
@@ -198,9 +187,6 @@ def test_fa_keeps_the_scales_of_batch_norms_and_is_its_oracle_with_them():
     data, K = batches(8), 2
     stages = [Normed(12), Normed(CLASSES)]
     ours, start, states = trained(K, data, stages=stages, method="fa")
-
-    def affine(p, x):
-        return x @ p["kernel"] + p["bias"]
 
     def norm(p, x):
         return (x - x.mean(0)) / jnp.sqrt(x.var(0) + EPSILON) * p["scale"] + p["bias"]

@@ -3,7 +3,6 @@
 from itertools import count
 
 import jax
-import jax.numpy as jnp
 import method_oracles as oracles
 import numpy as np
 import oracle
@@ -20,7 +19,7 @@ from small import (
     pipeline,
     recipe,
 )
-from stages_of_layers import ROUNDING, Two
+from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Two, layered
 from test_memory import SCALARS, predicted_and_live
 from trained_methods import agree, trained
 
@@ -174,15 +173,13 @@ def test_paci_is_ddg_at_the_newest_weights_with_accumulation():
 def test_paci_trains_as_gradients_at_the_newest_weights_whose_sum_makes_an_update():
     data, stages = batches(24), [Two(CLASSES if k == 3 else 12) for k in (1, 2, 3)]
     ours = pipeline(3, data[0], stages=stages, method="ddg", weights="current", accumulate=8)
-    start = [[v["params"][name]["Dense_0"] for name in "ab"] for v in jax.device_get(ours.params)]
+    start = layered(jax.device_get(ours.params))
     for batch in data:
         ours.step(batch)
     ours.drain()
-    layers = [lambda p, x: x @ p["kernel"] + p["bias"], lambda p, x: jnp.tanh(x)] * 2
-    given = ([layers] * 3, cross_entropy, recipe(), [[a, {}, b, {}] for a, b in start], data, "ddg")
+    given = ([LAYERS_OF_TWO] * 3, cross_entropy, recipe(), start, data, "ddg")
     truth, losses = oracle.current(*given, accumulate=8)
-    mine = [[v["params"][name]["Dense_0"] for name in "ab"] for v in ours.params]
-    for a, b in zip(leaves(mine), leaves(truth), strict=True):
+    for a, b in zip(leaves(layered(ours.params)), leaves(truth), strict=True):
         np.testing.assert_allclose(a, b, **ROUNDING)
     np.testing.assert_allclose([m.loss for m in ours.losses(wait=True)], losses, rtol=0, atol=1e-5)
     one_by_one, _ = oracle.current(*given)

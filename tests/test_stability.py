@@ -37,6 +37,12 @@ def test_the_limits_are_those_of_the_specification(m, tau, limits):
     assert found == pytest.approx(limits, rel=0.01)
 
 
+def test_the_limits_are_these_to_the_third_digit():
+    kinds = ("last", "linear", "spike", "nesterov")
+    found = [eigenvalues.limit(0.9, c, 3) / (1 - 0.9) for c in (0.0, *(coefficient(kind, 3, 0.9) for kind in kinds))]
+    assert found == pytest.approx((0.348, 0.479, 0.723, 0.693, 0.464), abs=2e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ["none", "spike"])
 def test_training_finds_the_limit_of_the_eigenvalues(arm):

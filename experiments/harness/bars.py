@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from experiments.harness.curve_plot import FAINT, INK
 
@@ -30,16 +31,17 @@ def draw(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         panels = figure.subplots(len(groups), 1, sharex=True, gridspec_kw={"height_ratios": ratios})
         for axes, (group, values) in zip(panels, groups.items(), strict=True):
-            means = {label: sum(found) / len(found) for label, found in values.items()}
+            means = {label: fmean(found) for label, found in values.items()}
             ranked = sorted(means, key=lambda label: means[label], reverse=True)
             axes.barh(ranked, [means[label] for label in ranked], color=BAR, height=0.7)
             for at, label in enumerate(ranked):
-                found = values[label] if len(values[label]) > 1 else []
-                axes.plot(found, [at] * len(found), "o", color=INK, ms=3.5)
-                end = max(means[label], *found) if found else means[label]
+                found = values[label]
+                if len(found) > 1:
+                    axes.plot(found, [at] * len(found), "o", color=INK, ms=3.5)
                 axes.annotate(
-                    f"{means[label]:.2f}", (end, at), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9
-                )
+                    f"{means[label]:.2f}", (max(found), at), xytext=(5, 0), textcoords="offset points", va="center",
+                    fontsize=9,
+                )  # fmt: skip
             axes.margins(x=0.08)  # for the numbers
             axes.set_title(group, loc="left", fontsize=10)
             axes.grid(axis="x", color=FAINT, lw=0.6)

@@ -106,10 +106,12 @@ def rotated(x: jax.Array) -> jax.Array:
 
 
 def rotation(T: int, half: int) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines of the angles, each [T, 1, half].
-
-    They are computed while tracing, as constants. XLA would compute them again for each example and head.
-    """
+    """`plain_rotation`, computed while tracing, as constants. XLA would compute it again for each example and head."""
     with jax.ensure_compile_time_eval():
-        angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)
-        return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+        return plain_rotation(T, half)
+
+
+def plain_rotation(T: int, half: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of the angles, each [T, 1, half]."""
+    angles = jnp.arange(T)[:, None] * ROTARY_BASE ** (-jnp.arange(half) / half)
+    return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
