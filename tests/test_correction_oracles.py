@@ -1,6 +1,6 @@
-"""Every correction against plain Python, and what is the same thing under another name."""
+"""Every correction against plain Python."""
 
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -12,12 +12,10 @@ import pytest
 from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
 from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Two, layered
 
-from fdg_jax.corrections.anticipate import coefficient
 from fdg_jax.corrections.dc_asgd import make as make_dc
 from fdg_jax.corrections.gap_aware import make as make_gap
 from fdg_jax.corrections.interface import Late
 from fdg_jax.corrections.t2 import make as make_t2
-from fdg_jax.methods.fdg import fdg
 
 DATA = batches(14)
 RATE, M = 0.1, 0.9
@@ -240,138 +238,3 @@ def test_gap_aware_by_hand():
     assert float(found) == pytest.approx(7 / (1 + 0.3 / usual), rel=1e-4)  # 1 - 0.999^2 is 0.002 in float32
     still, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.4), jnp.asarray(0.4), state)
     assert float(still) == 7.0
-
-
-# ---- The same thing under another name. In float64, where 40 steps round by less than 1e-13 of weights of order 1.
-
-STEPS, DELAY = 40, 4
-EXACTLY = {"rtol": 0, "atol": 1e-12}
-CURVES = np.asarray([0.3, 1.0, 2.0])
-
-
-def delayed(step, delay=DELAY, steps=STEPS):
-    """The weights at which gradients of a parabola are taken, of a rule step(g) -> (weights to go forward at next)."""
-    path = [np.ones(3)]
-    for n in range(steps):
-        path.append(step(CURVES * path[n - delay] if n >= delay else None))
-    return np.stack(path)
-
-
-def anticipated(c, m=M, rate=0.02):
-    """x = y + c d, where y is momentum SGD's."""
-    y, v = np.ones(3), np.zeros(3)
-
-    def step(g):
-        nonlocal y, v
-        if g is None:
-            return y
-        v = m * v + g
-        y = y - rate * v
-        return y - c * rate * v
-
-    return step
-
-
-def test_spike_compensation_is_anticipation_with_the_geometric_coefficient():
-    """Kosson et al.: v <- m v + g; w <- w - rate (a v + b g) with a = m^D, b = (1 - m^D) / (1 - m)."""
-    w, v = np.ones(3), np.zeros(3)
-
-    def spike(g):
-        nonlocal w, v
-        if g is not None:
-            v = M * v + g
-            w = w - 0.02 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
-        return w
-
-    np.testing.assert_allclose(delayed(spike), delayed(anticipated(coefficient("spike", DELAY, M))), **EXACTLY)
-
-
-def test_error_feedback_is_anticipation_by_the_last_update():
-    """2606.30634, for a delay of one: x <- x - 2 s + (s before), s the optimizer's step."""
-    x, v, before = np.ones(3), np.zeros(3), np.zeros(3)
-
-    def feedback(g):
-        nonlocal x, v, before
-        if g is not None:
-            v = M * v + g
-            s = 0.02 * v
-            x, before = x - 2 * s + before, s
-        return x
-
-    np.testing.assert_allclose(delayed(feedback, 1), delayed(anticipated(coefficient("last", 1, M)), 1), **EXACTLY)
-
-
-def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
-    assert coefficient("spike", 1, M) == pytest.approx(coefficient("nesterov", 1, M), rel=1e-15)
-    assert coefficient("spike", 0, M) == coefficient("linear", 0, M) == 0
-    with jax.enable_x64(True):
-        chain = optax.sgd(0.02, momentum=M, nesterov=True)
-        w = jnp.ones(3)
-        state = chain.init(w)
-
-        def nesterov(g):
-            nonlocal w, state
-            if g is not None:
-                updates, state = chain.update(jnp.asarray(g), state, w)
-                w = w + updates
-            return np.asarray(w)
-
-        found = delayed(nesterov)
-    np.testing.assert_allclose(found, delayed(anticipated(M)), **EXACTLY)
-
-
-def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
-    """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
-    y, v = 1.0, 0.0
-    for n, tau in product(range(STEPS), (1, 3)):
-        before, v = y, M * v + np.sin(n)
-        y = before - 0.02 * v
-        assert y + tau * (y - before) == pytest.approx(y - tau * 0.02 * v, abs=1e-14)
-
-
-def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():
-    y = 3.0 - np.arange(20) / 8  # numbers that float32 has exactly
-    for tau in (1, 3, 7):
-        c = coefficient("linear", tau, 0.0)
-        assert [y[n] + c * (y[n] - y[n - 1]) for n in range(1, 12)] == [y[n + tau] for n in range(1, 12)]
-
-
-def x_form(inner, c):
-    """Anticipation as a wrapper around an optax chain: the weights it trains are the anticipating ones.
-
-    x(n+1) = x(n) + (1 + c) u(n) - c u(n-1), and the inner chain sees y = x - c u(n-1)."""
-
-    def init(x):
-        return inner.init(x), each(jnp.zeros_like, x)
-
-    def update(grads, state, x):
-        state, before = state
-        updates, state = inner.update(grads, state, each(lambda x, u: x - c * u, x, before))
-        return each(lambda new, old: (1 + c) * new - c * old, updates, before), (state, updates)
-
-    return optax.GradientTransformation(init, update)
-
-
-def test_anticipation_is_the_optax_wrapper_that_trains_the_anticipating_weights():
-    """Weight decay is in it: it is taken at y. And y, which is evaluated, is not what the wrapper trains."""
-    ours = pipeline(2, DATA[0], correct="anticipate", prediction="linear")
-    start = jax.device_get(ours.params)
-    for batch in DATA:
-        ours.step(batch)
-    ours.drain()
-    (tau, _), last = fdg(2).staleness, [Anticipating(1.0), None]
-
-    class Wrapped:
-        optimizer = x_form(recipe(), 1.0)
-
-    functions = as_functions(parts(2))
-    both = [
-        oracle.stashed(functions, cross_entropy, recipe(), start, DATA, (tau, 0), rules=rules)[0]
-        for rules in (last, [Wrapped(), None])
-    ]
-    d, stage_1 = last[0].last, (ours.params[0], *(variables[0] for variables in both))
-    found = [leaves(variables["params"]) for variables in stage_1]
-    for mine, y, x, ahead in zip(*found, leaves(d), strict=True):
-        np.testing.assert_allclose(mine, y, **ROUNDING)
-        np.testing.assert_allclose(x, y + ahead, **ROUNDING)
-    assert max(np.abs(leaf).max() for leaf in leaves(d)) > 1e-3

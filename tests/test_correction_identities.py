@@ -1,0 +1,195 @@
+"""Corrections that are the same thing under another name, and what others' rules of prediction come to."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracle
+import pytest
+from small import CurrentPart, as_functions, cross_entropy, leaves, parts, pipeline, recipe
+from stages_of_layers import ROUNDING
+from test_correction_oracles import DATA, Anticipating, M, each
+
+from fdg_jax.corrections.anticipate import coefficient
+from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.methods.fdg import fdg
+
+# In float64, where 40 steps round by less than 1e-13 of weights of order 1.
+STEPS, DELAY = 40, 4
+EXACTLY = {"rtol": 0, "atol": 1e-12}
+CURVES = np.asarray([0.3, 1.0, 2.0])
+
+
+def delayed(step, delay=DELAY, steps=STEPS):
+    """The weights at which gradients of a parabola are taken, of a rule step(g) -> (weights to go forward at next)."""
+    path = [np.ones(3)]
+    for n in range(steps):
+        path.append(step(CURVES * path[n - delay] if n >= delay else None))
+    return np.stack(path)
+
+
+def anticipated(c, m=M, rate=0.02):
+    """x = y + c d, where y is momentum SGD's."""
+    y, v = np.ones(3), np.zeros(3)
+
+    def step(g):
+        nonlocal y, v
+        if g is None:
+            return y
+        v = m * v + g
+        y = y - rate * v
+        return y - c * rate * v
+
+    return step
+
+
+def test_spike_compensation_is_anticipation_with_the_geometric_coefficient():
+    """Kosson et al.: v <- m v + g; w <- w - rate (a v + b g) with a = m^D, b = (1 - m^D) / (1 - m)."""
+    w, v = np.ones(3), np.zeros(3)
+
+    def spike(g):
+        nonlocal w, v
+        if g is not None:
+            v = M * v + g
+            w = w - 0.02 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
+        return w
+
+    np.testing.assert_allclose(delayed(spike), delayed(anticipated(coefficient("spike", DELAY, M))), **EXACTLY)
+
+
+def test_error_feedback_is_anticipation_by_the_last_update():
+    """2606.30634, for a delay of one: x <- x - 2 s + (s before), s the optimizer's step."""
+    x, v, before = np.ones(3), np.zeros(3), np.zeros(3)
+
+    def feedback(g):
+        nonlocal x, v, before
+        if g is not None:
+            v = M * v + g
+            s = 0.02 * v
+            x, before = x - 2 * s + before, s
+        return x
+
+    np.testing.assert_allclose(delayed(feedback, 1), delayed(anticipated(coefficient("last", 1, M)), 1), **EXACTLY)
+
+
+def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
+    assert coefficient("spike", 1, M) == pytest.approx(coefficient("nesterov", 1, M), rel=1e-15)
+    assert coefficient("spike", 0, M) == coefficient("linear", 0, M) == 0
+    with jax.enable_x64(True):
+        chain = optax.sgd(0.02, momentum=M, nesterov=True)
+        w = jnp.ones(3)
+        state = chain.init(w)
+
+        def nesterov(g):
+            nonlocal w, state
+            if g is not None:
+                updates, state = chain.update(jnp.asarray(g), state, w)
+                w = w + updates
+            return np.asarray(w)
+
+        found = delayed(nesterov)
+    np.testing.assert_allclose(found, delayed(anticipated(M)), **EXACTLY)
+
+
+def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
+    """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
+    y, v = 1.0, 0.0
+    for n, tau in product(range(STEPS), (1, 3)):
+        before, v = y, M * v + np.sin(n)
+        y = before - 0.02 * v
+        assert y + tau * (y - before) == pytest.approx(y - tau * 0.02 * v, abs=1e-14)
+
+
+def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():
+    y = 3.0 - np.arange(20) / 8  # numbers that float32 has exactly
+    for tau in (1, 3, 7):
+        c = coefficient("linear", tau, 0.0)
+        assert [y[n] + c * (y[n] - y[n - 1]) for n in range(1, 12)] == [y[n + tau] for n in range(1, 12)]
+
+
+def test_spectrain_is_the_linear_prediction_and_exact_once_the_velocity_stands_still():
+    """w - s rate v, where v is a mean of gradients and not their sum: v <- m v + (1-m) g, w <- w - rate v."""
+    m, s, w, v, path, predicted, linear = 0.5, 3, 0.0, 0.0, [0.0], [], []
+    for _ in range(80):
+        v = m * v + (1 - m) * 1.0  # the gradient is 1: in float64 this v is 1 after 54 steps
+        path.append(w := w - v / 8)
+        predicted.append(w - s * v / 8)
+        linear.append(w + coefficient("linear", s, m) * (w - path[-2]))
+    assert predicted == pytest.approx(linear, abs=1e-14)
+    assert v == 1
+    assert predicted[60:70] == path[61 + s : 71 + s]
+
+
+def summed(late):
+    """LayerPipe2's weights to go backward with: those of now without the last tau updates, which are all kept."""
+    tau = int(late.staleness)
+
+    def updated(before, after, kept):
+        return each(lambda a, b, kept: jnp.concatenate([kept[1:], (b - a)[None]]), before, after, kept)
+
+    return Correction(
+        init=lambda params: each(lambda w: jnp.zeros((tau, *w.shape), w.dtype), params),
+        backward=lambda params, kept: each(lambda w, d: w - d.sum(0), params, kept),
+        updated=updated,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fdg", "ddg"])
+def test_the_newest_weights_without_the_last_tau_updates_are_the_stashed_ones(method):
+    """It telescopes, so the gradients are those of stashed weights, which the newest weights' are not."""
+    kind = Kind(name="summed", summary="LayerPipe2, the exact sum", make=summed, weights="current")
+    asked = {"summed": {"weights": "current", "correct": kind}, "stashed": {}, "current": {"weights": "current"}}
+    found = {}
+    for name, options in asked.items():
+        ours = pipeline(3, DATA[0], stages=parts(3, CurrentPart), method=method, **options)
+        for batch in DATA:
+            ours.step(batch)
+        ours.drain()
+        found[name] = leaves([variables["params"] for variables in ours.params])
+    for a, b in zip(found["summed"], found["stashed"], strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+    assert max(np.abs(a - b).max() for a, b in zip(found["current"], found["stashed"], strict=True)) > 1e-3
+
+
+def x_form(inner, c):
+    """Anticipation as a wrapper around an optax chain: the weights it trains are the anticipating ones.
+
+    x(n+1) = x(n) + (1 + c) u(n) - c u(n-1), and the inner chain sees y = x - c u(n-1)."""
+
+    def init(x):
+        return inner.init(x), each(jnp.zeros_like, x)
+
+    def update(grads, state, x):
+        state, before = state
+        updates, state = inner.update(grads, state, each(lambda x, u: x - c * u, x, before))
+        return each(lambda new, old: (1 + c) * new - c * old, updates, before), (state, updates)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_anticipation_is_the_optax_wrapper_that_trains_the_anticipating_weights():
+    """Weight decay is in it: it is taken at y. And y, which is evaluated, is not what the wrapper trains."""
+    ours = pipeline(2, DATA[0], correct="anticipate", prediction="linear")
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    ours.drain()
+    (tau, _), last = fdg(2).staleness, [Anticipating(1.0), None]
+
+    class Wrapped:
+        optimizer = x_form(recipe(), 1.0)
+
+    functions = as_functions(parts(2))
+    both = [
+        oracle.stashed(functions, cross_entropy, recipe(), start, DATA, (tau, 0), rules=rules)[0]
+        for rules in (last, [Wrapped(), None])
+    ]
+    d, stage_1 = last[0].last, (ours.params[0], *(variables[0] for variables in both))
+    found = [leaves(variables["params"]) for variables in stage_1]
+    for mine, y, x, ahead in zip(*found, leaves(d), strict=True):
+        np.testing.assert_allclose(mine, y, **ROUNDING)
+        np.testing.assert_allclose(x, y + ahead, **ROUNDING)
+    assert max(np.abs(leaf).max() for leaf in leaves(d)) > 1e-3
