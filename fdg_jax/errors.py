@@ -12,6 +12,10 @@ class Unreadable(BadInput):
     """A file cannot be read at the moment, so whether it is intact is not known."""
 
 
+class NoEffect(UserWarning):
+    """Something that was asked for does nothing here, or nearly nothing."""
+
+
 class ScheduleError(AssertionError):
     """A schedule uses something that does not exist yet, does something twice, or has not the staleness it declares."""
 

@@ -1,8 +1,16 @@
 """What cannot work with late gradients is said, with what to do instead; what can work is left alone."""
 
-import pytest
+import re
+import warnings
 
-from fdg_jax import corrections, methods
+import jax
+import optax
+import pytest
+from small import batches, pipeline
+
+from fdg_jax import corrections, methods, recipe
+from fdg_jax.checks.cancelled import divides_by_size
+from fdg_jax.errors import NoEffect
 from fdg_jax.training import cancelled, command_line
 
 BETA = "a constant factor cancels (nearly). Use --optimizer sgd where it is to matter, or --correct rate"
@@ -32,3 +40,39 @@ def test_what_cannot_work_is_said(words):
     assert len(found) == len(SAID[words])
     for line, said in zip(found, SAID[words], strict=True):
         assert said in line
+
+
+PARAMS = {"kernel": jax.ShapeDtypeStruct((3, 3, 8, 16), "float32"), "bias": jax.ShapeDtypeStruct((16,), "float32")}
+
+
+@pytest.mark.parametrize("name", ["sgd", *recipe.SCALE_FREE])
+def test_trying_an_optimizer_finds_what_the_command_knows_by_name(name):
+    rate = optax.linear_schedule(0.0, 0.1, 100)  # the first update is none
+    made = recipe.optimizer(name, rate, momentum=0.9, weight_decay=0.1, clip_norm=1.0)
+    assert divides_by_size(made, PARAMS) == (name in recipe.SCALE_FREE)
+
+
+def for_the_true_shapes_only(updates, params):
+    assert all(max(leaf.shape) > 2 for leaf in jax.tree.leaves(params))
+    return updates
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "warned"),
+    [
+        (optax.adam(1e-3), {"beta": 0.5}, True),
+        (lambda k: optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-3)), {"beta": 0.5}, True),
+        (optax.adam(1e-3), {}, False),
+        (optax.sgd(0.1), {"beta": 0.5}, False),
+        (optax.chain(optax.adam(1e-3), optax.stateless(for_the_true_shapes_only)), {"beta": 0.5}, False),
+    ],
+)
+def test_a_pipeline_whose_optimizer_cancels_beta_says_so(optimizer, options, warned):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", NoEffect)
+        pipeline(2, batches(1)[0], optimizer=optimizer, **options)
+    told = [warning for warning in told if warning.category is NoEffect]
+    assert len(told) == warned
+    for warning in told:
+        assert re.match("beta=0.5: the optimizer divides a gradient by its own size", str(warning.message))
+        assert warning.filename == pipeline.__code__.co_filename

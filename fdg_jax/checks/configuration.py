@@ -12,7 +12,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax import corrections, split
-from fdg_jax.checks import cutting, names, schedules
+from fdg_jax.checks import cancelled, cutting, names, schedules
 from fdg_jax.checks.arguments import (
     check_beta,
     check_correctable,
@@ -164,6 +164,8 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
+        if self.K > 1:
+            cancelled.warn_of_beta(self.corrections, self.optimizers[0], specs[0].variables.get("params", {}))
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

@@ -6,6 +6,7 @@ must be asked for before JAX computes anything.
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from fdg_jax import corrections, data, methods, models, recipe, split
 from fdg_jax.api import Pipeline
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
 from fdg_jax.methods.interface import Method
 from fdg_jax.runs.options import FIELDS, Options
@@ -145,7 +146,9 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
         momentum=options.momentum,
         **{name: getattr(options, name) for name in {*method.answers_to, *corrections.answers_to(options.correct)}},
     )
-    initialise(pipeline, parts, dataset, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffect)  # `cancelled` has told it, in the words of the flags
+        initialise(pipeline, parts, dataset, options)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
