@@ -22,12 +22,17 @@ def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
     monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
     pace = speed.Speed()
     assert pace.now() is None
-    for _ in range(5):  # 64 images a second, with a pause of 7 s in between that is not training
+    for _ in range(5):  # 64 images a second, with a pause of 24 s in between that is not training
         pace.finished(64)
         clock[0] += 1
     assert pace.now() == 64
-    clock[0] += 7
-    pace.paused(7)
+    with pace.pause():
+        clock[0] += 17
+        with pace.pause():
+            pace.finished(64)  # of the last second of training; an evaluation reads what is finished meanwhile
+        clock[0] += 7
+        assert pace.now() == 64
+    clock[0] += 1
     pace.finished(64)
     assert pace.now() == 64
     for _ in range(20):  # from now on 10 a second: after the horizon the old ones are forgotten

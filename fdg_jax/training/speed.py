@@ -7,19 +7,23 @@ which is why a shorter stretch of time would tell little.
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
 
 
 class Speed:
-    """Call finished() whenever losses were read, and paused() after everything that was not training."""
+    """Call finished() whenever losses were read, and do within pause() whatever is not training."""
 
     def __init__(self) -> None:
         self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, what was finished by then)
         self.not_training, self.units = 0.0, 0
+        self.paused_at: float | None = None
 
     def seconds(self) -> float:
-        return time.monotonic() - self.not_training
+        """Of training so far. It stands during a pause, in which losses may be read, too."""
+        return (self.paused_at or time.monotonic()) - self.not_training
 
     def finished(self, units: int) -> None:
         """So many images or tokens have been finished since the last call."""
@@ -28,11 +32,17 @@ class Speed:
         while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
             self.marks.popleft()
 
-    def paused(self, seconds: float) -> None:
-        """The last `seconds` were evaluation or a checkpoint; a mark made meanwhile belongs to their beginning."""
-        self.not_training += seconds
-        now = self.seconds()
-        self.marks = deque((min(then, now), units) for then, units in self.marks)
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time that counts for nothing: an evaluation, a checkpoint. One within another is part of it."""
+        outer = self.paused_at
+        self.paused_at = start = outer or time.monotonic()
+        try:
+            yield
+        finally:
+            self.paused_at = outer
+            if outer is None:
+                self.not_training += time.monotonic() - start
 
     def compiled(self) -> None:
         """Forgets what was measured so far, as the last dispatch may have compiled."""

@@ -64,8 +64,5 @@ class ThroughputClock:
         """Calls `work`, which is no training, while the clock stands."""
         self.stop()
         self.pipeline.wait()
-        start = time.monotonic()
-        try:
+        with self.record.speed.pause():
             work()
-        finally:
-            self.record.speed.paused(time.monotonic() - start)
