@@ -17,7 +17,8 @@ BETA = "a constant factor cancels (nearly). Use --optimizer sgd where it is to m
 SAID = {
     "": [],
     "--beta 0.5": [],
-    "--K 1 --optimizer adamw --beta 0.5": [],
+    "--K 1": [],
+    "--K 1 --beta 0.5 --correct cosine": ["--correct cosine: with --K 1 no gradient is late", "--beta 0.5: with --K 1"],
     "--optimizer adamw --beta 0.5": [BETA],
     "--optimizer muon --method ddg --correct shrink --beta 0.5": [BETA],
     "--optimizer rotation --beta 0.5 --correct rate": [BETA],

@@ -17,9 +17,12 @@ def warn(options: Options, method: Method, corrected: Sequence[Kind]) -> None:
 
 def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[str]:
     """The warnings, one sentence or two each."""
-    if options.K == 1:
-        return
     o = options
+    if o.K == 1:
+        for name, value, nothing in (("correct", o.correct, "none"), ("beta", f"{o.beta:g}", "1")):
+            if value != nothing:
+                yield f"{spelled(name)} {value}: with --K 1 no gradient is late, so it does nothing. Use --K 2 or more."
+        return
     has = {"beta": "beta" in method.answers_to or "shrink" in corrected, "scale": "scale" in method.answers_to}
     gate = "cosine" in corrected and o.gate_decay != 0
     factors = {name: getattr(o, name) for name, there in has.items() if there and getattr(o, name) != 1}
