@@ -99,3 +99,22 @@ def test_what_came_out_is_what_the_decisive_experiments_page_says():
     assert len(shown) == 13
     (verdict,) = re.findall(r"by the registered rules: (\w+)", page)
     assert f"the verdict on the paper's claim is *{verdict}*" in README
+
+
+def test_what_helps_on_text_is_what_the_page_of_corrections_says():
+    page = (ROOT / "experiments/results/corrections_text.md").read_text()
+    row = r"^\| transformer8x64 \| 8 \| (.*?), \w+ \| 3 \| [\d.]+ \| [\d.]+ \| .*? \| \+([\d.]+) \("
+    adamw = dict(reversed(re.findall(row, page, re.M)))  # an arm stands there with AdamW first, and then with Muon
+    muon = dict(re.findall(row, page, re.M))
+    names = {
+        "FDG's test loss is": adamw["FDG"],
+        "half as\nstale,": adamw["DDG, which is PipeDream (half as stale)"],
+        "staleness leave": adamw["rates by staleness"],
+        "Nesterov": adamw["asynchronous Nesterov (NAdam)"],
+        "Muon": muon["FDG"],
+        "basis rotation": adamw["basis rotation"],
+    }
+    for words, nats in names.items():
+        assert f"{words} {nats}" in README
+    assert "all 22 arms" in README
+    assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", page, re.M)) == 22
