@@ -112,8 +112,11 @@ def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
         tuning, finals = len(arms.tune_runs(parts)), sum(len(part.arms) * len(part.seeds) for part in parts)
         total += tuning + finals
         assert f"| {what} | {tuning} and {finals} |" in text
-    growth = sum(len(part.arms) * len(part.seeds) for part in texts.GROWTH)
-    assert f"| growth | {growth} |" in text and f"| all | {total + growth} |" in text
+    for what, parts in (("", texts.GROWTH), (", all other arms, seed 0", texts.GROWTH_OF_REST)):
+        growth = sum(len(part.arms) * len(part.seeds) for part in parts)
+        total += growth
+        assert f"| growth{what} | {growth} |" in text
+    assert f"| all | {total} |" in text
     numbers = (corrections_images.GAIN, corrections_images.LEVEL, corrections_text.GAIN, verdicts.MIN_SEEDS)
     for number in (*numbers, *corrections_text.MOST.values(), 6, 4):
         assert f"**{number:g}**" in text
@@ -174,6 +177,9 @@ def test_growth_has_the_rates_that_were_chosen_for_eight_stages():
         assert len(runs) == 9 and {run.flags["learning_rate"] for run in runs} == {0.002}
         assert {run.flags["K"] for run in runs} == {part.shared["K"]} and part.tune_runs == ()
         assert part.final_runs({}) == ()
+    alone = {arm.name for part in texts.GROWTH_OF_REST for arm in part.arms}
+    assert len(alone) == 19 and {"bp-muon", "bp-rotation", "ddg"} <= alone and not alone & {"bp", "fdg", "t1"}
+    assert {part.seeds for part in texts.GROWTH_OF_REST} == {(0,)}
 
 
 def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):
@@ -278,19 +284,28 @@ def test_a_loss_that_is_not_finite_is_the_largest():
 def test_without_results_a_page_has_every_row_and_no_number(name, tmp_path):
     table = TABLES[name]
     assert table_command.main(table.TABLE, ["render", "--results", str(tmp_path)]) == 0
-    found = rows((tmp_path / f"{name}.md").read_text())
-    head = {title: at for at, title in enumerate(table.HEADS)}
-    assert len(found) == sum(len(part.arms) for part in table.PARTS)
+    parts = table.PARTS if name == "corrections_images" else texts.PARTS[:2]  # growth has a table of its own
+    text = (tmp_path / f"{name}.md").read_text()
+    found, head = tables(text)[0], {title: at for at, title in enumerate(table.HEADS)}
+    assert len(found) == sum(len(part.arms) for part in parts)
     assert all(cells[head["n"]] == cells[head["by seed"]] == cells[head["here"]] == "" for cells in found)
     assert all("--seed S" in cells[head["command"]] for cells in found)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def tables(text):
+    """The rows of each table of a page."""
+    by_width = {}
+    for cells in rows(text):
+        by_width.setdefault(len(cells), []).append(cells)
+    return list(by_width.values())
+
+
 def finals(parts, names, lines):
-    """(run, arm, seed) of the final runs of the arms of these names, with three seeds."""
+    """(run, arm, seed) of the final runs of the arms of these names."""
     for part in parts:
         for arm in (each for each in part.arms if each.name in names):
-            for seed in (0, 1, 2):
+            for seed in part.seeds:
                 yield part.final_run(arm, part.choice(lines, arm), seed), arm, seed
 
 
@@ -322,16 +337,20 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     for run, arm, seed in finals(texts.PARTS, losses, lines):
         lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed] / 100 * (1 + len(arm.name)))
     text = corrections_text.document(lines)
-    told = {tuple(cells[:3]): dict(zip(corrections_text.HEADS, cells, strict=True)) for cells in rows(text)}
+    of_eight, of_growth = tables(text)
+    told = {tuple(cells[:3]): dict(zip(corrections_text.HEADS, cells, strict=True)) for cells in of_eight}
     times = "tokens to BP's loss / BP's tokens"
     assert told["transformer8x64", "8", "BP, adamw"]["test loss, mean (nats/byte)"] == "2.9000"  # after 2,000 steps
     assert told["transformer8x64", "8", "FDG, adamw"][times] == "more than 1.5 (0 of 3 seeds reach it)"
     assert told["transformer8x64", "8", "PipeMare's T1, adamw"][times].startswith("1.22 (")  # exp(log(1.5) / 2)
     muon = told["transformer8x64", "8", "FDG, muon"]
     assert muon["here"].startswith("holds here. It errs less by +0.450 (") and muon[times].startswith("1.22 (")
-    grown = told["transformer16x64", "16", "FDG, adamw"]
-    assert (grown["n"], grown["published"], grown["tuning"]) == ("3", "", "as chosen above")
-    assert corpus.SHA256 in text and f"--text {texts.TEXT}" in grown["command"]
+    grown = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in of_growth}
+    assert grown["BP, adamw"]["K = 16"] == "2.900, n = 3" and grown["BP, muon"]["K = 2"] == "2.500, n = 1"
+    assert grown["FDG, adamw"]["K = 4"] == "+0.500 (+0.498 to +0.502), n = 3; more than 1.5 (0 of 3 seeds reach it)"
+    assert grown["FDG, muon"]["K = 8"].startswith("+0.050, n = 1; 1.") and grown["cosine gate, adamw"]["K = 8"] == ""
+    assert "--K K " in grown["FDG, adamw"]["command"] and grown["FDG, adamw"]["chosen"] == "--learning-rate 0.001"
+    assert corpus.SHA256 in text and f"--text {texts.TEXT}" in grown["FDG, adamw"]["command"]
     assert re.search(r"with all seeds is PipeMare's T1, adamw: 1\.22 .* aim of 1\.1 is not reached", text)
     behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
     assert "of 1 arms none reaches its BP's loss" in corrections_text.document(behind)

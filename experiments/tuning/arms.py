@@ -126,14 +126,15 @@ def core_hours(lines: Sequence[Mapping[str, Any]]) -> float:
 
 
 def progress(parts: Sequence[Part], lines: Lines) -> str:
-    """How much of a table has run, part by part, in a paragraph."""
+    """How much of a table has run, in a paragraph; parts with one title count together."""
     said = []
-    for part in parts:
-        tuning, finals = part.tune_runs, len(part.arms) * len(part.seeds)
+    for title in dict.fromkeys(part.title for part in parts):
+        alike = [part for part in parts if part.title == title]
+        tuning, finals = tune_runs(alike), sum(len(part.arms) * len(part.seeds) for part in alike)
         tuned = [lines[run.name] for run in tuning if run.name in lines]
-        done = [line for arm in part.arms for line in part.finished(lines, arm).values()]
+        done = [line for part in alike for arm in part.arms for line in part.finished(lines, arm).values()]
         first = f"{len(tuned)} of {len(tuning)} tuning runs ({core_hours(tuned):.1f} core-hours), " if tuning else ""
-        said.append(f"{part.title}: {first}{len(done)} of {finals} final runs ({core_hours(done):.1f} core-hours)")
+        said.append(f"{title}: {first}{len(done)} of {finals} final runs ({core_hours(done):.1f} core-hours)")
     return f"**How much has run.** {'; '.join(said)}."
 
 

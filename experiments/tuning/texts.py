@@ -81,15 +81,29 @@ SHARED = {
 TUNED, FINAL = {"epochs": TUNING_EPOCHS, "hold_out": HELD_OUT}, {"epochs": EPOCHS, "hold_out": 0}
 
 
-def part(name: str, title: str, arms: tuple[Arm, ...], model: str, K: int, chosen_by: Part | None = None) -> Part:
+def part(
+    name: str, title: str, arms: tuple[Arm, ...], model: str, K: int, chosen_by: Part | None = None,
+    seeds: tuple[int, ...] = SEEDS,
+) -> Part:  # fmt: skip
     shared, module = {**SHARED, "model": model, "K": K}, "fdg_jax.experiments.language_model"
-    return Part(name, title, arms, shared, TUNED, FINAL, MULTIPLES, SEEDS, module, chosen_by)
+    return Part(name, title, arms, shared, TUNED, FINAL, MULTIPLES, seeds, module, chosen_by)
+
+
+def grown(
+    title: str, arms: tuple[Arm, ...], chosen_by: Part, seeds: tuple[int, ...] = SEEDS
+) -> tuple[Part, ...]:
+    """A part for each number of stages of a network of 16 layers, at the rates that were chosen for 8."""
+    return tuple(
+        part(f"grow{K}", f"16 layers, {title}", arms, "transformer16x64", K, chosen_by, seeds) for K in (8, 2, 16, 4)
+    )
 
 
 EIGHT = part("K8", "AdamW, K = 8", OF_ADAMW, "transformer8x64", 8)
 EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
-GROWTH = tuple(
-    part(f"grow{K}", f"16 layers, AdamW, K = {K}", (BP, STALE, ANNEAL), "transformer16x64", K, EIGHT)
-    for K in (8, 2, 16, 4)
+FIRST = (BP, STALE, ANNEAL)
+GROWTH = grown("BP, FDG and T1", FIRST, EIGHT)
+GROWTH_OF_REST = (
+    *grown("Muon", OF_MUON, EIGHT_MUON, seeds=(0,)),
+    *grown("the other arms", tuple(arm for arm in OF_ADAMW if arm not in FIRST), EIGHT, seeds=(0,)),
 )
-PARTS = (EIGHT, EIGHT_MUON, *GROWTH)
+PARTS = (EIGHT, EIGHT_MUON, *GROWTH, *GROWTH_OF_REST)
