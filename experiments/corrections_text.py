@@ -141,7 +141,7 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
     return [
         part.shared["model"],
         str(part.shared["K"]),
-        name_of(arm),
+        full_label(arm),
         *arms.measured(part, own, digits=4),
         minus.told(3) if minus else "",
         "" if is_bp else times_words(times_bp(lines, part, arm)),
@@ -151,7 +151,7 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
     ]  # fmt: skip
 
 
-def name_of(arm: Arm) -> str:
+def full_label(arm: Arm) -> str:
     return f"{arm.label}, {arm.flags['optimizer']}"
 
 
@@ -162,14 +162,14 @@ def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
         part = next(each for each in PARTS if each.name == f"grow{K}" and arm in each.arms)
         own, bp = values(lines, part, arm), of_name(lines, part, arm.reference)
         found = interval(list(paired(own.by_seed, bp.by_seed).values()))
-        told = "diverged" if own.diverged else ""
+        told = [f"{len(own.diverged)} diverged"] if own.diverged else []
         if arm.name.startswith("bp") and own.by_seed:
-            told = f"{fmean(own.by_seed.values()):.3f}, n = {own.n}"
+            told.insert(0, f"{fmean(own.by_seed.values()):.3f}, n = {len(own.by_seed)}")
         elif found:
-            told = f"{found.told(3)}, n = {found.n}; {times_words(times_bp(lines, part, arm))}"
-        cells.append(told)
+            told.insert(0, f"{found.told(3)}, n = {found.n}; {times_words(times_bp(lines, part, arm))}")
+        cells.append("; ".join(told))
     chosen, _, command = arms.how_made(first, lines, arm)
-    return [name_of(arm), *cells, chosen, command.replace(f"--K {first.shared['K']} ", "--K K ")]
+    return [full_label(arm), *cells, chosen, command.replace(f"--K {first.shared['K']} ", "--K K ")]
 
 
 def growing(lines: Lines) -> str:
@@ -180,7 +180,9 @@ def growing(lines: Lines) -> str:
         "**How the gap grows with K.** A network of 16 layers, with the rates that were chosen for 8 layers and 8 "
         "stages. BP: its test loss. All others: test loss minus BP's with the same optimizer and K (NAdam: AdamW's), "
         "mean and 95% interval by seed; then tokens to BP's loss over BP's tokens. BP, FDG and T1 with AdamW have "
-        "three seeds, all others one, which tells nothing of the spread.",
+        "three seeds. All others were added when the results for 8 layers were known, and have one, which tells "
+        "nothing of the spread. The rates are best for K = 8: an arm whose rate is small, as T1's is, may be behind at "
+        "K = 2 and 4 because of its rate alone.",
         markdown.table(OF_GROWTH, rows),
         f"![Test loss minus BP's over the number of stages]({NAME}_growth.png)",
     ])  # fmt: skip
@@ -194,7 +196,7 @@ def aim(lines: Lines) -> str:
         for arm in part.arms:
             times = times_bp(lines, part, arm)
             if len(times) == len(part.seeds) and not arm.name.startswith("bp"):
-                label = name_of(arm)
+                label = full_label(arm)
                 found[label], gaps[label] = times, fmean(losses.get(arm.label, [math.inf]))
     if not found:
         return ""
@@ -234,13 +236,13 @@ def document(lines: Lines) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def behind(lines: Lines, part: Part, told: Callable[[Arm], str] = lambda arm: arm.label) -> dict[str, list[float]]:
+def behind(lines: Lines, part: Part, called: Callable[[Arm], str] = lambda arm: arm.label) -> dict[str, list[float]]:
     """What the arm is called -> test loss minus BP's, of each seed that both have."""
     found = {}
     for arm in part.arms:
         minus = paired(values(lines, part, arm).by_seed, of_name(lines, part, arm.reference).by_seed)
         if minus and not arm.name.startswith("bp"):
-            found[told(arm)] = list(minus.values())
+            found[called(arm)] = list(minus.values())
     return found
 
 
@@ -252,7 +254,7 @@ def picture(lines: Lines, path: Path) -> None:
     bars.draw(groups, path, title, label, None, by_number=True)
     gaps: dict[str, dict[int, list[float]]] = {}
     for part in (*GROWTH, *GROWTH_OF_REST):
-        for name, found in behind(lines, part, name_of).items():
+        for name, found in behind(lines, part, full_label).items():
             gaps.setdefault(name, {})[part.shared["K"]] = found
     title = f"A transformer of 16 layers on text, {TARGET_STEPS:,} steps: test loss minus BP's (mean, and each seed)"
     growth.draw(gaps, STAGES, path.with_stem(f"{path.stem}_growth"), title, "nats per byte behind BP")

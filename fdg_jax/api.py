@@ -53,8 +53,8 @@ class Pipeline(Outcome):
         stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
         arguments here; or a `Kind` of your own. Shrinking by beta is one of these files, and comes first unless the
-        one asked for takes beta. Before Adam, Muon and others that divide a gradient by its size beta cancels, and
-        init warns.
+        one asked for takes beta. Before Adam, Muon and others that divide a gradient by its size beta cancels:
+        init warns where three steps of the optimizer show it.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.

@@ -53,6 +53,11 @@ def test_trying_an_optimizer_finds_what_the_command_knows_by_name(name):
     assert divides_by_size(made, PARAMS) == (name in recipe.SCALE_FREE)
 
 
+@pytest.mark.parametrize("clipping", [0.01, 10.0])
+def test_clipping_in_proportion_to_the_parameters_is_not_taken_for_division(clipping):
+    assert not divides_by_size(optax.chain(optax.adaptive_grad_clip(clipping), optax.sgd(0.1)), PARAMS)
+
+
 def for_the_true_shapes_only(updates, params):
     assert all(max(leaf.shape) > 2 for leaf in jax.tree.leaves(params))
     return updates
@@ -77,3 +82,10 @@ def test_a_pipeline_whose_optimizer_cancels_beta_says_so(optimizer, options, war
     for warning in told:
         assert re.match("beta=0.5: the optimizer divides a gradient by its own size", str(warning.message))
         assert warning.filename == pipeline.__code__.co_filename
+
+
+def test_whoever_ignores_the_warning_does_not_wait_for_the_trial(monkeypatch):
+    monkeypatch.setattr("fdg_jax.checks.cancelled.divides_by_size", lambda *_: pytest.fail("it was tried"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoEffect)
+        pipeline(2, batches(1)[0], optimizer=optax.adam(1e-3), beta=0.5)

@@ -12,7 +12,7 @@ from made_up_runs import make, rows
 from experiments import corrections_images, corrections_text
 from experiments.harness import estimate, result_files, run_table, table_command
 from experiments.harness.intervals import interval
-from experiments.tuning import arms, corpus, images, texts, verdicts
+from experiments.tuning import arms, corpus, growth, images, texts, verdicts
 from experiments.tuning.verdicts import FAILS, HOLDS, UNDECIDED, Scale, Values
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, language_model
@@ -290,7 +290,9 @@ def test_without_results_a_page_has_every_row_and_no_number(name, tmp_path):
     assert len(found) == sum(len(part.arms) for part in parts)
     assert all(cells[head["n"]] == cells[head["by seed"]] == cells[head["here"]] == "" for cells in found)
     assert all("--seed S" in cells[head["command"]] for cells in found)
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for picture in re.findall(r"\((\w+\.png)\)", text):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+    assert f"({name}.png)" in text
 
 
 def tables(text):
@@ -354,6 +356,28 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert re.search(r"with all seeds is PipeMare's T1, adamw: 1\.22 .* aim of 1\.1 is not reached", text)
     behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
     assert "of 1 arms none reaches its BP's loss" in corrections_text.document(behind)
+
+
+def test_growth_tells_what_has_diverged_and_draws_the_rest(tmp_path):
+    lines, losses = tuned(texts.EIGHT, 1, 3.0), {"bp": 3.0, "fdg": 3.5, "t1": 3.2}
+    for run, arm, seed in finals(texts.GROWTH, losses, lines):
+        lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed])
+    lost = {"diverged": True, **WHENCE}
+    (first,) = [part for part in texts.GROWTH if part.shared["K"] == 16]
+    for seed in (1, 2):
+        run = first.final_run(texts.STALE, first.choice(lines, texts.STALE), seed)
+        lines[run.name] = {"options": dict(run.flags), **lost}
+    _, of_growth = tables(corrections_text.document(lines))
+    told = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in of_growth}
+    assert told["FDG, adamw"]["K = 16"].startswith("+0.500, n = 1; more than 1.5 (0 of 3")
+    assert told["FDG, adamw"]["K = 16"].endswith("; 2 diverged")
+    assert "diverged" not in told["FDG, adamw"]["K = 8"]
+    corrections_text.picture(lines, tmp_path / "text.png")
+    assert (tmp_path / "text_growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_names_beside_lines_do_not_cover_each_other():
+    assert growth.spread([1.0, 0.2, 0.98, 0.99, 0.21], 0.05, 1.0) == pytest.approx([1.0, 0.2, 0.9, 0.95, 0.25])
 
 
 def test_some_results_leave_the_rest_blank_and_draw(tmp_path):

@@ -140,8 +140,6 @@ def progress(parts: Sequence[Part], lines: Lines) -> str:
 
 def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
     """`6 of 6 runs, 1.0 h`: what choosing an arm's options took; "" where nothing has been tuned."""
-    if part.chosen_by:
-        return "as chosen above"
     runs = part.grid(arm)
     found = [lines[run.name] for run in runs if run.name in lines]
     diverged = sum(bool(line.get("diverged")) for line in found)

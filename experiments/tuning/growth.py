@@ -1,15 +1,15 @@
 """Draws how far behind BP each arm is, over the number of stages."""
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 from experiments.harness.curve_plot import FAINT, INK
 
 # Told apart by colour-blind eyes, and by their shapes.
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")
+STYLES, COLOURS = ("-", "--", ":"), ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
-APART = 0.035  # of the height, between two labels
+APART = 0.036  # of the height, between two labels
 
 
 def draw(
@@ -29,18 +29,17 @@ def draw(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         axes = figure.subplots()
         ends = {}
-        for (arm, by_K), colour, marker in zip(gaps.items(), cycle(COLOURS), cycle(MARKERS)):
+        for (arm, by_K), (style, colour), marker in zip(gaps.items(), product(STYLES, COLOURS), cycle(MARKERS)):
             means = {K: sum(by_K[K]) / len(by_K[K]) for K in sorted(by_K) if by_K[K]}
             if not means:
                 continue
-            axes.plot(list(means), list(means.values()), color=colour, lw=1.5, zorder=1)
+            axes.plot(list(means), list(means.values()), color=colour, lw=1.5, ls=style, zorder=1)
             at = [K for K in means for _ in by_K[K]]
             axes.plot(at, [value for K in means for value in by_K[K]], marker, color=colour, ms=5, alpha=0.7)
-            last = max(means)
-            ends[arm] = last, means[last], colour
+            ends[arm] = max(means), means[max(means)], colour
         axes.set_xscale("log", base=2)
         axes.set_xticks(stages, [str(K) for K in stages])
-        axes.set_xlim(min(stages) / 1.1, max(stages) * 1.9)  # room for the names
+        axes.set_xlim(min(stages) / 1.1, max(stages) * 1.08)  # the names stand to the right of it
         axes.set_xlabel("stages K, logarithmic")
         axes.set_ylabel(y_label)
         axes.axhline(0, color=INK, lw=1.2)
@@ -49,15 +48,24 @@ def draw(
         axes.set_axisbelow(True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        low, high = axes.get_ylim()
-        free = low
-        for arm, (K, value, colour) in sorted(ends.items(), key=lambda item: item[1][1]):
-            at = max(value, free)
-            free = at + APART * (high - low)
+        bottom, top = axes.get_ylim()
+        places = spread([value for _, value, _ in ends.values()], APART * (top - bottom), top)
+        for (arm, (K, value, colour)), at in zip(ends.items(), places, strict=True):
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5)}
             axes.annotate(
-                arm, (K, value), xytext=(K * 1.06, at), va="center", fontsize=9, color=colour,
-                arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5} if at > value else None,
-            )  # fmt: skip
+                arm, (K, value), xytext=(max(stages) * 1.12, at), va="center", fontsize=9, color=colour, arrowprops=line
+            )
         if not ends:
             axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+def spread(values: Sequence[float], apart: float, top: float) -> list[float]:
+    """The values moved as far as it takes for each to be so far from the next, none above the top."""
+    order = sorted(range(len(values)), key=lambda at: values[at])
+    places = [values[at] for at in order]
+    for n in range(1, len(places)):
+        places[n] = max(places[n], places[n - 1] + apart)
+    for n in reversed(range(len(places))):
+        places[n] = min(places[n], places[n + 1] - apart if n + 1 < len(places) else top)
+    return [places[order.index(at)] for at in range(len(values))]

@@ -23,7 +23,8 @@ class Speed:
 
     def seconds(self) -> float:
         """Of training so far. It stands during a pause, in which losses may be read, too."""
-        return (self.paused_at or time.monotonic()) - self.not_training
+        now = time.monotonic() if self.paused_at is None else self.paused_at
+        return now - self.not_training
 
     def finished(self, units: int) -> None:
         """So many images or tokens have been finished since the last call."""
@@ -36,7 +37,7 @@ class Speed:
     def pause(self) -> Iterator[None]:
         """Time that counts for nothing: an evaluation, a checkpoint. One within another is part of it."""
         outer = self.paused_at
-        self.paused_at = start = outer or time.monotonic()
+        self.paused_at = start = time.monotonic() if outer is None else outer
         try:
             yield
         finally:
