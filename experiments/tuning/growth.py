@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
+from statistics import fmean
 
 from experiments.harness.curve_plot import FAINT, INK
 
@@ -17,7 +18,7 @@ def draw(
 ) -> None:
     """Draws a PNG file: the seeds of an arm as points, their means joined by a line with the arm's name at its end.
 
-    gaps: arm -> K -> a value for each seed. stages: every K of the x axis, which is logarithmic.
+    gaps: arm -> K -> a value for each seed, one at least. stages: every K of the x axis, which is logarithmic.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -30,9 +31,7 @@ def draw(
         axes = figure.subplots()
         ends = {}
         for (arm, by_K), (style, colour), marker in zip(gaps.items(), product(STYLES, COLOURS), cycle(MARKERS)):
-            means = {K: sum(by_K[K]) / len(by_K[K]) for K in sorted(by_K) if by_K[K]}
-            if not means:
-                continue
+            means = {K: fmean(by_K[K]) for K in sorted(by_K)}
             axes.plot(list(means), list(means.values()), color=colour, lw=1.5, ls=style, zorder=1)
             at = [K for K in means for _ in by_K[K]]
             axes.plot(at, [value for K in means for value in by_K[K]], marker, color=colour, ms=5, alpha=0.7)

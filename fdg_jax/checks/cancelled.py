@@ -3,16 +3,20 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import NoEffect
 
 Tree = Any
+CANCELS = "divides a gradient by its own size, so a constant factor cancels (nearly)"
 LENGTH = 1e-2  # of the gradient: shorter than what is usually clipped
 STEPS = 3  # a warm-up may begin with a learning rate of 0
 NEAR = 0.05  # of the update's length: Adam's epsilon and a first step's rounding change it by less, SGD's is halved
@@ -30,9 +34,8 @@ def warn_of_beta(
     """
     beta = next((options["beta"] for kind, options in asked if kind.name == "shrink"), 1.0)
     if beta != 1.0 and not silenced() and divides_by_size(optimizer, params):
-        fact = "the optimizer divides a gradient by its own size, so a constant factor cancels (nearly)"
         way_out = "Use SGD where it is to matter, or correct='rate', which stands behind the optimizer."
-        warnings.warn(f"beta={beta:g}: {fact}. {way_out}", NoEffect, stacklevel=4)
+        warnings.warn(f"beta={beta:g}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
 
 
 def silenced() -> bool:
@@ -52,31 +55,23 @@ def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bo
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))
 
-    def full(value):
-        return jax.tree.map(lambda leaf: jnp.full(leaf.shape, value, leaf.dtype), small)
-
-    def last_update(trial):
-        weights, length = trial
-        filled, grads = full(weights), full(length / count**0.5)
+    @jax.jit
+    def last_update(weights, length):
+        """The update of the last step as a vector, by a gradient of that length, all parameters being `weights`."""
+        filled, grads = (
+            jax.tree.map(partial(jnp.full_like, fill_value=value), small) for value in (weights, length / count**0.5)
+        )
 
         def step(state, _):
             updates, state = optimizer.update(grads, state, filled)
             return state, updates
 
         _, updates = jax.lax.scan(step, optimizer.init(filled), length=STEPS)
-        return jax.tree.map(lambda leaf: leaf[-1], updates)
-
-    def changes():
-        weights, lengths = jnp.asarray([0.0, 0.0, 1.0, 1.0]), LENGTH * jnp.asarray([1.0, 0.5, 1.0, 0.5])
-        updates = jax.lax.map(last_update, (weights, lengths))
-        found = []
-        for at in (0, 2):
-            whole, half = (jax.tree.map(lambda leaf, at=at: leaf[at], updates) for at in (at, at + 1))
-            found.append((optax.tree.norm(whole), optax.tree.norm(jax.tree.map(jnp.subtract, whole, half))))
-        return found
+        return ravel_pytree(jax.tree.map(lambda leaf: leaf[-1], updates))[0]
 
     try:
-        found = jax.jit(changes)()
+        pairs = [(last_update(weights, LENGTH), last_update(weights, LENGTH / 2)) for weights in (0.0, 1.0)]
     except Exception:  # a chain of the user's that is made for the true shapes only
         return False
-    return all(whole > 0 and change < NEAR * whole for whole, change in found)
+    norm = np.linalg.norm
+    return all(norm(whole) > 0 and norm(whole - half) < NEAR * norm(whole) for whole, half in pairs)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fdg_jax import recipe
+from fdg_jax.checks.cancelled import CANCELS
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
@@ -29,9 +30,9 @@ def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[
     factors |= {"gate_decay": o.gate_decay} if gate else {}
     if o.optimizer in recipe.SCALE_FREE:
         for name, value in factors.items():
-            fact = f"{o.optimizer} divides a gradient by its own size, so a constant factor cancels (nearly)"
             behind = ", or --correct rate, which stands behind the optimizer" if name != "scale" else ""
-            yield f"{spelled(name)} {value:g}: {fact}. Use --optimizer sgd where it is to matter{behind}."
+            way_out = f"Use --optimizer sgd where it is to matter{behind}."
+            yield f"{spelled(name)} {value:g}: {o.optimizer} {CANCELS}. {way_out}"
     if "anticipate" in corrected:
         yield from about_prediction(o)
     if corrected - {"none", "shrink"} and o.clip_norm:
