@@ -30,15 +30,16 @@ HEADS = (
 WORDS = (
     f"**Equal in all arms:** ResNet-20, {EPOCHS} epochs of CIFAR-10, batches of 128, the seed's first weights, order "
     "and augmentation, the paper's schedule at this length (the rate is divided by 10 at 50%, 75% and 91.67%; for the "
-    "first 1% it is 0.01 at most, with BP, too), weight decay 0.0005 (NAdam: decoupled, 0.1, matrices), backward "
-    "first, stashed weights (T2: current ones), drained. The error is that after the last epoch.",
+    "first 1% it is 0.01 at most, with BP, too), weight decay 0.0005 (NAdam and basis rotation: decoupled, 0.1, "
+    "matrices), backward first, stashed weights (T2: current ones), drained. The error is that after the last epoch.",
     "**Tuning.** For each K an arm has 6 runs with seed 0: half, once and twice its optimizer's usual rate (SGD 0.1, "
-    "NAdam 0.001), each with two settings of its own; momentum 0.9 or 0.7 where it has none. Those runs have "
-    f"{TUNING_EPOCHS} epochs of {50_000 - HELD_OUT:,} training images and are judged by the last {HELD_OUT:,} "
-    f"(`--hold-out {HELD_OUT}`). Test images are not looked at. The final runs train on all training images for "
-    f"{EPOCHS} epochs with the options of the best one. What is best in {TUNING_EPOCHS} epochs need not be best in "
-    f"{EPOCHS}; T1 with T = {QUARTER} ends after a quarter of the final runs' first phase, and after two thirds of the "
-    "tuning runs'.",
+    "NAdam and basis rotation 0.001), each with two settings of its own; momentum 0.9 or 0.7 where it has none. "
+    f"Those runs have {TUNING_EPOCHS} epochs of {50_000 - HELD_OUT:,} training images and are judged by the last "
+    f"{HELD_OUT:,} (`--hold-out {HELD_OUT}`). Test images are not looked at. The final runs train on all training "
+    f"images for {EPOCHS} epochs with the options of the best one. What is best in {TUNING_EPOCHS} epochs need not be "
+    f"best in {EPOCHS}; T1 with T = {QUARTER} ends after a quarter of the final runs' first phase, and after two "
+    "thirds of the tuning runs'. Where the command that was chosen has no `--anneal-updates`, updates are divided by "
+    "the staleness for ever: that is staleness-aware SGD, and with T2 no paper's method.",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "

@@ -40,7 +40,8 @@ STALE = arm("fdg", "FDG, β = 1", FDG, MOMENTA, "FDG: without shrinking late gra
 ONE_LATE = (  # those that are different where the staleness is 1
     STALE,
     arm("beta", "FDG, β", FDG, BETAS, f"FDG: with β it {LESS}"),
-    arm("rate", "rates by staleness, PipeMare's T1", corrected("rate"), ANNEALED, f"staleness-aware SGD: it {LESS}"),
+    arm("rate", "rates by staleness, PipeMare's T1", corrected("rate"), ANNEALED,
+        f"staleness-aware SGD, PipeMare's T1 (from memory): it {LESS}"),
     arm("last", "anticipate, last update", corrected("anticipate", prediction="last"), MOMENTA,
         "error feedback: level with synchronous training at a staleness of 1", "level"),
     arm("spike", "anticipate, spike compensation", corrected("anticipate", prediction="spike"), MOMENTA,
