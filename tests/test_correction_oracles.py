@@ -238,3 +238,16 @@ def test_gap_aware_by_hand():
     assert float(found) == pytest.approx(7 / (1 + 0.3 / usual), rel=1e-4)  # 1 - 0.999^2 is 0.002 in float32
     still, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.4), jnp.asarray(0.4), state)
     assert float(still) == 7.0
+
+
+def test_gap_awares_usual_step_is_of_the_largest_rate_so_far():
+    """By hand: a rate of 0 first, as a warm-up may have, and one that falls again."""
+    rates = (0.0, 0.5, 0.25)
+    correction: Any = make_gap(Late(1, 2, 1, learning_rate=lambda n: jnp.asarray(rates)[n]))
+    state, squares = correction.start(jnp.zeros(())), 0.0
+    for rate, before, after in zip(rates, (1.0, 1.0, 1.5), (1.0, 1.5, 1.75), strict=True):
+        state = correction.updated(jnp.asarray(before), jnp.asarray(after), state)
+        squares = 0.999 * squares + 0.001 * ((after - before) / rate) ** 2 if rate else 0.0
+    usual = 0.5 * ((squares / (1 - 0.999**3)) ** 0.5 + 1e-8)
+    found, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(1.0), jnp.asarray(1.75), state)
+    assert float(found) == pytest.approx(7 / (1 + 0.75 / usual), rel=1e-4)  # 1 - 0.999^3 is 0.003 in float32

@@ -185,6 +185,9 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
         ({"correct": "t2"}, "correction t2 is for gradients at current weights, and these are stashed"),
         ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
         ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
+        ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
+        ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it lies in"),
+        ({"momentum": "0.9"}, "momentum='0.9': it lies in"),
         ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
         ({"correct": "rate", "anneal_updates": -1}, "use a number of updates, or 0 for ever"),
         ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
@@ -272,7 +275,7 @@ def test_several_corrections_act_one_after_the_other_and_each_remembers_its_own(
     assert float(both.forward(jnp.asarray(1.0), state)) == (1 * 2 + 11) * 3 + 11
 
 
-def test_what_a_correction_remembers_goes_on_with_the_same_stages_and_begins_anew_aloud_with_others():
+def test_what_a_correction_remembers_goes_on_with_its_blocks_and_begins_anew_aloud_where_there_is_none():
     old, data = job(2, correct="ahead"), batches(4, size=8)
     for batch in data:
         old.pipeline.step(batch)
@@ -283,8 +286,27 @@ def test_what_a_correction_remembers_goes_on_with_the_same_stages_and_begins_ane
     for new, said in (
         (job(2), "dropped: what the correction of late gradients remembers"),
         (job(4, correct="ahead"), "new: what the correction of late gradients remembers"),
+        (job(2, correct="cosine"), "new: what the correction of late gradients remembers"),
     ):
         moved = move(old, new, state)
         assert any(said in line for line in moved.said)
         new.pipeline.restore(moved.state)
         new.pipeline.step(data[0])
+
+
+def test_gap_aware_moves_its_mean_with_a_block_and_its_schedule_with_the_stage():
+    """From 2 stages to 4: blocks 0 and 1 were late, block 2 was not and is now."""
+    old, new = job(2, correct="gap_aware"), job(4, correct="gap_aware")
+    for batch in batches(6, size=8):
+        old.pipeline.step(batch)
+    state = move(old, new, old.pipeline.state()).state
+    drained = old.pipeline.state()
+    counted = {
+        what: [int(state[f"stage{k}/state/.correction.{what}"]) for k in (1, 2, 3)]
+        for what in ("mean.updates", "rate.count")
+    }
+    assert counted == {"mean.updates": [6, 6, 0], "rate.count": [6, 6, 6]}
+    assert [float(state[f"stage{k}/state/.correction.rate.largest"]) for k in (1, 2)] == [np.float32(0.1)] * 2
+    kept = {name: value for name, value in state.items() if ".correction.mean.squares['block001']" in name}
+    assert kept and all((value == drained[name.replace("stage2", "stage1")]).all() for name, value in kept.items())
+    assert all((value > 0).any() for value in kept.values())

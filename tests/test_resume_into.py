@@ -99,6 +99,30 @@ def test_blocks_keep_everything_and_training_goes_on(before, after):
     assert new.pipeline.updates == [9] * new.options.K and new.pipeline.parameters_sha256() != start
 
 
+@pytest.mark.parametrize(("before", "after"), [
+    ({"K": 2}, {"K": 2, "correct": "rate"}),
+    ({"K": 2, "correct": "rate"}, {"K": 4, "correct": "rate"}),
+    ({"K": 4, "beta": 0.5, "correct": "cosine"}, {"K": 2}),
+    ({"K": 2, "gradient_norms": True}, {"K": 2, "correct": "rate"}),
+])  # fmt: skip
+def test_momentum_stays_with_its_block_whatever_stands_around_the_optimizer(before, after):
+    old, new = job(**before), job(**after)
+    for batch in DATA[:4]:
+        old.pipeline.step(batch)
+    moved = move(old, new, old.pipeline.state())
+    state = old.pipeline.state()  # drained
+    momentum = [
+        {key: flat[name] for name in flat if (key := block_key(name)) and key[0] == "opt_state"}
+        for flat in (state, moved.state)
+    ]
+    assert momentum[0].keys() == momentum[1].keys() and momentum[0]
+    assert all((momentum[1][key] == value).all() and value.any() for key, value in momentum[0].items())
+    assert not any("optimizer state (" in line for line in moved.said)
+    assert "parameters, running statistics and optimizer state of every block are unchanged" in moved.said
+    counts = [int(value) for name, value in moved.state.items() if name.endswith("[2].count")]
+    assert counts == [4] * new.options.K  # of the learning rate's schedule
+
+
 @pytest.mark.slow
 def test_the_losses_of_batches_that_were_in_flight_are_not_lost():
     old, new = job(2), job(1)
@@ -132,7 +156,9 @@ def test_the_same_stages_go_on_to_the_same_last_bit(K):
 def test_what_has_no_place_is_given_up_aloud():
     old, new = job(2, momentum=0.9), job(2, momentum=0.0)
     old.pipeline.step(DATA[0])
-    assert any(line.startswith("dropped: optimizer state (") for line in move(old, new, old.pipeline.state()).said)
+    said = move(old, new, old.pipeline.state()).said
+    assert any(line.startswith("dropped: optimizer state (") for line in said)
+    assert "parameters and running statistics of every block are unchanged" in said
     old, new = job(2, momentum=0.0), job(2, method="dgl")
     old.pipeline.step(DATA[0])
     said = " ".join(move(old, new, old.pipeline.state()).said)

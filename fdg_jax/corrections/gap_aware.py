@@ -1,6 +1,6 @@
 """Gap-Aware (Barkai et al., 1909.10802): a gradient is divided by how far the weights have moved since, in usual steps.
 
-    g <- g / (1 + |w now - w then| / C),    C = the largest learning rate so far * sqrt(mean of v v) + 1e-8
+    g <- g / (1 + |w now - w then| / C),    C = the largest learning rate so far * (sqrt(mean of v v) + 1e-8)
 
 All of it element by element; v is an update over its learning rate, which for SGD is the momentum buffer, and the mean
 is 0.999 of the old one and 0.001 of v v, corrected for its start as Adam's is. So a stage that has moved by one usual
@@ -8,7 +8,8 @@ step per update divides by its staleness + 1, and a weight that has not moved di
 
 One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
 which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
-usual steps are then those of updates, each made of several gradients.
+usual steps are then those of updates, each made of several gradients. An update that a guard refuses counts as one by
+nothing.
 """
 
 from typing import Any, NamedTuple
@@ -22,37 +23,52 @@ from fdg_jax.corrections.interface import Correction, Kind, Late
 DECAY, EPS = 0.999, 1e-8
 
 
-class State(NamedTuple):
-    """squares: the mean of v v. updates: how many it is over. rate: the largest learning rate so far."""
+class Mean(NamedTuple):
+    """squares: the mean of v v, zero at first. updates: how many it is over, int32."""
 
     squares: Any
     updates: jax.Array
-    rate: jax.Array
+
+
+class Rate(NamedTuple):
+    """count: updates so far, int32. largest: the largest learning rate of these."""
+
+    count: jax.Array
+    largest: jax.Array
+
+
+class State(NamedTuple):
+    """Two parts, since --resume-into may begin the mean anew, and never the schedule."""
+
+    mean: Mean
+    rate: Rate
 
 
 def make(late: Late) -> Correction:
-    """Before the first update C is 0, and gradients pass as they are."""
-    assert late.learning_rate
-    rate_of = late.learning_rate
+    """Before the first update C is 0, and gradients pass as they are. Raises BadInput without a learning rate."""
+    late.check("learning_rate", "gap_aware")
+    rate_of: Any = late.learning_rate
 
     def init(params):
-        return State(optax.tree.zeros_like(params), jnp.zeros((), jnp.int32), jnp.zeros(()))
+        number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # two, as one array cannot be donated twice
+        return State(Mean(optax.tree.zeros_like(params), number()), Rate(number(), jnp.zeros(())))
 
     def gradient(grads, then, now, state):
-        bias = 1 - DECAY ** jnp.maximum(state.updates, 1)
+        bias = 1 - DECAY ** jnp.maximum(state.mean.updates, 1)
 
         def divided(g, a, b, s):
-            usual = state.rate * (jnp.sqrt(s / bias) + EPS)
+            usual = state.rate.largest * (jnp.sqrt(s / bias) + EPS)
             return jnp.where(usual > 0, g / (1 + jnp.abs(b - a) / jnp.where(usual > 0, usual, 1)), g)
 
-        return jax.tree.map(divided, grads, then, now, state.squares), state
+        return jax.tree.map(divided, grads, then, now, state.mean.squares), state
 
     def updated(before, after, state):
-        rate = jnp.asarray(rate_of(state.updates), jnp.float32)
+        rate = jnp.asarray(rate_of(state.rate.count), jnp.float32)
         over = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)  # a warm-up may begin with 0
         step = lambda s, a, b: DECAY * s + (1 - DECAY) * ((b - a) * over) ** 2  # noqa: E731
-        squares = jax.tree.map(step, state.squares, before, after)
-        return State(squares, state.updates + 1, jnp.maximum(state.rate, rate))
+        squares = jax.tree.map(step, state.mean.squares, before, after)
+        largest = Rate(state.rate.count + 1, jnp.maximum(state.rate.largest, rate))
+        return State(Mean(squares, state.mean.updates + 1), largest)
 
     return Correction(init=init, gradient=gradient, updated=updated)
 

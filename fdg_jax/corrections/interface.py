@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
 
 Tree = Any
 LearningRate = Callable[[Any], Any]
+OF_OPTIMIZER = "of_optimizer"  # marks the state of the stage's own optimizer where a correction stands around it
 
 
 class Late(NamedTuple):
@@ -74,7 +75,9 @@ class Correction(NamedTuple):
         """The stage's optimizer with what the correction adds to it."""
         import optax
 
-        chain = optax.chain(self.before or optax.identity(), optimizer)
+        # --resume-into finds momentum by its path in the state, which whatever is put around it would change.
+        own = optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer
+        chain = optax.chain(self.before or optax.identity(), own)
         return self.optimizer(chain) if self.optimizer else chain
 
     def start(self, params: Tree) -> Tree:

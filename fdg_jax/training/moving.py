@@ -5,13 +5,14 @@ once more and every batch in flight is used. What is left belongs to blocks and 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fdg_jax.corrections import answers_to
+from fdg_jax.corrections.interface import OF_OPTIMIZER
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.progress import count
 
@@ -19,14 +20,16 @@ if TYPE_CHECKING:
     from fdg_jax.training.setup import Job
 
 Flat = Mapping[str, Any]
-LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own)(.*)", re.S)
+LEAF = re.compile(r"(?:stage(\d+)/state/|run/\.stages\[(\d+)\])\.(params|extra|opt_state|own|correction)(.*)", re.S)
 OF_BLOCK = re.compile(r"(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)  # DGL's [0]: the network, beside its auxiliary one
 ADDED = "what the method adds (auxiliary networks, feedback)"
 DRAWN = "the random key of a stage (dropout)"
-OF_KEY = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.extra\['rng'\]", re.S)
-OF_CORRECTION = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.correction.*", re.S)
+MARK = f"['{OF_OPTIMIZER}']"
 REMEMBERED = "what the correction of late gradients remembers"
-WORDS = {"params": "parameters", "extra": "statistics", "opt_state": "optimizer state", "own": "method's own arrays"}
+WORDS = {
+    "params": "parameters", "extra": "statistics", "opt_state": "optimizer state", "own": "method's own arrays",
+    "correction": REMEMBERED,
+}  # fmt: skip
 
 
 class Moved(NamedTuple):
@@ -51,10 +54,12 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     made = [after - first for after, first in zip(pipeline.updates, before, strict=True)]
     said = [f"batches in flight were used first: stages 1 to {old.options.K} made {made} more updates"]
     said = said if any(made) else ["nothing was in flight"]
-    paces = old.options.accumulate, new.options.accumulate
-    cut, given_up = repartitioned(pipeline.state(), template, old.partition.cuts, new.partition.cuts, paces)
-    network = "parameters, running statistics and optimizer state of every block are unchanged"
-    return Moved(cut, pipeline.losses(wait=True), [*said, network, *given_up])
+    cuts, paces = (old.partition.cuts, new.partition.cuts), (old.options.accumulate, new.options.accumulate)
+    remembers = old.options.correct == new.options.correct
+    cut, given_up = repartitioned(pipeline.state(), template, *cuts, paces, remembers)
+    all_of_it = not any(WORDS["opt_state"] in line for line in given_up)
+    network = "parameters, running statistics and optimizer state" if all_of_it else "parameters and running statistics"
+    return Moved(cut, pipeline.losses(wait=True), [*said, f"{network} of every block are unchanged", *given_up])
 
 
 def same(pipeline: Any, state: Flat) -> bool:
@@ -66,42 +71,87 @@ def same(pipeline: Any, state: Flat) -> bool:
     return pipeline.state().keys() == state.keys()
 
 
+class Leaf(NamedTuple):
+    """Where an array or number of a stage belongs. path: the same for every split, method, engine and correction."""
+
+    k: int
+    part: str
+    path: str
+
+    @property
+    def key(self) -> tuple[str, str, str] | None:
+        """(part, where in it, path from the block on) of what belongs to a block; None for all else."""
+        found = OF_BLOCK.fullmatch(self.path)
+        return (self.part, found[1], found[2]) if found else None
+
+
+def leaves(names: Iterable[str]) -> dict[str, Leaf]:
+    """The leaf of each name; names that are no stage's are left out."""
+    found = {name: place for name in names if (place := LEAF.fullmatch(name))}
+    made = {name: Leaf(int(place[1] or int(place[2] or 0) + 1), place[3], place[4]) for name, place in found.items()}
+    corrected = {leaf.k for name, leaf in made.items() if MARK in name}
+    for name, (k, part, path) in made.items():
+        if part == "opt_state" and MARK in path:  # behind `Correction.around`
+            made[name] = Leaf(k, part, f"[1]{path.rpartition(MARK)[2]}")
+        elif part == "opt_state":  # a guard and measured norms are around the optax chain
+            path = re.sub(r"^(\.inner)*", "", path)
+            made[name] = Leaf(k, "correction" if k in corrected and path.startswith("[") else part, path)
+    return made
+
+
+def block_key(name: str) -> tuple[str, str, str] | None:
+    """(part, where in it, path from the block on) of a leaf that belongs to a block, the same for every split, method
+    and engine; None for any other."""
+    return found[name].key if (found := leaves([name])) else None
+
+
 def repartitioned(
-    old: Flat, template: Flat, old_cuts: tuple[int, ...], cuts: tuple[int, ...], accumulate: tuple[int, int] = (1, 1)
+    old: Flat,
+    template: Flat,
+    old_cuts: tuple[int, ...],
+    cuts: tuple[int, ...],
+    accumulate: tuple[int, int] = (1, 1),
+    remembers: bool = True,
 ) -> tuple[dict[str, Any], list[str]]:
     """(the state of a fresh pipeline that goes on where a drained one stands, what had to be given up).
 
-    old: state() of the drained one; template: of the fresh one; accumulate: of both, in backward passes per update.
+    old: state() of the drained one; template: of the fresh one; accumulate: of both, in backward passes per update;
+    remembers: whether both have the same correction, so that what it remembers of a block is the block's.
     Whatever belongs to a block is taken over as it is. Counters of a stage are those of the old stage that had its
     first block; a schedule that counts other updates than before goes on at the same batch. Raises BadInput where the
     network is another one.
     """
-    there = {key: value for name, value in old.items() if (key := block_key(name))}
-    anew = {key[1] for name in template if (key := block_key(name)) and key[0] == "opt_state" and key not in there}
+    theirs, ours = leaves(old), leaves(template)
+    there = {key: old[name] for name, leaf in theirs.items() if (key := leaf.key)}
+    numbers = {leaf: old[name] for name, leaf in theirs.items() if np.ndim(old[name]) == 0}
     owner = {k: 1 + sum(a <= first for a in old_cuts) for k, first in enumerate((0, *cuts), 1)}
     entered = int(old["entered"] if "entered" in old else old["run/.entered"])
-    result, given_up = dict(template), []
-    for name, like in template.items():
-        place, key = LEAF.fullmatch(name), block_key(name)
-        if key:
-            value = fitted(there.pop(key, None), like, key[0])
-            if value is None and key[0] == "params":
-                raise BadInput(f"--resume-into: the checkpoint has no {key[2]} {like.shape}: it is of another model.")
-            result[name] = like if value is None else value
-            given_up += [f"new: {WORDS[key[0]]}"] if value is None else []
-        elif place and np.ndim(like) == 0 and place[3] == "opt_state":
-            k = int(place[1] or int(place[2] or 0) + 1)
-            # What counts the updates that moments were averaged over starts again with them.
-            of_new = any(where.startswith(f"{place[4].rpartition('.')[0]}.") for where in anew)
-            result[name] = like if of_new else counter(old, owner[k], place[4], like, entered, accumulate)
-    if lost := [name for part, _, name in there if part == "params"]:
+    result, given_up, anew = dict(template), [], set()
+    for name, leaf in ours.items():
+        if key := leaf.key:
+            known = key in there and (remembers or leaf.part != "correction")
+            value = fitted(there.pop(key), template[name], leaf.part) if known else None
+            if value is not None:
+                result[name] = value
+            elif leaf.part == "params":
+                fact = f"the checkpoint has no {key[2]} {template[name].shape}"
+                raise BadInput(f"--resume-into: {fact}: it is of another model.")
+            else:
+                anew.add(key[:2])
+                given_up.append(f"new: {WORDS[leaf.part]}")
+    if lost := [path for part, _, path in there if part == "params"]:
         raise BadInput(f"--resume-into: the network has no {lost[0]}, as the checkpoint has: it is of another model.")
-    given_up += [f"new: {ADDED}" for name, value in template.items() if added(name, value)]
-    given_up += [f"dropped: {ADDED}" for name, value in old.items() if added(name, value)]
+    for name, leaf in ours.items():
+        if np.ndim(template[name]) == 0 and leaf.part in ("opt_state", "correction"):
+            # What counts the updates that moments were averaged over starts again with them.
+            beside = f"{leaf.path.rpartition('.')[0]}."
+            if not any(part == leaf.part and where.startswith(beside) for part, where in anew):
+                before = numbers.get(leaf._replace(k=owner[leaf.k]))
+                result[name] = number(leaf, before, template[name], entered, accumulate)
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
-    given_up += [f"new: {DRAWN}" for name in template if OF_KEY.fullmatch(name)]
-    given_up += [f"new: {REMEMBERED}" for name in template if OF_CORRECTION.fullmatch(name)]
-    given_up += [f"dropped: {REMEMBERED}" for name in old if OF_CORRECTION.fullmatch(name)]
+    given_up += [f"new: {what}" for name, leaf in ours.items() if (what := of_stage(leaf, template[name]))]
+    lost = [what for name, leaf in theirs.items() if (what := of_stage(leaf, old[name]))]
+    given_up += [f"dropped: {what}" for what in lost if what != DRAWN]
     for k, of in owner.items():
         made = old[f"stage{of}/updates"] if f"stage{of}/updates" in old else old[f"run/.updates[{of - 1}]"]
         result |= put(result, (f"stage{k}/updates", f"run/.updates[{k - 1}]"), made)
@@ -109,18 +159,13 @@ def repartitioned(
     return result, [f"{line} ({count(len(list(of)), 'array')})" for line, of in groupby(sorted(given_up))]
 
 
-def block_key(name: str) -> tuple[str, str, str] | None:
-    """(part, where in it, path from the block on) of a leaf that belongs to a block, the same for every split, method
-    and engine; None for any other."""
-    place = LEAF.fullmatch(name)
-    found = OF_BLOCK.fullmatch(place[4]) if place else None
-    return (place[3], found[1], found[2]) if place and found else None
-
-
-def added(name: str, value: Any) -> bool:
-    """Whether it is an array of a stage that belongs to no block; numbers are counters."""
-    own = LEAF.fullmatch(name) is not None and block_key(name) is None and np.ndim(value) > 0
-    return own and not OF_KEY.fullmatch(name)
+def of_stage(leaf: Leaf, value: Any) -> str:
+    """What an array is that belongs to a stage and to no block; "" of what does, and of numbers."""
+    if (leaf.part, leaf.path) == ("extra", "['rng']"):
+        return DRAWN
+    if leaf.key or np.ndim(value) == 0:
+        return ""
+    return REMEMBERED if leaf.part == "correction" else ADDED
 
 
 def fitted(value: Any, like: Any, part: str) -> Any:
@@ -137,12 +182,15 @@ def fitted(value: Any, like: Any, part: str) -> Any:
     return np.broadcast_to(one, like.shape).copy() if one.shape == shape else None
 
 
-def counter(old: Flat, k: int, rest: str, like: Any, entered: int, accumulate: tuple[int, int]) -> Any:
-    """A counter of an optimizer: refused gradients start at 0, updates go on from those of the old stage k."""
-    if rest in (".bad", ".refused"):
+def number(leaf: Leaf, before: Any, like: Any, entered: int, accumulate: tuple[int, int]) -> Any:
+    """A number of an optimizer or a correction: refused gradients start at 0, what counts updates goes on.
+
+    before: the old stage's, None if it had none; like: a fresh stage's.
+    """
+    counts = np.issubdtype(like.dtype, np.integer)
+    if leaf.path in (".bad", ".refused") or (before is None and not counts):
         return like
-    before = old.get(f"stage{k}/state/.opt_state{rest}", old.get(f"run/.stages[{k - 1}].opt_state{rest}"))
-    if before is None or accumulate[0] != accumulate[1]:
+    if before is None or (counts and accumulate[0] != accumulate[1]):
         before = entered // accumulate[1]
     return np.asarray(before, like.dtype)
 
