@@ -163,6 +163,14 @@ def check_rate(learning_rate: Any) -> Any:
     return lambda _: jnp.asarray(float(learning_rate))
 
 
+def check_momentum(momentum: Any) -> None:
+    """Raises BadInput if it is neither None nor a number in [0, 1)."""
+    if momentum is None:
+        return
+    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real) or not 0 <= float(momentum) < 1:
+        raise BadInput(f"momentum={momentum!r}: it lies in [0, 1). Give that of the optimizer, such as 0.9.")
+
+
 def check_read_behind(read_behind: Any) -> None:
     """Raises BadInput if it is not an integer of 1 or more."""
     if isinstance(read_behind, bool) or not isinstance(read_behind, numbers.Integral) or read_behind < 1:

@@ -1,4 +1,4 @@
-"""Says where FDG's beta does nothing: in front of an optimizer that divides a gradient by its own size."""
+"""Says where an option does nothing: a factor on gradients that the optimizer divides by their own size, for one."""
 
 import math
 import warnings
@@ -22,20 +22,30 @@ STEPS = 3  # a warm-up may begin with a learning rate of 0
 NEAR = 0.05  # of the update's length: Adam's epsilon and a first step's rounding change it by less, SGD's is halved
 
 
-def warn_of_beta(
-    asked: Sequence[tuple[Kind, Mapping[str, Any]]], optimizer: optax.GradientTransformation, params: Tree
+def warn(
+    asked: Sequence[tuple[Kind, Mapping[str, Any]]],
+    momentum: float | None,
+    optimizer: optax.GradientTransformation,
+    params: Tree,
 ) -> None:
-    """Gives the warning `NoEffect` where the gradient is shrunk by beta, and stage 1's optimizer cancels that.
+    """Gives the warning `NoEffect` for each option of a correction that does nothing here.
 
     Arguments:
         asked: the corrections with their options.
+        momentum: what the pipeline was told of the optimizer.
         optimizer: stage 1's optax chain.
         params: arrays of stage 1.
     """
-    beta = next((options["beta"] for kind, options in asked if kind.name == "shrink"), 1.0)
-    if beta != 1.0 and not silenced() and divides_by_size(optimizer, params):
+    given = {(kind.name, name): value for kind, options in asked for name, value in options.items()}
+    if momentum == 0 and given.get(("anticipate", "prediction")) in ("spike", "nesterov"):
+        fact = "anticipate looks ahead by the momentum, and without any it looks no update ahead"
+        warnings.warn(f"momentum=0: {fact}. Use correct='rate'.", NoEffect, stacklevel=4)
+    factors = {"beta": given.get(("shrink", "beta"), 1.0), "gate_decay": given.get(("cosine", "gate_decay"), 0.0)}
+    used = {name: value for name, value in factors.items() if value != {"beta": 1.0, "gate_decay": 0.0}[name]}
+    if used and not silenced() and divides_by_size(optimizer, params):
         way_out = "Use SGD where it is to matter, or correct='rate', which stands behind the optimizer."
-        warnings.warn(f"beta={beta:g}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
+        for name, value in used.items():
+            warnings.warn(f"{name}={value:g}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
 
 
 def silenced() -> bool:

@@ -20,6 +20,7 @@ from fdg_jax.checks.arguments import (
     check_devices,
     check_dtype,
     check_key,
+    check_momentum,
     check_options,
     check_problem,
     check_rate,
@@ -89,6 +90,7 @@ class Configuration:
         asked = {name: value for name, value in asked.items() if value is not None}
         self.corrections, asked = check_corrections(correct, beta, asked, self.method)
         corrections.check_weights([kind for kind, _ in self.corrections], self.weights)
+        check_momentum(momentum)
         self.learning_rate, self.momentum = check_rate(learning_rate), momentum
         of_schedule, self.stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
@@ -165,7 +167,8 @@ class Configuration:
             )
             specs.append(spec)
         if self.K > 1:
-            cancelled.warn_of_beta(self.corrections, self.optimizers[0], specs[0].variables.get("params", {}))
+            first = specs[0].variables.get("params", {})
+            cancelled.warn(self.corrections, self.momentum, self.optimizers[0], first)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

@@ -13,6 +13,9 @@ The weights that are evaluated and saved are y. They see clipping and weight dec
 are part of the last update. A horizon is counted in updates, also with --accumulate. For one update after a drop of the
 learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, c = τ makes the
 largest stable learning rate smaller; c = 1 does so for a small τ (python -m experiments.stability).
+
+2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Its text was not at
+hand: what is said of it is from memory.
 """
 
 import dataclasses
@@ -38,14 +41,23 @@ class Options:
 
 
 def coefficient(prediction: Prediction, staleness: float, momentum: float) -> float:
-    """c of the table above."""
+    """c of the table above, in updates: by how many times the last update a forward pass looks ahead.
+
+    Arguments:
+        prediction: one of the four names.
+        staleness: τ, in updates.
+        momentum: m in [0, 1); "linear" and "last" do not look at it.
+    """
     if prediction == "spike":
         return (momentum - momentum ** (staleness + 1)) / (1 - momentum)
     return {"linear": staleness, "last": 1.0, "nesterov": momentum}[prediction]
 
 
 def make(late: Late, prediction: Prediction) -> Correction:
-    """d starts at 0, so the first forward pass is at y. Raises BadInput without a momentum where c needs one."""
+    """d starts at 0, so the first forward pass is at y. Raises BadInput without a momentum where c needs one.
+
+    Gradients at the newest weights (--weights current) would be taken at y and not at x, so they are refused.
+    """
     if prediction in ("spike", "nesterov"):
         late.check("momentum", "anticipate")
     c = coefficient(prediction, late.staleness, late.momentum or 0.0)
@@ -60,4 +72,4 @@ def make(late: Late, prediction: Prediction) -> Correction:
 
 
 SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"
-CORRECTION = Kind(name="anticipate", summary=SUMMARY, make=make, options=Options)
+CORRECTION = Kind(name="anticipate", summary=SUMMARY, make=make, options=Options, weights="stashed")
