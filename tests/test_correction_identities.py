@@ -12,8 +12,8 @@ from small import CurrentPart, as_functions, cross_entropy, leaves, parts, pipel
 from stages_of_layers import ROUNDING
 from test_correction_oracles import DATA, Anticipating, M, each
 
-from fdg_jax.corrections.anticipate import coefficient
-from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.corrections.anticipate import coefficient, make
+from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.methods.fdg import fdg
 
 # In float64, where 40 steps round by less than 1e-13 of weights of order 1.
@@ -107,6 +107,48 @@ def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact
     for tau in (1, 3, 7):
         c = coefficient("linear", tau, 0.0)
         assert [y[n] + c * (y[n] - y[n - 1]) for n in range(1, 12)] == [y[n + tau] for n in range(1, 12)]
+
+
+def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():
+    """2505.01099: d = m (w - w before); w <- w + d - rate (1 - m) g, g taken at the w + d of its forward pass."""
+    w, before = np.ones(3), np.ones(3)
+
+    def theorem(g):
+        nonlocal w, before
+        if g is not None:
+            w, before = w + M * (w - before) - 0.2 * (1 - M) * g, w
+        return w + M * (w - before)
+
+    nesterov = anticipated(coefficient("nesterov", DELAY, M), rate=0.2 * (1 - M))
+    np.testing.assert_allclose(delayed(theorem), delayed(nesterov), **EXACTLY)
+
+
+@pytest.mark.parametrize("prediction", ["linear", "spike"])
+def test_behind_adamw_prediction_is_that_of_pipeoptim_and_of_msnag(prediction):
+    """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w), but for the w, which is that before the update here.
+    msnag: s updates by gradients of 0 with V^ as it is; Adam's, and late enough that 1 - b1^n is 1 in float64."""
+    rate, b1, b2, eps, s = 0.01, M, 0.99, 1e-8, 3
+    decay, n = (0.1, 12) if prediction == "linear" else (0.0, 400)
+    chain = optax.adamw(rate, b1, b2, eps, weight_decay=decay)
+    correction = make(Late(1, 3, s, momentum=b1), prediction)
+    assert correction.forward and correction.updated
+    with jax.enable_x64(True):
+        w = jnp.ones(3)
+        state, last, mean, square = chain.init(w), correction.start(w), np.zeros(3), np.zeros(3)
+        for step in range(1, n + 1):
+            g = np.asarray(CURVES * w) + np.sin(step)
+            mean, square = b1 * mean + (1 - b1) * g, b2 * square + (1 - b2) * g**2
+            updates, state = chain.update(jnp.asarray(g), state, w)
+            before, w = w, w + updates
+            last = correction.updated(before, w, last)
+        found = np.asarray(correction.forward(w, last))
+    below, expected = np.sqrt(square / (1 - b2**n)) + eps, np.asarray(w)
+    for ahead in range(1, s + 1):
+        if prediction == "linear":
+            expected = expected - rate * (mean / (1 - b1**n) / below + decay * np.asarray(before))
+        else:
+            expected = expected - rate * b1**ahead * mean / below
+    np.testing.assert_allclose(found, expected, **EXACTLY)
 
 
 class SpecTrain:

@@ -320,7 +320,7 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
             rows(corrections_images.document(lines))}  # fmt: skip
     bp, beta = told["any", "BP"], told["4", "FDG, β"]
     assert (bp["n"], bp["test error %, mean"], bp["gap to BP closed"]) == ("3", "22.00", "")
-    assert beta["gap to BP closed"] == "50%" and beta["here"].startswith("holds here. It errs less by +6.00")
+    assert beta["gap to BP closed"] == "50%" and beta["here"].startswith("holds here. The gain is +6.00")
     assert beta["minus BP, by seed: mean (95% interval)"].startswith("+6.00 (")
     assert beta["chosen"] == "--learning-rate 0.1 --beta 0.5" and beta["tuning"] == "6 of 6 runs, 0.6 h"
     assert "--hold-out 0 " in beta["command"] and "--learning-rate 0.1 --beta 0.5 --seed S`" in beta["command"]
@@ -346,7 +346,7 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert told["transformer8x64", "8", "FDG, adamw"][times] == "more than 1.5 (0 of 3 seeds reach it)"
     assert told["transformer8x64", "8", "PipeMare's T1, adamw"][times].startswith("1.22 (")  # exp(log(1.5) / 2)
     muon = told["transformer8x64", "8", "FDG, muon"]
-    assert muon["here"].startswith("holds here. It errs less by +0.450 (") and muon[times].startswith("1.22 (")
+    assert muon["here"].startswith("holds here. The gain is +0.450 (") and muon[times].startswith("1.22 (")
     grown = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in of_growth}
     assert grown["BP, adamw"]["K = 16"] == "2.900, n = 3" and grown["BP, muon"]["K = 2"] == "2.500, n = 1"
     assert grown["FDG, adamw"]["K = 4"] == "+0.500 (+0.498 to +0.502), n = 3; more than 1.5 (0 of 3 seeds reach it)"

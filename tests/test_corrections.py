@@ -28,6 +28,7 @@ from test_resume_into import job
 from fdg_jax import corrections
 from fdg_jax.checks import names
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
+from fdg_jax.corrections.rate import make as make_rate
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
@@ -91,6 +92,31 @@ def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     assert corrected.parameters_sha256() == plain.parameters_sha256()
 
 
+def test_looking_no_update_ahead_trains_bit_for_bit_as_without():
+    plain, _ = trained(2, "none")
+    corrected, _ = trained(2, "anticipate", momentum=0.0)  # spike's c is 0 then
+    assert corrected.parameters_sha256() == plain.parameters_sha256()
+
+
+def test_a_staleness_below_one_divides_nothing():
+    chain = make_rate(Late(1, 2, 0.5), anneal_updates=0).around(optax.identity())
+    assert float(chain.update(jnp.asarray(3.0), chain.init(jnp.asarray(0.0)))[0]) == 3.0
+
+
+BW2 = {"method": "ddg", "one_version": True, "accumulate": 3}  # PipeDream-2BW, where stage K is late, too
+
+
+@pytest.mark.parametrize("options", [{"method": "ddg"}, BW2], ids=["pipedream", "2bw"])
+@pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate linear"))
+def test_on_the_schedules_of_pipedream_and_2bw_both_engines_agree_bit_for_bit_too(correct, options):
+    if at_current_weights(correct):
+        pytest.skip("no delay line has current weights")
+    one, other = (trained(3, correct, engine=engine, **options)[0] for engine in ("pipeline", "delay-line"))
+    assert one.parameters_sha256() == other.parameters_sha256()
+    plain, _ = trained(3, "none", **options)
+    assert (plain.parameters_sha256() == one.parameters_sha256()) is (correct == "none")
+
+
 @pytest.mark.parametrize("accumulate", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["backward-first", pytest.param("forward-first", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate", "smooth", "shrink", "t2"))
@@ -152,10 +178,14 @@ def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_fin
     assert kept and all(np.isfinite(value).all() for value in kept.values())
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"accumulate": 3}, marks=pytest.mark.slow)], ids=str)
+SLOWER = [{"accumulate": 3}, {"method": "ddg"}, BW2]
+
+
+@pytest.mark.parametrize("options", [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in SLOWER)], ids=str)
 @pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "taylor", "anticipate"))
 def test_the_memory_of_a_corrected_stage_is_predicted_to_the_byte(correct, options):
-    predicted, live, _ = predicted_and_live(3, data=batches(14), **ASKED, **options, **options_of(correct))
+    asked = {**ASKED, **options_of(correct), **options}
+    predicted, live, _ = predicted_and_live(3, data=batches(14), **asked)
     for stage, here in zip(predicted, live, strict=True):
         assert 0 <= here - stage.total <= SCALARS, stage
 

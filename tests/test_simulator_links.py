@@ -94,6 +94,17 @@ def test_other_boundaries_hide_messages_of_half_a_tick_in_both_orders(order):
         assert found.limiting == ("stage" if found.seconds == 3 else "waiting")
 
 
+@pytest.mark.parametrize("K", [2, 3, 4])
+def test_a_message_costs_pipedream_more_than_fdg(K):
+    """docs/corrections.md: what a staleness twice as large buys. Without messages all three are as fast."""
+    for c in map(Fraction, ("0", "1/2", "3/2", "2")):
+        schedules = methods.find("ddg").schedule(K), fdg(K), fdg(K, ORDERS[1])
+        pipedream, backward_first, forward_first = (predict(each, alike(link=Link(c))).seconds for each in schedules)
+        assert pipedream == 3 + 2 * c * Fraction(K - 1, K)
+        assert backward_first == 3 + c
+        assert (forward_first == 3) is (c <= Fraction(3, 2))
+
+
 @pytest.mark.parametrize(("name", "options"), [("fdg", {"order": "forward-first"}), ("dgl", {})])
 def test_a_tick_over_a_slow_link_is_bytes_over_bandwidth(name, options):
     found = predict(methods.find(name).schedule(2, **options), alike(link=Link(0, Fraction(7))))

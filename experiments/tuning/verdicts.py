@@ -62,7 +62,7 @@ def less(arm: Values, stale: Values, scale: Scale) -> Verdict:
     by: Interval | None = interval(list(paired(stale.by_seed, arm.by_seed).values()))
     if by is None or by.n < MIN_SEEDS:
         return too_few(by.n if by else 0)
-    why = f"It errs less by {by.told(scale.digits)} {scale.unit}, n = {by.n}."
+    why = f"The gain is {by.told(scale.digits)} {scale.unit}, n = {by.n}."
     return Verdict(HOLDS if by.low > 0 else FAILS if by.high < scale.gain else UNDECIDED, why)
 
 
@@ -95,7 +95,7 @@ def no_gain(arm: Values, stale: Values, scale: Scale) -> Verdict:
     by = interval(list(paired(stale.by_seed, arm.by_seed).values()))
     if by is None or by.n < MIN_SEEDS:
         return too_few(by.n if by else 0)
-    why = f"It errs less by {by.told(scale.digits)} {scale.unit}, n = {by.n}."
+    why = f"The gain is {by.told(scale.digits)} {scale.unit}, n = {by.n}."
     return Verdict(HOLDS if by.high < scale.gain else FAILS if by.low > 0 else UNDECIDED, why)
 
 

@@ -33,6 +33,8 @@ Prediction = Literal["spike", "linear", "last", "nesterov"]
 
 @dataclasses.dataclass(frozen=True)
 class Options:
+    """prediction: which c of the table above."""
+
     prediction: Literal["spike", "linear", "last", "nesterov"] = option(
         "spike",
         "anticipate: how many times the last update a forward pass looks ahead, by staleness t and momentum m. spike: "

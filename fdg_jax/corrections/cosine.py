@@ -23,6 +23,8 @@ DECAY = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Options:
+    """gate_decay: a, per update of staleness. Raises BadInput if it is negative."""
+
     gate_decay: float = option(
         0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A"
     )

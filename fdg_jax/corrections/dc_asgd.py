@@ -24,6 +24,8 @@ OF_THE_PAPER = {"constant": 0.04, "adaptive": 2.0}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
+    """compensation_strength: λ, or λ0 where it is adaptive; 0 for the paper's. Raises BadInput if it is negative."""
+
     compensation: Literal["constant", "adaptive"] = option(
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
     )

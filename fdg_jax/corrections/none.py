@@ -4,6 +4,7 @@ from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 
 
 def make(late: Late) -> Correction:
+    """Of any stage."""
     del late
     return NONE
 

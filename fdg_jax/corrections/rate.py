@@ -6,6 +6,8 @@ Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950).
 al., 1910.05124): the n-th update is divided by τ^(1 - n/T), until after T updates nothing is divided any more. PipeMare
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
+PipeMare's text was not at hand; T1 is told from memory and from the code of asynchronous Nesterov (2505.01099).
+
 The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
 on weight decay. A staleness below 1 divides nothing.
 """
@@ -22,6 +24,8 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
+    """anneal_updates: T, in updates of the stage; 0 for ever. Raises BadInput if it is negative."""
+
     anneal_updates: int = option(
         0,
         "rate: PipeMare's T1: the division by the staleness ends gradually, over so many updates. 0: it stays.",

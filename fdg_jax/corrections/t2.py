@@ -5,7 +5,7 @@
 It is for gradients at the newest weights (--weights current): activations are those of the batch's forward pass, and
 the weights that they met are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's.
 With D = 0 and equal updates the estimate is exact. A memo of this library still refers to its weights, for checkpoints,
-so T2 saves no memory here; it costs one copy.
+so T2 saves no memory here; it costs one copy. PipeMare's text was not at hand; T2 is told from memory.
 """
 
 import dataclasses
@@ -20,6 +20,8 @@ from fdg_jax.options.fields import option
 
 @dataclasses.dataclass(frozen=True)
 class Options:
+    """discrepancy: D in [0, 1), without a unit. Raises BadInput outside."""
+
     discrepancy: float = option(
         0.135,
         "t2: D of PipeMare, the weight that an update still has after as many updates as the staleness.",

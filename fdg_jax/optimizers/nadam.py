@@ -30,7 +30,10 @@ class NadamState(NamedTuple):
 
 
 def scale_by_nadam(b1: float = 0.99, b2: float = 0.999, eps: float = 1e-8, psi: float = PSI):
-    """The step above, of gradients."""
+    """The step above, of gradients: without learning rate, sign and weight decay.
+
+    Arguments: as those of `nadam`.
+    """
 
     def init(params):
         zeros = jax.tree.map(jnp.zeros_like, params)

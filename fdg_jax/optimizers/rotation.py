@@ -51,7 +51,13 @@ class RotationState(NamedTuple):
 def scale_by_rotation(
     b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, every: int = 10, largest: int = 1024
 ) -> optax.GradientTransformation:
-    """The step above, of gradients. every: updates between two turns of the bases."""
+    """The step above, of gradients: without learning rate, sign and weight decay.
+
+    Arguments:
+        b1, b2, eps: as Adam's; b2 is that of the mean products, too.
+        every: updates between two turns of the bases.
+        largest: a side that is longer keeps its coordinates.
+    """
 
     def side(n: int, leaf: Array) -> Any:
         turns = leaf.ndim > 1 and n <= largest
@@ -116,5 +122,8 @@ def rotation(
     mask: Any = None,
     every: int = 10,
 ) -> optax.GradientTransformation:
-    """Adam in turned coordinates, with decoupled weight decay. Arguments as those of `nadam`."""
+    """Adam in turned coordinates, with decoupled weight decay.
+
+    Arguments: every, that of `scale_by_rotation`; all others as those of `nadam`.
+    """
     return decoupled(scale_by_rotation(b1, b2, eps, every), learning_rate, weight_decay, mask)
