@@ -43,8 +43,9 @@ WORDS = (
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "
-    "`linear` is `last` and `nesterov` is `spike`, so K = 2 has them once. T2 needs current weights and so the "
-    "pipeline engine; the training is the schedule's all the same. A claim that does not hold here may hold there.",
+    "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
+    "needs current weights and so the pipeline engine; the training is the schedule's all the same. A claim that does "
+    "not hold here may hold there.",
     "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
 )
 

@@ -182,7 +182,8 @@ def growing(lines: Lines) -> str:
         "mean and 95% interval by seed; then tokens to BP's loss over BP's tokens. BP, FDG and T1 with AdamW have "
         "three seeds. All others were added when the results for 8 layers were known, and have one, which tells "
         "nothing of the spread. The rates are best for K = 8: an arm whose rate is small, as T1's is, may be behind at "
-        "another K because of its rate alone.",
+        "another K because of its rate alone. At K = 2 the staleness is 1, so T1 divides by 1: there its row is FDG's "
+        "with another learning rate.",
         markdown.table(OF_GROWTH, rows),
         f"![Test loss minus BP's over the number of stages]({NAME}_growth.png)",
     ])  # fmt: skip

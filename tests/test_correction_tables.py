@@ -461,7 +461,7 @@ def whole_way(table, parts, tmp_path):
 @pytest.mark.slow
 def test_a_tiny_table_on_images_is_tuned_on_held_out_images_and_then_trained(tmp_path):
     few = {"dataset": "digits", "model": "resnet8", "epochs": 1, "batch_size": 64, "train_size": 128}
-    part = short(images.TWO, ("fdg", "rate-last"), **few)
+    part = short(images.TWO, ("fdg", "beta-spike"), **few)
     lines = whole_way(
         corrections_images.TABLE, (part._replace(tuned={"hold_out": 300}, final={"hold_out": 0}),), tmp_path
     )
