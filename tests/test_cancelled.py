@@ -29,8 +29,8 @@ SAID = {
     "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it looks no update ahead"],
     "--correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["it makes the largest stable"],
     "--correct rate --clip-norm 1": ["each stage clips its own gradient"],
-    "--clip-norm 1": ["each stage clips its own gradient"],
-    "--clip-norm 1 --method bp": [],
+    "--beta 0.5 --clip-norm 1": ["each stage clips its own gradient"],
+    "--clip-norm 1": [],
 }
 
 

@@ -124,9 +124,10 @@ def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():
 
 
 @pytest.mark.parametrize("prediction", ["linear", "spike"])
-def test_behind_adamw_prediction_is_that_of_pipeoptim_and_of_msnag(prediction):
-    """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w), but for the w, which is that before the update here.
-    msnag: s updates by gradients of 0 with V^ as it is; Adam's, and late enough that 1 - b1^n is 1 in float64."""
+def test_behind_adamw_prediction_is_pipeoptims_but_for_which_weights_decay_and_behind_adam_msnags(prediction):
+    """PipeOptim: w - s rate (M^ / (sqrt(V^) + eps) + decay w); here the last w is that before the update.
+
+    msnag: s updates by gradients of 0 with V^ as it is; so late that 1 - b1^n is 1 in float64."""
     rate, b1, b2, eps, s = 0.01, M, 0.99, 1e-8, 3
     decay, n = (0.1, 12) if prediction == "linear" else (0.0, 400)
     chain = optax.adamw(rate, b1, b2, eps, weight_decay=decay)

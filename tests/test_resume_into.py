@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import jax
 import numpy as np
+import optax
 import pytest
 from small import CLASSES, Part, batches, pipeline
 from toys import WORDS, small_command
@@ -22,19 +23,23 @@ from fdg_jax.runs import checkpoints, run_files
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.storage import manifest
 from fdg_jax.training import resume_into
-from fdg_jax.training.moving import block_key, move, repartitioned
+from fdg_jax.training.moving import leaves, move, repartitioned
 
 DATA = batches(9)
 BLOCKS = [Part(12), Part(10), Part(8), Part(CLASSES)]
 CUTS = {1: (), 2: (2,), 4: (1, 2, 3)}
 
 
-def job(K, method="fdg", momentum=0.9, cuts=None, accumulate=1, correct="none", **options):
+ADAM, BARE = optax.adam(optax.constant_schedule(0.01)), optax.trace(0.9)
+
+
+def job(K, method="fdg", momentum=0.9, cuts=None, accumulate=1, correct="none", optimizer=None, **options):
     """As much of a Job as `move` looks at."""
     cuts = CUTS[K] if cuts is None else cuts
     options |= {"accumulate": accumulate} if accumulate > 1 else {}
     made = pipeline(
-        K, DATA[0], optimizer=paper_sgd(lambda count: 0.1 / (1 + count), momentum), stages=split.stages(BLOCKS, cuts),
+        K, DATA[0], optimizer=optimizer or paper_sgd(lambda count: 0.1 / (1 + count), momentum),
+        stages=split.stages(BLOCKS, cuts),
         variables=variables(cuts), method=method, guard=True, correct=correct, learning_rate=0.1, **options,
     )  # fmt: skip
     kinds = corrections.parse(correct)
@@ -56,7 +61,7 @@ def variables(cuts):
 def of_blocks(pipeline):
     """sha256 of the path-sorted leaves of all blocks: parameters, statistics, momentum."""
     digest, flat = hashlib.sha256(), pipeline.state()
-    keys = {key: name for name in flat if (key := block_key(name))}
+    keys = {leaf.key: name for name, leaf in leaves(flat).items() if leaf.key}
     for key in sorted(keys):
         digest.update(repr(key[::2]).encode() + flat[keys[key]].tobytes())
     return digest.hexdigest(), len(keys)
@@ -99,28 +104,35 @@ def test_blocks_keep_everything_and_training_goes_on(before, after):
     assert new.pipeline.updates == [9] * new.options.K and new.pipeline.parameters_sha256() != start
 
 
+T1 = {"correct": "rate", "anneal_updates": 9}
+
+
 @pytest.mark.parametrize(("before", "after"), [
-    ({"K": 2}, {"K": 2, "correct": "rate"}),
-    ({"K": 2, "correct": "rate"}, {"K": 4, "correct": "rate"}),
-    ({"K": 4, "beta": 0.5, "correct": "cosine"}, {"K": 2}),
-    ({"K": 2, "gradient_norms": True}, {"K": 2, "correct": "rate"}),
+    ({"K": 2}, {"K": 2, **T1}),
+    ({"K": 2, **T1}, {"K": 4, **T1}),
+    ({"K": 4, "beta": 0.5, "correct": "cosine"}, {"K": 2, "beta": 0.5, "correct": "cosine,rate"}),
+    pytest.param({"K": 2, "gradient_norms": True}, {"K": 2, **T1}, marks=pytest.mark.slow),
+    pytest.param({"K": 2, **T1}, {"K": 4, "engine": "delay-line"}, marks=pytest.mark.slow),
+    pytest.param({"K": 2, "engine": "scan"}, {"K": 2, "engine": "scan", **T1}, marks=pytest.mark.slow),
+    pytest.param({"K": 2, "optimizer": ADAM}, {"K": 4, "optimizer": ADAM, **T1}, marks=pytest.mark.slow),
+    pytest.param({"K": 4, "optimizer": BARE, **T1}, {"K": 2, "optimizer": BARE}, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_momentum_stays_with_its_block_whatever_stands_around_the_optimizer(before, after):
     old, new = job(**before), job(**after)
     for batch in DATA[:4]:
         old.pipeline.step(batch)
     moved = move(old, new, old.pipeline.state())
-    state = old.pipeline.state()  # drained
     momentum = [
-        {key: flat[name] for name in flat if (key := block_key(name)) and key[0] == "opt_state"}
-        for flat in (state, moved.state)
+        {leaf.key: flat[name] for name, leaf in leaves(flat).items() if leaf.part == "opt_state" and leaf.key}
+        for flat in (old.pipeline.state(), moved.state)  # the first is drained by now
     ]
     assert momentum[0].keys() == momentum[1].keys() and momentum[0]
     assert all((momentum[1][key] == value).all() and value.any() for key, value in momentum[0].items())
     assert not any("optimizer state (" in line for line in moved.said)
     assert "parameters, running statistics and optimizer state of every block are unchanged" in moved.said
-    counts = [int(value) for name, value in moved.state.items() if name.endswith("[2].count")]
-    assert counts == [4] * new.options.K  # of the learning rate's schedule
+    counts = [int(value) for name, value in moved.state.items() if name.endswith(".count")]
+    assert set(counts) == (set() if after.get("optimizer") is BARE else {4})  # schedules, Adam's mean and T1's
+    new.pipeline.restore(moved.state)
 
 
 @pytest.mark.slow

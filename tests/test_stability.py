@@ -16,7 +16,7 @@ committed = pytest.mark.skipif(not (RESULTS / "stability.jsonl").is_file(), reas
 @pytest.mark.parametrize("tau", [0, 1, 2, 3, 7, 15])
 def test_plain_sgd_has_the_exact_limit_and_the_rate_over_the_staleness_nearly_one_for_all(tau):
     assert eigenvalues.limit(0.0, 0.0, tau) == pytest.approx(eigenvalues.exact_limit(tau), rel=1e-9)
-    of_rate = {1: 1.00, 2: 1.24, 3: 1.34, 7: 1.46, 15: 1.52}  # the specification's, to two digits
+    of_rate = {1: 1.00, 2: 1.24, 3: 1.34, 7: 1.46, 15: 1.52}  # computed elsewhere, to two digits
     assert tau == 0 or tau * eigenvalues.exact_limit(tau) == pytest.approx(of_rate[tau], abs=5e-3)
 
 
@@ -30,8 +30,8 @@ def test_plain_sgd_has_the_exact_limit_and_the_rate_over_the_staleness_nearly_on
         (0.99, 15, (0.068, 0.073, 0.256, 0.238, 0.0725)),
     ],
 )  # fmt: skip
-def test_the_limits_are_those_of_the_specification(m, tau, limits):
-    """From a table that was computed elsewhere by a search in steps: where the limit is exactly 1 it found 0.995."""
+def test_the_limits_are_those_of_a_table_computed_elsewhere(m, tau, limits):
+    """By a search in steps: where the limit is exactly 1 it found 0.995."""
     kinds = ("last", "linear", "spike", "nesterov")
     found = [eigenvalues.limit(m, c, tau) / (1 - m) for c in (0.0, *(coefficient(kind, tau, m) for kind in kinds))]
     assert found == pytest.approx(limits, rel=0.01)

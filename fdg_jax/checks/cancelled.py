@@ -40,8 +40,8 @@ def warn(
     if momentum == 0 and given.get(("anticipate", "prediction")) in ("spike", "nesterov"):
         fact = "anticipate looks ahead by the momentum, and without any it looks no update ahead"
         warnings.warn(f"momentum=0: {fact}. Use correct='rate'.", NoEffect, stacklevel=4)
-    factors = {"beta": given.get(("shrink", "beta"), 1.0), "gate_decay": given.get(("cosine", "gate_decay"), 0.0)}
-    used = {name: value for name, value in factors.items() if value != {"beta": 1.0, "gate_decay": 0.0}[name]}
+    neutral = {("shrink", "beta"): 1.0, ("cosine", "gate_decay"): 0.0}
+    used = {place[1]: given[place] for place, value in neutral.items() if given.get(place, value) != value}
     if used and not silenced() and divides_by_size(optimizer, params):
         way_out = "Use SGD where it is to matter, or correct='rate', which stands behind the optimizer."
         for name, value in used.items():

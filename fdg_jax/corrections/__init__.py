@@ -121,7 +121,7 @@ def together(corrections: Sequence[Correction]) -> Correction:
 
     def optimizer(chain):
         for each in corrections:
-            chain = each.around(chain)
+            chain = each.wrapped(chain)
         return chain
 
     active = [each for each in corrections if each.init or each.forward or each.backward or each.gradient]

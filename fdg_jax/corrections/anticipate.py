@@ -6,6 +6,7 @@ One coefficient c makes five published corrections of it (τ: staleness, m: mome
 
     last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
     linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
+                                            (whose AdamW decays the newest weights, here those before the update)
     spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe; with momentum only
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
 

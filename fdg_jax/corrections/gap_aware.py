@@ -8,8 +8,8 @@ step per update divides by its staleness + 1, and a weight that has not moved di
 
 One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
 which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
-usual steps are then those of updates, each made of several gradients. An update that a guard refuses counts as one by
-nothing.
+usual steps are then those of updates, each made of several gradients. An update that a guard refuses counts as an
+update of size zero.
 """
 
 from typing import Any, NamedTuple
@@ -31,23 +31,23 @@ class Mean(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """count: updates so far, int32. largest: the largest learning rate of these."""
+    """count: updates so far, int32. largest: the largest learning rate of these, of those since --resume-into."""
 
     count: jax.Array
     largest: jax.Array
 
 
 class State(NamedTuple):
-    """Two parts, since --resume-into may begin the mean anew, and never the schedule."""
+    """Two parts, since --resume-into begins the mean anew, and goes on with the count for the schedule."""
 
     mean: Mean
     rate: Rate
 
 
 def make(late: Late) -> Correction:
-    """Before the first update C is 0, and gradients pass as they are. Raises BadInput without a learning rate."""
-    late.check("learning_rate", "gap_aware")
-    rate_of: Any = late.learning_rate
+    """Before the first update C is 0, and gradients pass as they are."""
+    assert late.learning_rate  # `needs` refuses a pipeline without one
+    rate_of = late.learning_rate
 
     def init(params):
         number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # two, as one array cannot be donated twice

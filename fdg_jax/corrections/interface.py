@@ -54,6 +54,8 @@ class Correction(NamedTuple):
     before: stands in front of the stage's optimizer.
     optimizer(chain) -> chain: around the stage's optimizer, `before` included.
     init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every checkpoint.
+        --resume-into with other stages begins it anew, but for an integer `count`, which goes on with the stage's
+        updates unless it is in one named tuple with arrays, whose updates it then counts.
     forward(params, state) -> params: the weights to go forward with, made once after every update. Gradients are taken
         at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them.
     backward(params, state) -> params: the weights to go backward with, instead of the newest ones (`--weights
@@ -76,8 +78,13 @@ class Correction(NamedTuple):
         import optax
 
         # --resume-into finds momentum by its path in the state, which whatever is put around it would change.
-        own = optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer
-        chain = optax.chain(self.before or optax.identity(), own)
+        return self.wrapped(optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer)
+
+    def wrapped(self, chain: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The same of a chain that is no stage's optimizer yet, for several corrections together."""
+        import optax
+
+        chain = optax.chain(self.before or optax.identity(), chain)
         return self.optimizer(chain) if self.optimizer else chain
 
     def start(self, params: Tree) -> Tree:

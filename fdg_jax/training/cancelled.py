@@ -35,7 +35,7 @@ def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[
             yield f"{spelled(name)} {value:g}: {o.optimizer} {CANCELS}. {way_out}"
     if "anticipate" in corrected:
         yield from about_prediction(o)
-    if o.clip_norm and method.name != "bp":
+    if o.clip_norm and (factors or corrected - {"none", "shrink"}):
         fact = "each stage clips its own gradient, and K decides what a stage is"
         yield f"--clip-norm {o.clip_norm:g}: {fact}. Compare with --method bp at the same K and split."
 

@@ -19,7 +19,7 @@ from fdg_jax.stage.functions import init_variables
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.weights import HASH, load_weights
 from fdg_jax.training import setup
-from fdg_jax.training.moving import block_key, fitted
+from fdg_jax.training.moving import fitted, leaves
 from fdg_jax.training.partition import Partition
 from fdg_jax.training.trained import Inputs, Trained, blocks_of, cuts_of, from_file, inputs_of, read_inputs, with_data
 
@@ -145,7 +145,7 @@ def network_variables(state: Mapping[str, Any], blocks: Sequence[nn.Module], x: 
     Raises:
         BadInput: the state is of another network.
     """
-    found = {key: value for name, value in state.items() if (key := block_key(name))}
+    found = {leaf.key: state[name] for name, leaf in leaves(state).items() if leaf.key}
 
     def leaf(path: Any, like: Any) -> Any:
         collection, rest = path[0].key, jax.tree_util.keystr(path[1:])

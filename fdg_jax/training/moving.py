@@ -28,7 +28,6 @@ MARK = f"['{OF_OPTIMIZER}']"
 REMEMBERED = "what the correction of late gradients remembers"
 WORDS = {
     "params": "parameters", "extra": "statistics", "opt_state": "optimizer state", "own": "method's own arrays",
-    "correction": REMEMBERED,
 }  # fmt: skip
 
 
@@ -55,8 +54,7 @@ def move(old: "Job", new: "Job", state: Flat) -> Moved:
     said = [f"batches in flight were used first: stages 1 to {old.options.K} made {made} more updates"]
     said = said if any(made) else ["nothing was in flight"]
     cuts, paces = (old.partition.cuts, new.partition.cuts), (old.options.accumulate, new.options.accumulate)
-    remembers = old.options.correct == new.options.correct
-    cut, given_up = repartitioned(pipeline.state(), template, *cuts, paces, remembers)
+    cut, given_up = repartitioned(pipeline.state(), template, *cuts, paces)
     all_of_it = not any(WORDS["opt_state"] in line for line in given_up)
     network = "parameters, running statistics and optimizer state" if all_of_it else "parameters and running statistics"
     return Moved(cut, pipeline.losses(wait=True), [*said, f"{network} of every block are unchanged", *given_up])
@@ -72,7 +70,11 @@ def same(pipeline: Any, state: Flat) -> bool:
 
 
 class Leaf(NamedTuple):
-    """Where an array or number of a stage belongs. path: the same for every split, method, engine and correction."""
+    """Where an array or number of a stage belongs.
+
+    part: "params", "extra", "opt_state", "own" (of the method) or "correction".
+    path: within that; of params, extra and opt_state the same for every split, method, engine and correction.
+    """
 
     k: int
     part: str
@@ -84,6 +86,12 @@ class Leaf(NamedTuple):
         found = OF_BLOCK.fullmatch(self.path)
         return (self.part, found[1], found[2]) if found else None
 
+    def is_beside(self, others: Iterable["Leaf"]) -> bool:
+        """Whether one of the others belongs to a block and is in the same tuple, so that this number is about it."""
+        beside = f"{self.path.rpartition('.')[0]}."
+        there = (other for other in others if (other.k, other.part) == (self.k, self.part))
+        return any(other.key is not None and other.path.startswith(beside) for other in there)
+
 
 def leaves(names: Iterable[str]) -> dict[str, Leaf]:
     """The leaf of each name; names that are no stage's are left out."""
@@ -91,67 +99,54 @@ def leaves(names: Iterable[str]) -> dict[str, Leaf]:
     made = {name: Leaf(int(place[1] or int(place[2] or 0) + 1), place[3], place[4]) for name, place in found.items()}
     corrected = {leaf.k for name, leaf in made.items() if MARK in name}
     for name, (k, part, path) in made.items():
-        if part == "opt_state" and MARK in path:  # behind `Correction.around`
+        if part == "opt_state" and MARK in path:  # what a correction is around, as [1], the place without one
             made[name] = Leaf(k, part, f"[1]{path.rpartition(MARK)[2]}")
         elif part == "opt_state":  # a guard and measured norms are around the optax chain
-            path = re.sub(r"^(\.inner)*", "", path)
+            path = re.sub(r"^(\.inner(?=[.\[]))*", "", path)
             made[name] = Leaf(k, "correction" if k in corrected and path.startswith("[") else part, path)
     return made
 
 
-def block_key(name: str) -> tuple[str, str, str] | None:
-    """(part, where in it, path from the block on) of a leaf that belongs to a block, the same for every split, method
-    and engine; None for any other."""
-    return found[name].key if (found := leaves([name])) else None
-
-
 def repartitioned(
-    old: Flat,
-    template: Flat,
-    old_cuts: tuple[int, ...],
-    cuts: tuple[int, ...],
-    accumulate: tuple[int, int] = (1, 1),
-    remembers: bool = True,
+    old: Flat, template: Flat, old_cuts: tuple[int, ...], cuts: tuple[int, ...], accumulate: tuple[int, int] = (1, 1)
 ) -> tuple[dict[str, Any], list[str]]:
     """(the state of a fresh pipeline that goes on where a drained one stands, what had to be given up).
 
-    old: state() of the drained one; template: of the fresh one; accumulate: of both, in backward passes per update;
-    remembers: whether both have the same correction, so that what it remembers of a block is the block's.
-    Whatever belongs to a block is taken over as it is. Counters of a stage are those of the old stage that had its
-    first block; a schedule that counts other updates than before goes on at the same batch. Raises BadInput where the
-    network is another one.
+    old: state() of the drained one; template: of the fresh one; accumulate: of both, in backward passes per update.
+    Whatever belongs to a block is taken over as it is, but for what a correction remembers, which begins anew. Counters
+    of a stage are those of the old stage that had its first block; a schedule that counts other updates than before
+    goes on at the same batch. Raises BadInput where the network is another one.
     """
     theirs, ours = leaves(old), leaves(template)
-    there = {key: old[name] for name, leaf in theirs.items() if (key := leaf.key)}
+    there = {key: old[name] for name, leaf in theirs.items() if leaf.part != "correction" and (key := leaf.key)}
     numbers = {leaf: old[name] for name, leaf in theirs.items() if np.ndim(old[name]) == 0}
     owner = {k: 1 + sum(a <= first for a in old_cuts) for k, first in enumerate((0, *cuts), 1)}
     entered = int(old["entered"] if "entered" in old else old["run/.entered"])
-    result, given_up, anew = dict(template), [], set()
+    result, given_up, anew = dict(template), [], []
     for name, leaf in ours.items():
-        if key := leaf.key:
-            known = key in there and (remembers or leaf.part != "correction")
-            value = fitted(there.pop(key), template[name], leaf.part) if known else None
+        if (key := leaf.key) and leaf.part != "correction":
+            value = fitted(there.pop(key, None), template[name], leaf.part)
             if value is not None:
                 result[name] = value
             elif leaf.part == "params":
                 fact = f"the checkpoint has no {key[2]} {template[name].shape}"
                 raise BadInput(f"--resume-into: {fact}: it is of another model.")
             else:
-                anew.add(key[:2])
+                anew.append(leaf)
                 given_up.append(f"new: {WORDS[leaf.part]}")
     if lost := [path for part, _, path in there if part == "params"]:
         raise BadInput(f"--resume-into: the network has no {lost[0]}, as the checkpoint has: it is of another model.")
     for name, leaf in ours.items():
-        if np.ndim(template[name]) == 0 and leaf.part in ("opt_state", "correction"):
-            # What counts the updates that moments were averaged over starts again with them.
-            beside = f"{leaf.path.rpartition('.')[0]}."
-            if not any(part == leaf.part and where.startswith(beside) for part, where in anew):
-                before = numbers.get(leaf._replace(k=owner[leaf.k]))
-                result[name] = number(leaf, before, template[name], entered, accumulate)
+        # What counts the updates that moments were averaged over starts again with them.
+        if np.ndim(template[name]) == 0 and goes_on(leaf, template[name], ours.values()) and not leaf.is_beside(anew):
+            before = numbers.get(leaf._replace(k=owner[leaf.k]))
+            paces = (1, 1) if leaf.is_beside(ours.values()) else accumulate  # a mean is over what it is over
+            result[name] = number(leaf, before, template[name], entered, paces)
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
-    given_up += [f"new: {what}" for name, leaf in ours.items() if (what := of_stage(leaf, template[name]))]
-    lost = [what for name, leaf in theirs.items() if (what := of_stage(leaf, old[name]))]
-    given_up += [f"dropped: {what}" for what in lost if what != DRAWN]
+    begun = [of_stage(leaf, template[name], ours.values()) for name, leaf in ours.items()]
+    ended = [of_stage(leaf, old[name], theirs.values()) for name, leaf in theirs.items()]
+    given_up += [f"new: {what}" for what in begun if what]
+    given_up += [f"dropped: {what}" for what in ended if what not in ("", DRAWN)]
     for k, of in owner.items():
         made = old[f"stage{of}/updates"] if f"stage{of}/updates" in old else old[f"run/.updates[{of - 1}]"]
         result |= put(result, (f"stage{k}/updates", f"run/.updates[{k - 1}]"), made)
@@ -159,13 +154,21 @@ def repartitioned(
     return result, [f"{line} ({count(len(list(of)), 'array')})" for line, of in groupby(sorted(given_up))]
 
 
-def of_stage(leaf: Leaf, value: Any) -> str:
-    """What an array is that belongs to a stage and to no block; "" of what does, and of numbers."""
+def goes_on(leaf: Leaf, value: Any, all_leaves: Iterable[Leaf]) -> bool:
+    """Whether a number is taken over: any of an optimizer's; of a correction's a `count` of updates, unless it is that
+    of a mean."""
+    of_mean = leaf.is_beside(all_leaves)
+    counts = leaf.path.endswith(".count") and np.issubdtype(value.dtype, np.integer) and not of_mean
+    return leaf.part == "opt_state" or (leaf.part == "correction" and counts)
+
+
+def of_stage(leaf: Leaf, value: Any, all_leaves: Iterable[Leaf]) -> str:
+    """What it is that belongs to a stage and to no block, or to a correction; "" of what is taken over otherwise."""
+    if leaf.part == "correction":
+        return "" if goes_on(leaf, value, all_leaves) else REMEMBERED
     if (leaf.part, leaf.path) == ("extra", "['rng']"):
         return DRAWN
-    if leaf.key or np.ndim(value) == 0:
-        return ""
-    return REMEMBERED if leaf.part == "correction" else ADDED
+    return "" if leaf.key or np.ndim(value) == 0 else ADDED
 
 
 def fitted(value: Any, like: Any, part: str) -> Any:
