@@ -86,11 +86,10 @@ class Leaf(NamedTuple):
         found = OF_BLOCK.fullmatch(self.path)
         return (self.part, found[1], found[2]) if found else None
 
-    def is_beside(self, others: Iterable["Leaf"]) -> bool:
-        """Whether one of the others belongs to a block and is in the same tuple, so that this number is about it."""
-        beside = f"{self.path.rpartition('.')[0]}."
-        there = (other for other in others if (other.k, other.part) == (self.k, self.part))
-        return any(other.key is not None and other.path.startswith(beside) for other in there)
+    @property
+    def within(self) -> tuple[int, str, str]:
+        """The named tuple that a number is in."""
+        return self.k, self.part, self.path.rpartition(".")[0]
 
 
 def leaves(names: Iterable[str]) -> dict[str, Leaf]:
@@ -105,6 +104,12 @@ def leaves(names: Iterable[str]) -> dict[str, Leaf]:
             path = re.sub(r"^(\.inner(?=[.\[]))*", "", path)
             made[name] = Leaf(k, "correction" if k in corrected and path.startswith("[") else part, path)
     return made
+
+
+def with_arrays(of: Iterable[Leaf]) -> set[tuple[int, str, str]]:
+    """The named tuples with arrays of blocks in them. A number in one, such as Adam's count, is about these arrays."""
+    places = ((leaf, leaf.key[1]) for leaf in of if leaf.key)
+    return {(leaf.k, leaf.part, where[:i]) for leaf, where in places for i, sign in enumerate(where) if sign == "."}
 
 
 def repartitioned(
@@ -136,16 +141,17 @@ def repartitioned(
                 given_up.append(f"new: {WORDS[leaf.part]}")
     if lost := [path for part, _, path in there if part == "params"]:
         raise BadInput(f"--resume-into: the network has no {lost[0]}, as the checkpoint has: it is of another model.")
+    averaged, begun = with_arrays(ours.values()), with_arrays(anew)
     for name, leaf in ours.items():
-        # What counts the updates that moments were averaged over starts again with them.
-        if np.ndim(template[name]) == 0 and goes_on(leaf, template[name], ours.values()) and not leaf.is_beside(anew):
+        # What counts the updates that moments were averaged over starts again with them, and else is left as it is.
+        if np.ndim(template[name]) == 0 and goes_on(leaf, template[name], averaged) and leaf.within not in begun:
             before = numbers.get(leaf._replace(k=owner[leaf.k]))
-            paces = (1, 1) if leaf.is_beside(ours.values()) else accumulate  # a mean is over what it is over
+            paces = (1, 1) if leaf.within in averaged else accumulate
             result[name] = number(leaf, before, template[name], entered, paces)
     given_up += [f"dropped: {WORDS[part]}" for part, *_ in there]
-    begun = [of_stage(leaf, template[name], ours.values()) for name, leaf in ours.items()]
-    ended = [of_stage(leaf, old[name], theirs.values()) for name, leaf in theirs.items()]
-    given_up += [f"new: {what}" for what in begun if what]
+    given_up += [f"new: {what}" for name, leaf in ours.items() if (what := of_stage(leaf, template[name], averaged))]
+    averaged_before = with_arrays(theirs.values())
+    ended = [of_stage(leaf, old[name], averaged_before) for name, leaf in theirs.items()]
     given_up += [f"dropped: {what}" for what in ended if what not in ("", DRAWN)]
     for k, of in owner.items():
         made = old[f"stage{of}/updates"] if f"stage{of}/updates" in old else old[f"run/.updates[{of - 1}]"]
@@ -154,18 +160,18 @@ def repartitioned(
     return result, [f"{line} ({count(len(list(of)), 'array')})" for line, of in groupby(sorted(given_up))]
 
 
-def goes_on(leaf: Leaf, value: Any, all_leaves: Iterable[Leaf]) -> bool:
+def goes_on(leaf: Leaf, value: Any, averaged: set[tuple[int, str, str]]) -> bool:
     """Whether a number is taken over: any of an optimizer's; of a correction's a `count` of updates, unless it is that
     of a mean."""
-    of_mean = leaf.is_beside(all_leaves)
-    counts = leaf.path.endswith(".count") and np.issubdtype(value.dtype, np.integer) and not of_mean
-    return leaf.part == "opt_state" or (leaf.part == "correction" and counts)
+    if leaf.part != "correction":
+        return leaf.part == "opt_state"
+    return leaf.path.endswith(".count") and np.issubdtype(value.dtype, np.integer) and leaf.within not in averaged
 
 
-def of_stage(leaf: Leaf, value: Any, all_leaves: Iterable[Leaf]) -> str:
+def of_stage(leaf: Leaf, value: Any, averaged: set[tuple[int, str, str]]) -> str:
     """What it is that belongs to a stage and to no block, or to a correction; "" of what is taken over otherwise."""
     if leaf.part == "correction":
-        return "" if goes_on(leaf, value, all_leaves) else REMEMBERED
+        return "" if goes_on(leaf, value, averaged) else REMEMBERED
     if (leaf.part, leaf.path) == ("extra", "['rng']"):
         return DRAWN
     return "" if leaf.key or np.ndim(value) == 0 else ADDED
