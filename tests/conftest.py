@@ -4,6 +4,7 @@ The tests make the same small pipelines again and again; JAX's persistent cache 
 """
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def own_cache(tmp_path_factory, monkeypatch) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return cache / "fdg_jax"
+
+
+@pytest.fixture
+def without_nohup():
+    """SIGHUP is not ignored, by this process and those that it starts, though the tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 ENGINES = ("test_engines", "test_current_weights", "test_pipeline", "test_api")

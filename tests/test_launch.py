@@ -10,6 +10,8 @@ from launched import GRANDCHILD, QUICK, STUBBORN, WAIT, Launched
 
 from fdg_jax.launch.attempts import resuming
 
+pytestmark = pytest.mark.usefixtures("without_nohup")
+
 # A process that fails
 
 

@@ -11,6 +11,7 @@ from fdg_jax.training import signals
 from fdg_jax.training.signals import Signals, Stopped
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
+pytestmark = pytest.mark.usefixtures("without_nohup")
 
 
 class Left(Exception):
