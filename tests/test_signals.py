@@ -62,14 +62,11 @@ def test_only_a_second_sigint_or_sigterm_leaves_at_once(sent, code, capfd):
 
 
 def test_sighup_that_is_ignored_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
-    try:
-        with Signals() as taken:
-            send(signal.SIGHUP)
-            taken.check()
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; the fixture undoes it
+    with Signals() as taken:
+        send(signal.SIGHUP)
+        taken.check()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_long_wait_is_ended_at_once_by_a_signal_before_or_within_it():

@@ -26,8 +26,8 @@ def test_a_run_whose_directory_is_deleted_ends_by_policy(policy, tmp_path, monke
     def deleting(loop):
         if loop.record.step == AT:
             loop.saving.check()
-            while path.exists():  # a file that the run writes meanwhile, live.json, may keep its folder
-                shutil.rmtree(path, ignore_errors=True)
+            # Renamed first: else the run may write live.json into the folder while it is emptied, and it would stay.
+            shutil.rmtree(path.rename(tmp_path / "deleted"))
         window(loop)
 
     with monkeypatch.context() as patch:
