@@ -110,6 +110,9 @@ def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys)
 def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
     assert table_command.main(table7.TABLE, ["list"]) == 2
     assert "table7 has no runs of its own" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        table_command.main(table7.TABLE, ["--help"])
+    assert "[-h] render ..." in capsys.readouterr().out  # no verb that it refuses
 
 
 @pytest.mark.parametrize("name", ["table3", "table4", "table5", "table6", "appendix_a"])

@@ -53,15 +53,17 @@ def answer(table: Table, arguments: Sequence[str] | None) -> int:
 
 
 def parser(table: Table) -> Parser:
+    shows = ("run", "render") if table.measure else ("list", "run", "collect", "render") if table.runs else ("render",)
     root = Parser(
         prog=f"python -m experiments.{table.name}",
-        description=f"{table.summary}. Usually: run, {'' if table.measure else 'collect, '}render.",
+        description=f"{table.summary}. Usually: {', '.join(name for name in shows if name != 'list')}.",
         epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",
     )
-    verbs = root.add_subparsers(required=True, metavar="run|render" if table.measure else "list|run|collect|render")
+    verbs = root.add_subparsers(required=True, metavar="|".join(shows))
 
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
-        made = verbs.add_parser(name, help=text, description=text)
+        listed: dict[str, Any] = {"help": text} if name in shows else {}  # else --help leaves it out
+        made = verbs.add_parser(name, description=text, **listed)
         made.set_defaults(does=does, epochs=None, results=RESULTS)
         if table.shortened:
             made.add_argument(
