@@ -52,18 +52,25 @@ def answer(table: Table, arguments: Sequence[str] | None) -> int:
         return 2
 
 
+def listed_verbs(table: Table) -> tuple[str, ...]:
+    """The verbs that --help names. A table without runs has the others, too, only to say why it refuses them."""
+    if not table.runs:
+        return ("render",)
+    return ("run", "render") if table.measure else ("list", "run", "collect", "render")
+
+
 def parser(table: Table) -> Parser:
-    shows = ("run", "render") if table.measure else ("list", "run", "collect", "render") if table.runs else ("render",)
+    listed = listed_verbs(table)
     root = Parser(
         prog=f"python -m experiments.{table.name}",
-        description=f"{table.summary}. Usually: {', '.join(name for name in shows if name != 'list')}.",
+        description=f"{table.summary}. Usually: {', '.join(name for name in listed if name != 'list')}.",
         epilog="Exit codes: 0 done, 2 bad input, 130 and 143 stopped after checkpoints.",
     )
-    verbs = root.add_subparsers(required=True, metavar="|".join(shows))
+    verbs = root.add_subparsers(required=True, metavar="|".join(listed))
 
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
-        listed: dict[str, Any] = {"help": text} if name in shows else {}  # else --help leaves it out
-        made = verbs.add_parser(name, description=text, **listed)
+        helped: dict[str, Any] = {"help": text} if name in listed else {}  # without help=, --help leaves it out
+        made = verbs.add_parser(name, description=text, **helped)
         made.set_defaults(does=does, epochs=None, results=RESULTS)
         if table.shortened:
             made.add_argument(
