@@ -113,6 +113,10 @@ def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
     with pytest.raises(SystemExit):
         table_command.main(table7.TABLE, ["--help"])
     assert "[-h] render ..." in capsys.readouterr().out  # no verb that it refuses
+    with pytest.raises(SystemExit):
+        table_command.main(table7.TABLE, ["render", "--help"])
+    helped = " ".join(capsys.readouterr().out.split())
+    assert "make results/table7.md from the results of the benchmarks" in helped and ".jsonl" not in helped
 
 
 @pytest.mark.parametrize("name", ["table3", "table4", "table5", "table6", "appendix_a"])

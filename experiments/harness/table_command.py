@@ -61,6 +61,7 @@ def listed_verbs(table: Table) -> tuple[str, ...]:
 
 def parser(table: Table) -> Parser:
     listed = listed_verbs(table)
+    result_names = f"{table.home}.jsonl and {table.name}.md are" if table.runs else f"{table.name}.md is"
     root = Parser(
         prog=f"python -m experiments.{table.name}",
         description=f"{table.summary}. Usually: {', '.join(name for name in listed if name != 'list')}.",
@@ -95,11 +96,12 @@ def parser(table: Table) -> Parser:
         if results:
             made.add_argument(
                 "--results", type=Path, default=RESULTS, metavar="DIR",
-                help=f"where {table.home}.jsonl and {table.name}.md are (default: experiments/results)",
+                help=f"where {result_names} (default: experiments/results)",
             )  # fmt: skip
         return made
 
-    rendering = f"make results/{table.name}.md and its picture from the .jsonl alone"
+    page = f"results/{table.name}.md{' and its picture' if table.picture else ''}"
+    rendering = f"make {page} from {'the .jsonl alone' if table.runs else 'the results of the benchmarks'}"
     if table.measure:
         text = f"measure the runs that results/{table.name}.jsonl has no line of, and add their lines"
         verb("run", measure_runs, text, results=True)
