@@ -67,8 +67,11 @@ class Part(NamedTuple):
         """The tuning runs of one arm."""
         return tuple(self.tune_run(arm, multiple, own) for own in arm.own for multiple in self.multiples)
 
+    def rate(self, arm: Arm, multiple: float) -> float:
+        return float(f"{arm.usual_rate * multiple:.6g}")  # 0.001 * 0.5, and no 0.00050000000000000001
+
     def tune_run(self, arm: Arm, multiple: float, own: Flags) -> Run:
-        rate = float(f"{arm.usual_rate * multiple:.6g}")  # 0.001 * 0.5, and no 0.00050000000000000001
+        rate = self.rate(arm, multiple)
         said = "".join(f"-{name.replace('_', '-')}{value:g}" for name, value in own.items())
         flags = {**self.shared, **self.tuned, **arm.flags, "learning_rate": rate, **own, "seed": 0}
         return Run(f"tune-{self.name}-{arm.name}-rate{rate:g}{said}", flags, self.module)
@@ -152,12 +155,28 @@ def chosen_words(choice: Flags | None) -> str:
     return "" if choice is None else " ".join(word for name, value in choice.items() for word in words(name, value))
 
 
+def at_edges(parts: Sequence[Part], lines: Lines) -> str:
+    """How many arms chose the smallest or the largest rate of their grid, in a paragraph; "" where none did."""
+    choices = [(part, arm, part.choice(lines, arm)) for part in parts if not part.chosen_by for arm in part.arms]
+    chosen = [(part, arm, choice) for part, arm, choice in choices if choice is not None]
+    edges = [
+        choice for part, arm, choice in chosen
+        if choice["learning_rate"] in (part.rate(arm, min(part.multiples)), part.rate(arm, max(part.multiples)))
+    ]  # fmt: skip
+    if not edges:
+        return ""
+    told = f"{len(edges)} of {len(chosen)} arms chose the smallest or the largest rate of their grid"
+    return f"**At the edge of the grid.** {told}; a better one may lie beyond."
+
+
 def measured(part: Part, own: Values, digits: int) -> list[str]:
-    """Cells of a row: n, mean, standard deviation, and by seed."""
+    """Cells of a row: n, mean and standard deviation of the runs that have not diverged, and each by seed."""
     found = interval(list(own.by_seed.values()))
+    of = "" if own.n == len(part.seeds) else f" of {len(part.seeds)}"
+    lost = f", {len(own.diverged)} diverged" if own.diverged else ""
     by_seed = [f"{seed}: {value:.{digits}f}" for seed, value in own.by_seed.items()]
     return [
-        "" if not own.n else str(own.n) if own.n == len(part.seeds) else f"{own.n} of {len(part.seeds)}",
+        f"{own.n}{of}{lost}" if own.n else "",
         f"{found.mean:.{digits}f}" if found else "",
         f"{found.deviation:.{digits}f}" if found and found.deviation is not None else "",
         ", ".join([*by_seed, *(f"{seed}: diverged" for seed in own.diverged)]),

@@ -5,6 +5,7 @@ run that has diverged counts as worse than every other.
 """
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 from experiments.harness.intervals import Interval, interval, paired
@@ -41,7 +42,8 @@ class Values(NamedTuple):
 
 
 def too_few(n: int) -> Verdict:
-    return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds have been run.")
+    """n: the seeds for which there is a difference. Others are missing, or a run of theirs has diverged."""
+    return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds can be compared.")
 
 
 def lost(arm: Values, other: Values) -> Verdict | None:
@@ -54,15 +56,15 @@ def lost(arm: Values, other: Values) -> Verdict | None:
     return Verdict(word, f"{len(arm.diverged)} of its runs have diverged.")
 
 
-def less(arm: Values, stale: Values, scale: Scale) -> Verdict:
+def less(arm: Values, stale: Values, scale: Scale, what: str = "The gain is") -> Verdict:
     """The claim that an arm errs less than the one without a correction. It fails where a gain as large as the
-    scale's can be excluded."""
+    scale's can be excluded. what: begins the sentence with the difference."""
     if (found := lost(arm, stale)) is not None:
         return found
     by: Interval | None = interval(list(paired(stale.by_seed, arm.by_seed).values()))
     if by is None or by.n < MIN_SEEDS:
         return too_few(by.n if by else 0)
-    why = f"The gain is {by.told(scale.digits)} {scale.unit}, n = {by.n}."
+    why = f"{what} {by.told(scale.digits)} {scale.unit}, n = {by.n}."
     return Verdict(HOLDS if by.low > 0 else FAILS if by.high < scale.gain else UNDECIDED, why)
 
 
@@ -114,14 +116,15 @@ def within(times: Mapping[int, float | None], most: float, arm: Values, bp: Valu
 def smaller_gap(arm: Values, bp: Values, other: Values, other_bp: Values, scale: Scale) -> Verdict:
     """The claim that an arm is less far behind its BP than another one behind its own."""
     gap = Values(paired(arm.by_seed, bp.by_seed), arm.diverged)
-    return less(gap, Values(paired(other.by_seed, other_bp.by_seed), other.diverged), scale)
+    return less(gap, Values(paired(other.by_seed, other_bp.by_seed), other.diverged), scale, "Its gap is smaller by")
 
 
 def gap_closed(arm: Values, stale: Values, bp: Values) -> float | None:
     """How much of the gap between the uncorrected arm and BP is closed: 0 for none, 1 for all, over the seeds that all
-    three have. None without a gap."""
+    three have. None where the gap may be chance: it is not positive, or with MIN_SEEDS or more its interval has 0.
+    None, too, where a run of the arm has diverged."""
     shared = arm.by_seed.keys() & stale.by_seed.keys() & bp.by_seed.keys()
-    gap = sum(stale.by_seed[seed] - bp.by_seed[seed] for seed in shared)
-    if not shared or gap <= 0:
+    gap = interval([stale.by_seed[seed] - bp.by_seed[seed] for seed in shared])
+    if gap is None or arm.diverged or gap.mean <= 0 or (gap.n >= MIN_SEEDS and gap.low <= 0):
         return None
-    return sum(stale.by_seed[seed] - arm.by_seed[seed] for seed in shared) / gap
+    return fmean(stale.by_seed[seed] - arm.by_seed[seed] for seed in shared) / gap.mean
