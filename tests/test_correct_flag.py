@@ -30,6 +30,7 @@ WRONG = [
     ("--correct rate,rate", "names rate twice"),
     ("--method pipedream --weights current", "method pipedream takes gradients at stashed weights"),
     ("--method ddg --one-version --accumulate 2 --K 3", "Use --accumulate 3 or more"),
+    ("--method ddg --one-version --accumulate 3 --weights current", "Use --weights stashed, or leave --one-v"),
     ("--strength 2", "correction none has no such option (it has: none). Add --correct taylor, whose it is, or"),
     ("--correct ahead --strength 2", "correction ahead has no such option (it has: --horizon)"),
     ("--correct taylor --strength -1", "strength=-1.0: it cannot be negative"),

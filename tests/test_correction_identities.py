@@ -1,7 +1,5 @@
 """Corrections that are the same thing under another name, and what others' rules of prediction come to."""
 
-from itertools import product
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,18 +93,29 @@ def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
 
 def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
     """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
-    y, v = 1.0, 0.0
-    for n, tau in product(range(STEPS), (1, 3)):
-        before, v = y, M * v + np.sin(n)
-        y = before - 0.02 * v
-        assert y + tau * (y - before) == pytest.approx(y - tau * 0.02 * v, abs=1e-14)
+    for tau in (1, 3):
+        chain, correction = optax.sgd(0.02, momentum=M), make(Late(1, 3, tau), "linear")
+        assert correction.forward and correction.updated
+        with jax.enable_x64(True):
+            y = jnp.ones(3)
+            state, last, v = chain.init(y), correction.start(y), np.zeros(3)
+            for n in range(STEPS):
+                g = np.sin(n + CURVES)
+                updates, state = chain.update(jnp.asarray(g), state, y)
+                before, y, v = y, y + updates, M * v + g
+                last = correction.updated(before, y, last)
+                np.testing.assert_allclose(correction.forward(y, last), y - tau * 0.02 * v, **EXACTLY)
 
 
 def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():
-    y = 3.0 - np.arange(20) / 8  # numbers that float32 has exactly
+    y = [jnp.asarray(3.0 - n / 8) for n in range(20)]  # numbers that float32 has exactly
     for tau in (1, 3, 7):
-        c = coefficient("linear", tau, 0.0)
-        assert [y[n] + c * (y[n] - y[n - 1]) for n in range(1, 12)] == [y[n + tau] for n in range(1, 12)]
+        correction = make(Late(1, 5, tau), "linear")
+        assert correction.forward and correction.updated
+        last = correction.start(y[0])
+        for n in range(1, 12):
+            last = correction.updated(y[n - 1], y[n], last)
+            assert float(correction.forward(y[n], last)) == float(y[n + tau])
 
 
 def test_nesterov_is_the_iteration_of_asynchronous_nesterovs_theorem():

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import oracle
 import pytest
 from correction_files import AHEAD, put_into
 from small import (
+    CLASSES,
     CurrentPart,
     as_functions,
     batches,
@@ -106,6 +108,7 @@ def test_a_staleness_below_one_divides_nothing():
     assert float(chain.update(jnp.asarray(3.0), chain.init(jnp.asarray(0.0)))[0]) == 3.0
 
 
+@pytest.mark.filterwarnings("ignore::fdg_jax.errors.NoEffect")  # which says the same of `rate`
 @pytest.mark.parametrize("name", mostly_slow(list(images.SAME_AT_ONE), "rate"))
 def test_an_arm_of_images_that_is_left_out_at_K_2_would_be_another_arm_there(name):
     by_name, found = {arm.name: arm for arm in images.FOUR.arms}, []
@@ -216,8 +219,7 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
     kind = Kind("told", "", make)
     for accumulate, expected in ((1, [3.0, 1.0]), (2, [1.5, 0.5]), (4, [0.75, 0.25])):
         told.clear()
-        for k, staleness in enumerate(fdg(3, accumulate=accumulate).mean_staleness, 1):
-            corrections.for_stage([(kind, {})], Late(k, 3, staleness))
+        pipeline(3, DATA[0], correct=kind, accumulate=accumulate)
         assert [late.staleness for late in told] == expected  # stage 3 is not late, so nobody is asked
 
 
@@ -296,11 +298,53 @@ def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_
 
 
 def test_optimizer_and_front_of_several_corrections_are_nested_in_order():
-    first = Correction(before=optax.scale(2.0))
-    second = Correction(optimizer=lambda chain: optax.chain(chain, optax.scale(10.0)))
-    chain = corrections.together([first, second]).around(optax.identity())
+    more = optax.stateless(lambda updates, params: jax.tree.map(lambda u: u + 1.0, updates))
+    twice = optax.scale(2.0)
+    first = Correction(before=twice, optimizer=lambda chain: optax.chain(chain, twice))
+    second = Correction(before=more, optimizer=lambda chain: optax.chain(chain, more))
+    chain = corrections.together([first, NONE, second]).around(optax.scale(10.0))
     updates, _ = chain.update(jnp.asarray(1.0), chain.init(jnp.asarray(0.0)))
-    assert float(updates) == 20.0
+    assert float(updates) == ((1 * 2 + 1) * 10) * 2 + 1
+
+
+@pytest.mark.parametrize("engine", ["pipeline", "delay-line", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("correct", ["anticipate", "t2"])
+def test_after_a_drain_a_prediction_begins_anew(correct, engine):
+    """The batches that fill the pipeline again meet as few updates as the first ones did."""
+    if at_current_weights(correct) and engine != "pipeline":
+        pytest.skip("no delay line has current weights")
+    made, _ = trained(3, correct, engine=engine, data=DATA[:5])
+    remembered = lambda: [value for name, value in made.state().items() if ".correction" in name]  # noqa: E731
+    assert len(remembered()) and not any(map(np.any, remembered()))
+    for batch in DATA[5:11]:
+        made.step(batch)
+    assert any(map(np.any, remembered()))
+
+
+@pytest.mark.parametrize("engine", ["delay-line", pytest.param("scan", marks=pytest.mark.slow)])
+def test_engines_agree_after_a_drain_in_between(engine):
+    found = []
+    for each in ("pipeline", engine):
+        made, _ = trained(3, "anticipate", engine=each, data=DATA[:5])
+        for batch in DATA[5:]:
+            made.step(batch)
+        made.drain()
+        found.append(made)
+    for a, b in zip(*(leaves(made.params) for made in found), strict=True):
+        np.testing.assert_allclose(a, b, **({"rtol": 0, "atol": 0} if engine == "delay-line" else ROUNDING))
+
+
+STASHED = [name for name in corrections.names() if not at_current_weights(name)]
+
+
+@pytest.mark.parametrize("correct", mostly_slow(STASHED, "gap_aware"))
+def test_parameters_of_bfloat16_are_corrected_too(correct):
+    stages = [nn.Dense(width, param_dtype=jnp.bfloat16) for width in (12, 12, CLASSES)]
+    beta = {"beta": 0.5} if correct == "shrink" else {}
+    made = pipeline(3, DATA[0], stages=stages, correct=correct, **ASKED, **beta)
+    for batch in DATA[:6]:
+        made.step(batch)
+    assert all(leaf.dtype == jnp.bfloat16 and np.isfinite(np.float32(leaf)).all() for leaf in leaves(made.params))
 
 
 def test_several_corrections_act_one_after_the_other_and_each_remembers_its_own():

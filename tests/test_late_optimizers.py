@@ -130,6 +130,20 @@ def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordina
     assert np.abs(inner - np.diag(np.diag(inner))).max() < 0.02 * inner.max()
 
 
+def test_rotation_takes_bfloat16_and_a_stage_without_parameters():
+    """It computes in float32 what bfloat16 parameters get; LAPACK has no QR of bfloat16."""
+    chain, params = rotation(0.1, every=2), {"kernel": jnp.ones((4, 3), jnp.bfloat16)}
+    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    states: list[Any] = [chain.init(params), chain.init(exact)]
+    for g in GRADS[:4]:
+        rounded = {"kernel": jnp.asarray(g["kernel"], jnp.bfloat16)}
+        one, states[0] = chain.update(rounded, states[0], params)
+        other, states[1] = chain.update(jax.tree.map(jnp.float32, rounded), states[1], exact)
+        assert one["kernel"].dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.float32(one["kernel"]), other["kernel"], rtol=2**-7)  # of its 8 bits
+    assert chain.update({}, chain.init({}), {})[0] == {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nadam", "rotation", "muon"])
 def test_the_commands_optimizers_train_late_gradients_and_go_on_exactly_in_both_engines(name):

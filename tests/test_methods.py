@@ -220,6 +220,19 @@ def test_dropout_of_any_method_goes_on_exactly(method):
     goes_on_exactly(lambda: pipeline(2, data[0], stages=[Dropped(12), Dropped(CLASSES)], method=method), data, 4)
 
 
+@pytest.mark.parametrize("method", ["fr", "replay"])
+def test_a_replay_drops_what_the_first_forward_pass_dropped(method):
+    """Before the first update the weights of both passes are the same, so the gradient is that of BP."""
+    data, found = batches(1), []
+    for name in ("bp", method):
+        ours = pipeline(2, data[0], stages=[Dropped(12), Dropped(CLASSES)], method=name)
+        ours.step(data[0])
+        ours.drain()
+        found.append(leaves([variables["params"] for variables in ours.params]))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, **ROUNDING)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_a_batch_of_another_size_is_trained_on_by_any_method(method):

@@ -24,6 +24,7 @@ NEAR = 0.05  # of the update's length: Adam's epsilon and a first step's roundin
 
 def warn(
     asked: Sequence[tuple[Kind, Mapping[str, Any]]],
+    staleness: float,
     momentum: float | None,
     optimizer: optax.GradientTransformation,
     params: Tree,
@@ -32,20 +33,26 @@ def warn(
 
     Arguments:
         asked: the corrections with their options.
+        staleness: the largest of any stage, on average.
         momentum: what the pipeline was told of the optimizer.
         optimizer: stage 1's optax chain.
         params: arrays of stage 1.
     """
+    names = [kind.name for kind, _ in asked]
+    if "rate" in names and staleness <= 1:
+        fact = f"no stage is late by more than {staleness:g} updates, so rate divides by 1"
+        warnings.warn(f"correct='rate': {fact}. Leave it out, or use more stages.", NoEffect, stacklevel=4)
     given = {(kind.name, name): value for kind, options in asked for name, value in options.items()}
     if momentum == 0 and given.get(("anticipate", "prediction")) in ("spike", "nesterov"):
         fact = "anticipate looks ahead by the momentum, and without any it looks no update ahead"
         warnings.warn(f"momentum=0: {fact}. Use correct='rate'.", NoEffect, stacklevel=4)
     neutral = {("shrink", "beta"): 1.0, ("cosine", "gate_decay"): 0.0}
-    used = {place[1]: given[place] for place, value in neutral.items() if given.get(place, value) != value}
+    used = [f"{p[1]}={given[p]:g}" for p, value in neutral.items() if given.get(p, value) != value]
+    used += ["correct='gap_aware'"] if "gap_aware" in names else []
     if used and not silenced() and divides_by_size(optimizer, params):
         way_out = "Use SGD where it is to matter, or correct='rate', which stands behind the optimizer."
-        for name, value in used.items():
-            warnings.warn(f"{name}={value:g}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
+        for what in used:
+            warnings.warn(f"{what}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
 
 
 def silenced() -> bool:

@@ -95,6 +95,7 @@ class Configuration:
         of_schedule, self.stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
         schedules.check(self.method, self.schedule)
+        schedules.check_weights(self.schedule, self.weights)
         check_options(self.weights, engine, engines, self.method)
         check_dtype(dtype)
         again = rematerialisation.parse(remat, K)
@@ -166,9 +167,10 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
-        if self.K > 1:
+        if any(self.schedule.mean_staleness):
             first = specs[0].variables.get("params", {})
-            cancelled.warn(self.corrections, self.momentum, self.optimizers[0], first)
+            most = max(self.schedule.mean_staleness)
+            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

@@ -8,6 +8,13 @@ from fdg_jax.schedule.running import validate
 MOST_STAGES, MOST_OPERATIONS = 8, 600  # more would take time that a user waits for
 
 
+def check_weights(schedule: Schedule, weights: str) -> None:
+    """Raises BadInput for current weights where stages put off the use of gradients to have them of one version."""
+    if weights == "current" and any(schedule.waits):
+        fact = "one_version takes all gradients of an update at one version of the weights, and current weights change"
+        raise BadInput(f"{fact} in between. Use --weights stashed, or leave --one-version out.")
+
+
 def check(method: Method, schedule: Schedule) -> None:
     """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
 

@@ -98,7 +98,7 @@ def check_weights(found: Sequence[Kind], weights: str) -> None:
 def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Correction:
     """What several corrections together do about one stage; nothing where its gradients are not late.
 
-    asked: (kind, options) in the order in which they see a gradient. Raises BadInput where one lacks what it needs.
+    asked: (kind, options) in the order in which they act. Raises BadInput where one lacks what it needs.
     """
     if not late.staleness:
         return NONE
@@ -115,13 +115,18 @@ def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Co
 
 
 def together(corrections: Sequence[Correction]) -> Correction:
-    """Several corrections as one. Each remembers what it remembers alone, and they act one after the other."""
+    """Several corrections as one. Each remembers what it remembers alone, and they act one after the other: first all
+    `gradient`, when a gradient is used, then all `before`, and behind the stage's optimizer all `optimizer`."""
     if len(corrections) < 2:
         return corrections[0] if corrections else NONE
 
     def optimizer(chain):
+        import optax  # here, as in `Correction.around`
+
+        for each in reversed(corrections):  # the last is put on first, so that the first sees a gradient first
+            chain = optax.chain(each.before, chain) if each.before else chain
         for each in corrections:
-            chain = each.wrapped(chain)
+            chain = each.optimizer(chain) if each.optimizer else chain
         return chain
 
     active = [each for each in corrections if each.init or each.forward or each.backward or each.gradient]
@@ -147,6 +152,9 @@ def together(corrections: Sequence[Correction]) -> Correction:
         pairs = zip(active, states, strict=True)
         return tuple(each.updated(before, after, state) if each.updated else state for each, state in pairs)
 
+    def drained(states):
+        return tuple(each.drained(state) if each.drained else state for each, state in zip(active, states, strict=True))
+
     return Correction(
         optimizer=optimizer,
         init=lambda params: tuple(each.start(params) for each in active),
@@ -154,4 +162,5 @@ def together(corrections: Sequence[Correction]) -> Correction:
         backward=weights("backward"),
         gradient=gradient if any(each.gradient for each in active) else None,
         updated=updated if any(each.updated for each in active) else None,
+        drained=drained if any(each.drained for each in active) else None,
     )

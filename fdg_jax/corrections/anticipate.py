@@ -11,9 +11,13 @@ One coefficient c makes five published corrections of it (τ: staleness, m: mome
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
 
 The weights that are evaluated and saved are y. They see clipping and weight decay as without a correction, since both
-are part of the last update. A horizon is counted in updates, also with --accumulate. For one update after a drop of the
+are part of the last update. A horizon is counted in updates, also with --accumulate. After `drain` d is 0 again, as no
+update comes before the gradient of the next batch. For one update after a drop of the
 learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, c = τ makes the
 largest stable learning rate smaller; c = 1 does so for a small τ (python -m experiments.stability).
+
+spike is msnag for SGD, and for Adam by its b1: without gradients their updates shrink by m. Lion's and Muon's keep
+their length, so there spike looks less far ahead than they go; linear does not.
 
 2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Its text was not at
 hand: what is said of it is from memory.
@@ -71,7 +75,8 @@ def make(late: Late, prediction: Prediction) -> Correction:
     def updated(before, after, last):
         return jax.tree.map(jnp.subtract, after, before)
 
-    return Correction(init=optax.tree.zeros_like, forward=forward, updated=updated)
+    zeros = optax.tree.zeros_like
+    return Correction(init=zeros, forward=forward, updated=updated, drained=zeros)
 
 
 SUMMARY = "forward at the weights expected by then: error feedback, weight prediction, spike compensation, Nesterov"

@@ -9,7 +9,10 @@ step per update divides by its staleness + 1, and a weight that has not moved di
 One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
 which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
 usual steps are then those of updates, each made of several gradients. An update that a guard refuses counts as an
-update of size zero.
+update of size zero, at the rate of the next one, which the optimizer then still has to make.
+
+It is for SGD. Adam and others divide a gradient by its own size, element by element, so of this division they leave
+only what changes from one gradient to the next.
 """
 
 from typing import Any, NamedTuple
@@ -51,21 +54,26 @@ def make(late: Late) -> Correction:
 
     def init(params):
         number = lambda: jnp.zeros((), jnp.int32)  # noqa: E731  # two, as one array cannot be donated twice
-        return State(Mean(optax.tree.zeros_like(params), number()), Rate(number(), jnp.zeros(())))
+        squares = optax.tree.zeros_like(params, dtype=jnp.float32)  # of bfloat16 a thousandth would be lost
+        return State(Mean(squares, number()), Rate(number(), jnp.zeros(())))
 
     def gradient(grads, then, now, state):
         bias = 1 - DECAY ** jnp.maximum(state.mean.updates, 1)
 
         def divided(g, a, b, s):
             usual = state.rate.largest * (jnp.sqrt(s / bias) + EPS)
-            return jnp.where(usual > 0, g / (1 + jnp.abs(b - a) / jnp.where(usual > 0, usual, 1)), g)
+            smaller = g / (1 + jnp.abs(b - a) / jnp.where(usual > 0, usual, 1))
+            return jnp.where(usual > 0, smaller, g).astype(g.dtype)
 
         return jax.tree.map(divided, grads, then, now, state.mean.squares), state
 
     def updated(before, after, state):
         rate = jnp.asarray(rate_of(state.rate.count), jnp.float32)
         over = jnp.where(rate > 0, 1 / jnp.where(rate > 0, rate, 1), 0)  # a warm-up may begin with 0
-        step = lambda s, a, b: DECAY * s + (1 - DECAY) * ((b - a) * over) ** 2  # noqa: E731
+
+        def step(s, a, b):
+            return DECAY * s + (1 - DECAY) * jnp.asarray((b - a) * over, s.dtype) ** 2
+
         squares = jax.tree.map(step, state.mean.squares, before, after)
         largest = Rate(state.rate.count + 1, jnp.maximum(state.rate.largest, rate))
         return State(Mean(squares, state.mean.updates + 1), largest)

@@ -63,6 +63,8 @@ class Correction(NamedTuple):
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
         weights of the batch's forward pass; now: those that the gradient is about to be applied to.
     updated(before, after, state) -> state: what is remembered of an update, by the weights before and after it.
+    drained(state) -> state: what is remembered when the pipeline has been emptied. The batches that fill it again meet
+        fewer updates than the staleness, as the first ones did; so a prediction begins anew.
     """
 
     before: optax.GradientTransformation | None = None
@@ -72,19 +74,15 @@ class Correction(NamedTuple):
     backward: Callable[[Tree, Tree], Tree] | None = None
     gradient: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree]] | None = None
     updated: Callable[[Tree, Tree, Tree], Tree] | None = None
+    drained: Callable[[Tree], Tree] | None = None
 
     def around(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """The stage's optimizer with what the correction adds to it."""
         import optax
 
         # --resume-into finds momentum by its path in the state, which whatever is put around it would change.
-        return self.wrapped(optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer)
-
-    def wrapped(self, chain: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The same of a chain that is no stage's optimizer yet, for several corrections together."""
-        import optax
-
-        chain = optax.chain(self.before or optax.identity(), chain)
+        own = optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer
+        chain = optax.chain(self.before or optax.identity(), own)
         return self.optimizer(chain) if self.optimizer else chain
 
     def start(self, params: Tree) -> Tree:

@@ -34,7 +34,7 @@ class Options:
 
 
 def make(late: Late, discrepancy: float) -> Correction:
-    """d starts at 0, so the first backward pass is at the newest weights."""
+    """d starts at 0, and does so again after `drain`, so the first backward pass is at the newest weights."""
     gamma = discrepancy ** (1 / late.staleness)
 
     def backward(params, average):
@@ -43,7 +43,8 @@ def make(late: Late, discrepancy: float) -> Correction:
     def updated(before, after, average):
         return jax.tree.map(lambda d, old, new: gamma * d + (1 - gamma) * (new - old), average, before, after)
 
-    return Correction(init=optax.tree.zeros_like, backward=backward, updated=updated)
+    zeros = optax.tree.zeros_like
+    return Correction(init=zeros, backward=backward, updated=updated, drained=zeros)
 
 
 SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass, none of which are kept"

@@ -11,6 +11,8 @@ ordinary training pass, so running statistics change twice per batch. There are 
   change twice per batch, as those of the other stages do. In neither released code does the last module replay. Table 2
   of the FDG paper counts a replay for every module.
 - FR's own code trains module 1 at twice the learning rate. Here all stages follow the same recipe.
+- Dropout has in the replay the mask of the first forward pass, as checkpointing of activations has it elsewhere. FR's
+  own code would draw another one, through which the gradient from above does not belong; its networks have no dropout.
 - The FDG authors' code computes no gradient of batch 1 in the modules between the first and the last, because it starts
   them one iteration late, and so none below them either. Here every batch updates every stage.
 """
@@ -35,12 +37,14 @@ class StoredInput(NamedTuple):
 
     batch: the batch's number.
     x, labels: the stage's inputs, and the labels if it takes them.
+    rng: the random key of the first forward pass; None for a stage that draws nothing.
     version: the stage's updates at the first forward pass.
     """
 
     batch: int
     x: Any
     labels: Any
+    rng: Any
     version: int
 
 
@@ -51,40 +55,54 @@ class ReplayStage(Stage):
 
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
-        forward = self.functions.forward
-        self._play = programs.jit(  # the first forward pass, which keeps no closure
-            lambda *arguments: forward(*arguments)[:2], place.device.platform, reductions=self.fast_reductions
+        forward, packing = self.functions.forward, self.layout.extra
+
+        def again(params, extra, rng, x, labels):
+            """The replay: with the first pass's random key, and the newest one is kept."""
+            if rng is None:
+                return forward(params, extra, x, labels)
+            newest = packing.unpack(extra)
+            messages, changed, closure = forward(params, packing.pack({**newest, "rng": rng}), x, labels)
+            return messages, packing.pack({**packing.unpack(changed), "rng": newest["rng"]}), closure
+
+        compiled = partial(programs.jit, platform=place.device.platform, reductions=self.fast_reductions)
+        self._again = compiled(again)
+        self._play = compiled(  # the first pass, which keeps its random key and no closure
+            lambda params, extra, *rest: (*forward(params, extra, *rest)[:2], packing.unpack(extra).get("rng"))
         )
 
     def forward(self, batch: int, x, labels=None):
-        messages, changed = self._play(self.state.params, self.state.extra, x, labels)
-        self.memos.append(StoredInput(batch, x, labels, self.updates))
+        messages, changed, rng = self._play(self.state.params, self.state.extra, x, labels)
+        self.memos.append(StoredInput(batch, x, labels, rng, self.updates))
         self.state = self.state._replace(extra=changed)
         return messages
 
     def backward(self, batch: int, dy=None):
         """Dispatches B: forward again on the stored inputs, with the newest weights, and then back."""
         stored, params = self.take_memo(batch), self.state.params
-        _, changed, closure = self._forward(params, self.state.extra, stored.x, stored.labels)
+        _, changed, closure = self._again(params, self.state.extra, stored.rng, stored.x, stored.labels)
         self.state = self.state._replace(extra=changed)
         grads, dx = self._backward(closure, params, stored.x, dy)
         self.use(grads, stored.version)
         return {"dy": dx}
 
     def kept_shapes(self, x, labels):
-        return {"B": StoredInput(0, x, labels, 0)}
+        return {"B": StoredInput(0, x, labels, self.layout.extra.shapes.get("rng"), 0)}
 
     def saved_memos(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for stored in self.memos:
             flat |= checkpoint.flatten((stored.x, stored.labels), f"memo/{stored.batch}/")
+            flat |= checkpoint.flatten({"rng": stored.rng}, f"memo/{stored.batch}/")
             flat[f"memo/{stored.batch}/version"] = np.int64(stored.version)
         return flat
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
         template = (self.spec.x, self.spec.labels if self.takes_labels else None)
         x, labels = self.restored_message(template, flat, f"memo/{batch}/")
-        return StoredInput(batch, x, labels, number(flat, f"memo/{batch}/version"))
+        key = {"rng": self.layout.extra.shapes.get("rng")}
+        rng = self.place.put_weights(checkpoint.unflatten(key, flat, f"memo/{batch}/"))["rng"]
+        return StoredInput(batch, x, labels, rng, number(flat, f"memo/{batch}/version"))
 
 
 METHOD = Method(

@@ -60,12 +60,12 @@ def scale_by_rotation(
     """
 
     def side(n: int, leaf: Array) -> Any:
-        turns = leaf.ndim > 1 and n <= largest
-        return Side(jnp.zeros((n, n), leaf.dtype), jnp.eye(n, dtype=leaf.dtype)) if turns else ()
+        turns, dtype = leaf.ndim > 1 and n <= largest, exact(leaf)
+        return Side(jnp.zeros((n, n), dtype), jnp.eye(n, dtype=dtype)) if turns else ()
 
     def init_leaf(leaf):
-        rows, columns = shape_of(leaf)
-        return Leaf(jnp.zeros_like(leaf), jnp.zeros_like(leaf), side(rows, leaf), side(columns, leaf))
+        (rows, columns), zeros = shape_of(leaf), lambda: jnp.zeros_like(leaf, dtype=exact(leaf))
+        return Leaf(zeros(), zeros(), side(rows, leaf), side(columns, leaf))
 
     def init(params):
         return RotationState(jnp.zeros((), jnp.int32), jax.tree.map(init_leaf, params))
@@ -78,10 +78,10 @@ def scale_by_rotation(
         return Side(product, basis)
 
     def update_leaf(g, leaf: Leaf, n: Array) -> tuple[Array, Leaf]:
-        G, turn = g.reshape(shape_of(g)), n % every == 0
+        G, turn = g.reshape(shape_of(g)).astype(leaf.mean.dtype), n % every == 0
         left = turned(leaf.left, G @ G.T, turn) if leaf.left != () else ()
         right = turned(leaf.right, G.T @ G, turn) if leaf.right != () else ()
-        mean = b1 * leaf.mean + (1 - b1) * g
+        mean = b1 * leaf.mean + (1 - b1) * G.reshape(g.shape)
         there = rotate(G, left, right)
         square = b2 * leaf.square.reshape(G.shape) + (1 - b2) * there * there
         step = rotate(mean.reshape(G.shape), left, right) / (1 - b1**n) / (jnp.sqrt(square / (1 - b2**n)) + eps)
@@ -93,10 +93,15 @@ def scale_by_rotation(
         n = state.updates + 1
         flat, treedef = jax.tree.flatten(updates)
         leaves = treedef.flatten_up_to(state.leaves)
-        steps, leaves = zip(*(update_leaf(g, leaf, n) for g, leaf in zip(flat, leaves, strict=True)), strict=True)
-        return treedef.unflatten(steps), RotationState(n, treedef.unflatten(leaves))
+        made = [update_leaf(g, leaf, n) for g, leaf in zip(flat, leaves, strict=True)]
+        return treedef.unflatten([step for step, _ in made]), RotationState(n, treedef.unflatten([m for _, m in made]))
 
     return optax.GradientTransformation(init, update)
+
+
+def exact(leaf: Array) -> Any:
+    """The dtype to compute in: the array's own, float32 at least. LAPACK has no QR in bfloat16."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def shape_of(leaf: Any) -> tuple[int, int]:

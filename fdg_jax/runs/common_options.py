@@ -107,7 +107,8 @@ class CommonOptions:
         "none",
         "correction",
         "What is done about late gradients: {corrections}; or several, separated by commas, in the order in which they "
-        "see a gradient. shrink is --beta by its other name. docs/corrections.md says what each is and costs.",
+        "act. Whatever changes a gradient at its use acts before what stands in front of the optimizer (shrink, which "
+        "is --beta by its other name). docs/corrections.md says what each is and costs.",
         metavar="NAME[,NAME]",
     )
 

@@ -117,6 +117,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
     schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
     schedules.check(method, schedule)
+    schedules.check_weights(schedule, options.weights)
     if options.correct != "none" and options.K > 1 and not any(schedule.mean_staleness):
         fact = f"with method {method.name} no gradient is late, so there is nothing to correct"
         raise BadInput(f"--correct {options.correct}: {fact}. Leave it out, or use a method such as fdg or ddg.")

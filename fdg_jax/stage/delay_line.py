@@ -243,7 +243,8 @@ def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState
 
 
 def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -> DelayState:
-    """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums.
+    """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums. What
+    corrections predict from begins anew.
 
     Arguments:
         functions: of each stage.
@@ -260,7 +261,7 @@ def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -
             at = apply(f, c, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
         if at.sum is not None:
             at = step(f, c, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
-        moved.append(at)
+        moved.append(at._replace(correction=c.drained(at.correction)) if c.drained else at)
     return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
 
 

@@ -220,11 +220,14 @@ class Stage(Checkpointed):
         self.sum, self.summed = None, 0
 
     def drain(self) -> None:
-        """Applies the gradients in the delay line, then what is left of the sum."""
+        """Applies the gradients in the delay line, then what is left of the sum; nothing is predicted from these."""
         while self.line:
             self.apply(*self.line.popleft())
         if self.summed:
             self.update()
+        if begin_anew := self.spec.correction.drained:
+            self.state = self.state._replace(correction=begin_anew(self.state.correction))
+            self.ahead = None
 
     def kept_shapes(self, x: Tree, labels: Tree) -> dict[str, Tree]:
         """What stays of a batch after its forward pass.
