@@ -435,6 +435,13 @@ def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypat
         corpus.content()
 
 
+def test_a_table_on_text_asks_for_no_directory_of_data(capsys):
+    with pytest.raises(SystemExit):
+        table_command.main(corrections_text.TABLE, ["run", "--help"])
+    helped = capsys.readouterr().out
+    assert "--only" in helped and "--data-dir" not in helped
+
+
 def test_an_estimate_of_text_counts_blocks():
     run = texts.EIGHT.tune_runs[0]
     assert estimate.steps_left(run, run_table.State(run_table.MISSING)) == 1000

@@ -72,7 +72,7 @@ def parser(table: Table) -> Parser:
     def verb(name: str, does, text: str, runs: bool = False, data: bool = False, results: bool = False):
         helped: dict[str, Any] = {"help": text} if name in listed else {}  # without help=, --help leaves it out
         made = verbs.add_parser(name, description=text, **helped)
-        made.set_defaults(does=does, epochs=None, results=RESULTS)
+        made.set_defaults(does=does, epochs=None, results=RESULTS, data_dir=None)
         if table.shortened:
             made.add_argument(
                 "--epochs", type=int, metavar="N",
@@ -83,12 +83,13 @@ def parser(table: Table) -> Parser:
                 "--runs-dir", type=Path, metavar="DIR",
                 help=f"where the run directories are, one of each run's name (default: runs/{table.home})",
             )  # fmt: skip
-        if data:
+        if data and not all_text(table.runs):
             made.add_argument(
                 "--data-dir", metavar="DIR",
                 help="where the data are, as for the training command: for CIFAR a TensorFlow Datasets directory "
                 "(default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
             )  # fmt: skip
+        if data:
             made.add_argument(
                 "--only", nargs="+", metavar="NAME",
                 help="only these runs, by name or by a pattern in quotes: 'resnet20-*-seed0'",
@@ -204,10 +205,15 @@ def how_many(kinds: Sequence[str]) -> str:
     return f"{', '.join(parts)}, {said(MISSING, 'missing')}."
 
 
+def all_text(runs: Sequence[Run]) -> bool:
+    """Whether all runs train on text, which their own options name: nothing else needs to be found."""
+    return bool(runs) and all("text" in run.flags for run in runs)
+
+
 def about_commands(runs: Sequence[Run], data_dir: str | None) -> str:
     """Where the commands of `list` run, and where they find their data."""
     where = f"The commands run in {ROOT}"
-    if data_dir or all("text" in run.flags for run in runs):  # a text's options name it
+    if data_dir or all_text(runs):
         return f"{where}."
     default = directories.default_data_dir()
     download = all(run.module == Run("", {}).module for run in runs)  # the others never fetch their data

@@ -31,15 +31,14 @@ class RecipeOptions(CommonOptions):
         "sgd",
         "recipe",
         "sgd is the paper's, PyTorch's SGD. The others have defaults of their own: {optimizers}. They divide a "
-        "gradient by its own size, so a constant factor such as beta cancels. muon is for matrices and has adamw for "
-        "vectors. "
-        "nadam is PyTorch's with decoupled decay, as asynchronous Nesterov uses it; rotation is Adam in turned "
-        "coordinates (SOAP); the rest are optax's.",
+        "gradient by its own size, so a constant factor such as beta cancels. muon is for arrays of two axes and has "
+        "adamw for all others, such as kernels of convolutions. nadam is PyTorch's with decoupled decay, as "
+        "asynchronous Nesterov uses it; rotation is Adam in turned coordinates (SOAP); the rest are optax's.",
     )
     decay: Literal["all", "matrices"] = flag(
         "all", "recipe", "What --weight-decay is for: all parameters, or matrices only (no biases, scales of norms)."
     )
-    b2: float = flag(0.999, "recipe", "beta2 of all but sgd (of muon for vectors), in [0, 1).")
+    b2: float = flag(0.999, "recipe", "beta2 of all but sgd (of muon: of its adamw), in [0, 1).")
     clip_norm: float = flag(
         0.0,
         "recipe",
