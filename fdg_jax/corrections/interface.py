@@ -57,7 +57,9 @@ class Correction(NamedTuple):
         --resume-into with other stages begins it anew, but for an integer `count`, which goes on with the stage's
         updates unless it is in one named tuple with arrays, whose updates it then counts.
     forward(params, state) -> params: the weights to go forward with, made once after every update. Gradients are taken
-        at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them.
+        at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them. Where
+        `accumulate` is above 1 it should not depend on what `gradient` changes: that goes on changing between two
+        updates, so a run that is resumed there would go on with other weights.
     backward(params, state) -> params: the weights to go backward with, instead of the newest ones (`--weights
         current`).
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
