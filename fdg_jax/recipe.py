@@ -32,9 +32,9 @@ def optimizer(
     """The optimizer of `--optimizer`.
 
     Arguments:
-        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon is for matrices (embedding and head
-            included, unlike its author's) and has adamw for all other parameters. nadam and rotation are those of
-            fdg_jax.optimizers.
+        name: sgd (`paper_sgd`), or adamw, lion or muon as optax has them. muon is for arrays of two axes (embedding
+            and head included, unlike its author's) and has adamw for all others, kernels of convolutions, say. nadam
+            and rotation are those of fdg_jax.optimizers.
         learning_rate: a number, or an optax schedule, which counts the stage's own updates.
         momentum: of sgd and muon; beta1 of the others.
         weight_decay: coupled with sgd, decoupled with the others.

@@ -9,7 +9,18 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, leaves, mostly_slow, parts, pipeline, recipe
+from small import (
+    CLASSES,
+    CurrentPart,
+    as_functions,
+    batches,
+    cross_entropy,
+    leaves,
+    mostly_slow,
+    parts,
+    pipeline,
+    recipe,
+)
 from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Two, layered
 
 from fdg_jax.corrections.dc_asgd import make as make_dc
@@ -208,6 +219,27 @@ def test_t2_without_memory_and_with_equal_updates_finds_the_weights_of_the_forwa
     for before, after in pairwise(w):
         state = correction.updated(before, after, state)
     assert float(correction.backward(w[8], state)) == float(w[3])
+
+
+@pytest.mark.parametrize("options", [{}, {"order": "forward-first"}, {"method": "ddg"}], ids=str)
+def test_t2_without_memory_takes_the_gradients_of_stashed_weights_where_all_updates_are_equal(options):
+    """So the staleness that it is told, and the versions between F and B, are those of the schedule."""
+    equal = optax.stateless(lambda updates, params: each(lambda u: jnp.full_like(u, 1 / 16), updates))
+    asked = {
+        "t2": {"weights": "current", "correct": "t2", "discrepancy": 0.0},
+        "stashed": {}, "current": {"weights": "current"},
+    }  # fmt: skip
+    norms = {}
+    for name, also in asked.items():
+        made = pipeline(3, DATA[0], equal, parts(3, CurrentPart), gradient_norms=True, **options, **also)
+        norms[name] = []
+        for n, batch in enumerate(DATA):
+            made.step(batch)
+            norms[name] += [made.gradient_norms()] if n > 7 else []  # the pipeline is full: all updates of τ are there
+    # w - τ d rounds τ + 1 times, by 6e-8 of weights of order 1.
+    np.testing.assert_allclose(norms["t2"], norms["stashed"], rtol=1e-5)
+    off = np.abs(np.divide(norms["current"], norms["stashed"]) - 1)
+    assert (off[:, :2].max(0) > 1e-2).all() and (off[:, 2] < 1e-5).all()  # stage 3 is not late
 
 
 @pytest.mark.parametrize(("compensation", "strength"), [("constant", 0.04), ("adaptive", 2 / (0.05 * 9 + 1e-7) ** 0.5)])
