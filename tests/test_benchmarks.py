@@ -115,11 +115,14 @@ def test_the_readmes_speeds_are_those_of_the_page():
         "fdg": "FDG makes {} \\(ResNet-20, batch 128\\) and {} \\(WRN-16-4, batch 64\\) times",
         "bp-on-each-core": "one per core, make {} and {} times together",
         "torch-pipeline": "1F1B pipeline with the same cut makes {} and {},",
-        "torch-ddp": "its DDP {} and {} times our BP",
+        "torch-ddp": "DDP is faster for both: {} and {} times our BP",
     }.items():
         (pair,) = re.findall(words.format(number, number), told)
         for number_told, table in zip(map(float, pair), tables, strict=True):
             assert abs(number_told - times_bp(table, side)) < 0.0055  # rounded twice
+    (by_flops,) = re.findall(f"and {number} for ResNet-20 where it is cut by FLOPs", told)
+    assert abs(float(by_flops) - times_bp(tables[0], "torch-pipeline:split=balanced")) < 0.0055
+    assert all(times_bp(table, "torch-ddp") > times_bp(table, "fdg") for table in tables)
 
 
 def test_the_summary_of_the_convolutions_page_is_computed_from_the_measured_rows():
