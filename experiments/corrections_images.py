@@ -90,7 +90,7 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
         arm.label,
         *arms.measured(part, own, digits=2),
         str(minus) if minus else "",
-        f"{closed:.0%}" if closed is not None else "",
+        f"{round(closed, 2) + 0:.0%}" if closed is not None else "",  # + 0: no -0%
         arm.claim,
         f"{said.word}. {said.why}" if said and own.n else "",
         *arms.how_made(part, lines, arm),
