@@ -90,11 +90,16 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
         arm.label,
         *arms.measured(part, own, digits=2),
         str(minus) if minus else "",
-        f"{round(closed, 2) + 0:.0%}" if closed is not None else "",  # + 0: no -0%
+        percent(closed) if closed is not None else "",
         arm.claim,
         f"{said.word}. {said.why}" if said and own.n else "",
         *arms.how_made(part, lines, arm),
     ]  # fmt: skip
+
+
+def percent(part: float) -> str:
+    """`29%`; 0% where it would be -0%."""
+    return f"{round(part, 2) + 0:.0%}"
 
 
 def aim(lines: Lines) -> str:
@@ -110,7 +115,7 @@ def aim(lines: Lines) -> str:
     ended = all(own.n == len(FOUR.seeds) for own in found.values())
     word = "reached" if means[best] <= AIM else "not reached" if ended else "not reached yet"
     closed = verdicts.gap_closed(found[best], stale, bp)
-    here = f" Of the gap in this table the arm closes {closed:.0%}." if closed is not None else ""
+    here = f" Of the gap in this table the arm closes {percent(closed)}." if closed is not None else ""
     return (
         f"**The best arm at K = 4** of the {len(means)} of {len(found)} that have all seeds is {best}: "
         f"{means[best]:.2f}%; BP {fmean(bp.by_seed.values()):.2f}% (n = {len(bp.by_seed)}), the same {EPOCHS} epochs. "

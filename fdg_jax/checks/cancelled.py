@@ -40,7 +40,7 @@ def warn(
     """
     names = [kind.name for kind, _ in asked]
     if "rate" in names and staleness <= 1:
-        fact = f"no stage is late by more than {staleness:g} updates, so rate divides by 1"
+        fact = divides_by_1(staleness)
         warnings.warn(f"correct='rate': {fact}. Leave it out, or use more stages.", NoEffect, stacklevel=4)
     given = {(kind.name, name): value for kind, options in asked for name, value in options.items()}
     if momentum == 0 and given.get(("anticipate", "prediction")) in ("spike", "nesterov"):
@@ -53,6 +53,11 @@ def warn(
         way_out = "Use SGD where it is to matter, or correct='rate', which stands behind the optimizer."
         for what in used:
             warnings.warn(f"{what}: the optimizer {CANCELS}. {way_out}", NoEffect, stacklevel=4)
+
+
+def divides_by_1(staleness: float) -> str:
+    """Why `rate` does nothing at that staleness, which is 1 at most."""
+    return f"no stage is late by more than {staleness:g} updates, so rate divides by 1"
 
 
 def silenced() -> bool:

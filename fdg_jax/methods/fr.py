@@ -87,7 +87,12 @@ class ReplayStage(Stage):
         return {"dy": dx}
 
     def kept_shapes(self, x, labels):
-        return {"B": StoredInput(0, x, labels, self.layout.extra.shapes.get("rng"), 0)}
+        return {"B": StoredInput(0, x, labels, self.key_shape, 0)}
+
+    @property
+    def key_shape(self) -> Any:
+        """The shape of the stage's random key; None if it draws nothing."""
+        return self.layout.extra.shapes.get("rng")
 
     def saved_memos(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
@@ -100,8 +105,7 @@ class ReplayStage(Stage):
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
         template = (self.spec.x, self.spec.labels if self.takes_labels else None)
         x, labels = self.restored_message(template, flat, f"memo/{batch}/")
-        key = {"rng": self.layout.extra.shapes.get("rng")}
-        rng = self.place.put_weights(checkpoint.unflatten(key, flat, f"memo/{batch}/"))["rng"]
+        rng = self.place.put_weights(checkpoint.unflatten({"rng": self.key_shape}, flat, f"memo/{batch}/"))["rng"]
         return StoredInput(batch, x, labels, rng, number(flat, f"memo/{batch}/version"))
 
 

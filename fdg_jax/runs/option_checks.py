@@ -114,8 +114,7 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     for name in about_methods:
         if name in given:
             method.check_has(name, " ".join(words(name, getattr(options, name))))
-    of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
-    schedule = method.schedule(options.K, **of_schedule)  # refuses values of its own
+    schedule = schedules.asked(method, options)
     schedules.check(method, schedule)
     schedules.check_weights(schedule, options.weights)
     if options.correct != "none" and options.K > 1 and not any(schedule.mean_staleness):

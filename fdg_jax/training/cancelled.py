@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 
 from fdg_jax import recipe
-from fdg_jax.checks.cancelled import CANCELS
+from fdg_jax.checks import schedules
+from fdg_jax.checks.cancelled import CANCELS, divides_by_1
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
@@ -19,22 +20,21 @@ def warn(options: Options, method: Method, corrected: Sequence[Kind]) -> None:
 def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[str]:
     """The warnings, one sentence or two each."""
     o = options
-    of_schedule, _ = method.accepted({name: getattr(o, name) for name in method.answers_to})
-    staleness = max(method.schedule(o.K, **of_schedule).mean_staleness)
+    staleness = max(schedules.asked(method, o).mean_staleness)
     if o.K == 1 and not staleness:
         for name, value, nothing in (("correct", o.correct, "none"), ("beta", f"{o.beta:g}", "1")):
             if value != nothing:
                 yield f"{spelled(name)} {value}: with --K 1 no gradient is late, so it does nothing. Use --K 2 or more."
         return
     if "rate" in corrected and staleness <= 1:
-        fact = f"no stage is late by more than {staleness:g} updates, so rate divides by 1"
-        yield f"--correct {o.correct}: {fact}. Leave it out, or use a larger --K."
+        yield f"--correct {o.correct}: {divides_by_1(staleness)}. Leave it out, or use a larger --K."
     has = {"beta": "beta" in method.answers_to or "shrink" in corrected, "scale": "scale" in method.answers_to}
     gate = "cosine" in corrected and o.gate_decay != 0
     factors = {name: f"{getattr(o, name):g}" for name, there in has.items() if there and getattr(o, name) != 1}
     factors |= {"gate_decay": f"{o.gate_decay:g}"} if gate else {}
     if o.optimizer in recipe.SCALE_FREE:
-        for name, value in {**factors, **({"correct": "gap_aware"} if "gap_aware" in corrected else {})}.items():
+        gap_aware = {"correct": "gap_aware"} if "gap_aware" in corrected else {}
+        for name, value in (factors | gap_aware).items():
             behind = ", or --correct rate, which stands behind the optimizer" if name != "scale" else ""
             way_out = f"Use --optimizer sgd where it is to matter{behind}."
             yield f"{spelled(name)} {value}: {o.optimizer} {CANCELS}. {way_out}"
