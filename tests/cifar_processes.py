@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 SHORT = (
     "--model resnet8 --dataset digits --train-size 112 --batch-size 32 --epochs 2 --learning-rate 0.05 --log-every 2"
 )
-# Of runs whose numbers nobody compares with those of others: compiling is most of the time that they take.
+# Of runs that are compared with no others, or with others of these settings: compiling is most of their time.
 QUICK = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 

@@ -221,7 +221,11 @@ def test_t2_without_memory_and_with_equal_updates_finds_the_weights_of_the_forwa
     assert float(correction.backward(w[8], state)) == float(w[3])
 
 
-@pytest.mark.parametrize("options", [{}, {"order": "forward-first"}, {"method": "ddg"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in ({"order": "forward-first"}, {"method": "ddg"}))],
+    ids=str,
+)
 def test_t2_without_memory_takes_the_gradients_of_stashed_weights_where_all_updates_are_equal(options):
     """So the staleness that it is told, and the versions between F and B, are those of the schedule."""
     equal = optax.stateless(lambda updates, params: each(lambda u: jnp.full_like(u, 1 / 16), updates))

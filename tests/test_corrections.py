@@ -124,7 +124,10 @@ def test_an_arm_of_images_that_is_left_out_at_K_2_would_be_another_arm_there(nam
 BW2 = {"method": "ddg", "one_version": True, "accumulate": 3}  # PipeDream-2BW, where stage K is late, too
 
 
-@pytest.mark.parametrize("options", [{"method": "ddg"}, BW2], ids=["pipedream", "2bw"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({"method": "ddg"}, marks=pytest.mark.slow, id="pipedream"), pytest.param(BW2, id="2bw")],
+)
 @pytest.mark.parametrize("correct", mostly_slow([*EVERY, *VARIANTS], "anticipate linear"))
 def test_on_the_schedules_of_pipedream_and_2bw_both_engines_agree_bit_for_bit_too(correct, options):
     if at_current_weights(correct):

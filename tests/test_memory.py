@@ -49,7 +49,7 @@ def test_a_stage_of_fdg_holds_to_the_byte_what_was_predicted(K, weights):
         pytest.param({"method": "bp"}, marks=pytest.mark.slow),
         pytest.param({"method": "fa"}, marks=pytest.mark.slow),
         {"method": "dgl"},
-        {"method": "dfa"},
+        pytest.param({"method": "dfa"}, marks=pytest.mark.slow),
         pytest.param({"method": "dgl", "K": 3}, marks=pytest.mark.slow),
         pytest.param({"method": "dfa", "K": 3}, marks=pytest.mark.slow),
     ],

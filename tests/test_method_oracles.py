@@ -140,7 +140,7 @@ def scaled_bp(modules, loss_fn, optimizer, variables, batches, scale):
     return oracles.result(stages, oracles.in_parts(loss_fn, batches, [stages]))
 
 
-@pytest.mark.parametrize("scale", [0.3, 0.7])
+@pytest.mark.parametrize("scale", [0.3, pytest.param(0.7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("K", Ks)
 def test_scaled_bp_is_its_oracle(K, scale):
     data = batches(10)

@@ -198,7 +198,7 @@ def test_a_restored_run_of_any_method_is_the_same_run_bit_for_bit(method, at):
 
 
 @pytest.mark.parametrize("method", methods.names())
-@pytest.mark.parametrize("K", [1, 2, 3, 4])
+@pytest.mark.parametrize("K", [pytest.param(1, marks=pytest.mark.slow), 2, 3, 4])
 def test_every_methods_staleness_is_its_schedules_and_every_batch_updates_every_stage(method, K):
     ours = seen(method, K)
     assert ours.staleness == list(ours.expected)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -27,9 +28,14 @@ def where(file: Path, node: ast.AST) -> str:
     return f"{file.relative_to(ROOT)}:{getattr(node, 'lineno', '?')}"
 
 
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(), str(file))
+
+
 def trees(files: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
     for file in files:
-        yield file, ast.parse(file.read_text(), str(file))
+        yield file, tree_of(file)
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[ast.AST, str]]:

@@ -1,6 +1,7 @@
 """Stages in several processes train as stages in one: the same losses, evaluation and state, to the last bit."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cifar_processes import QUICK
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -17,21 +19,22 @@ CHILD = Path(__file__).with_name("process_child.py")
 SECONDS = 300  # a hang ends
 
 
-def trained(folder, processes, **options):
-    """What each process saw, in order. The launcher starts them, unless there is only one."""
+def trained(folder, processes, settings=None, **options):
+    """What each process saw, in order. The launcher starts them, unless there is only one. settings: environment."""
     folder.mkdir()
     launch = ["-m", "fdg_jax.launch", "--processes", str(processes), "--"] if processes > 1 else []
     words = [sys.executable, *launch, str(CHILD), str(folder), json.dumps(options)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False)
+    environment = {**os.environ, **(settings or {})}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{process}.json").read_text()) for process in range(processes)]
 
 
-def same_everywhere(folder, processes, **options):
+def same_everywhere(folder, processes, settings=None, **options):
     """Trains in one process and in several, and compares all that each of them saw."""
-    (alone,) = trained(folder / "one", 1, **options)
+    (alone,) = trained(folder / "one", 1, settings, **options)
     stages = alone.pop("local stages")
-    together = trained(folder / "several", processes, **options)
+    together = trained(folder / "several", processes, settings, **options)
     assert [k for seen in together for k in seen.pop("local stages")] == stages
     assert together == [alone] * processes
     with np.load(folder / "one" / "state.npz") as one, np.load(folder / "several" / "state.npz") as several:
@@ -42,7 +45,7 @@ def same_everywhere(folder, processes, **options):
 
 def test_two_processes_train_as_one(tmp_path):
     """With a batch of another size, a guard, and two stages in one of the processes."""
-    same_everywhere(tmp_path, 2, beta=0.5, guard=True)
+    same_everywhere(tmp_path, 2, QUICK, beta=0.5, guard=True)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ T1 = {"correct": "rate", "anneal_updates": 9}
 
 
 @pytest.mark.parametrize(("before", "after"), [
-    ({"K": 2}, {"K": 2, **T1}),
+    pytest.param({"K": 2}, {"K": 2, **T1}, marks=pytest.mark.slow),
     ({"K": 2, **T1}, {"K": 4, **T1}),
     ({"K": 4, "beta": 0.5, "correct": "cosine"}, {"K": 2, "beta": 0.5, "correct": "cosine,rate"}),
     pytest.param({"K": 2, "gradient_norms": True}, {"K": 2, **T1}, marks=pytest.mark.slow),

@@ -243,9 +243,9 @@ def test_the_norm_has_the_gradient_that_jax_derives():
 def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
     """They ended in the same bits where this was tried. A compiler may sum the rows in another order."""
     module, tokens = split.Stage(tuple(models.blocks("transformer2x32", 16))), jnp.arange(3 * 8).reshape(3, 8) % 16
+    params = jit(lambda key: module.init(key, tokens, True))(jax.random.key(0))
 
     def gradients():
-        params = module.init(jax.random.key(0), tokens, True)
         return jit(jax.value_and_grad(lambda params: cross_entropy(module.apply(params, tokens, True), tokens)))(params)
 
     fast = gradients()
