@@ -41,11 +41,12 @@ def data():
         return json.loads(json.dumps(tables.tables()))
 
 
-@pytest.fixture
-def untimed(monkeypatch):
+@pytest.fixture(scope="module")
+def untimed():
     """The same for all numbers of stages, without times."""
-    monkeypatch.setattr(tables.Tables, "timing", lambda *arguments: "")
-    return json.loads(json.dumps(tables.tables()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables.Tables, "timing", lambda *arguments: "")
+        return json.loads(json.dumps(tables.tables()))
 
 
 # What the page holds
