@@ -86,6 +86,7 @@ def test_in_any_order_of_finishing_something_is_computed_until_all_is_finished(n
     """No look may find everything waiting: of what is under way, the oldest needs nothing that is under way."""
     schedule = methods.find(name).schedule(3)
     ops = [each for t in range(1, 9) for each in schedule.tick(t, None)]
+    assert all(box.batch == each.batch for each in ops for box in schedule.messages.gives(each))  # a look relies on it
     queues = {}
     for number, each in enumerate(ops):
         queues.setdefault(each.k, []).append(op(*each, since=float(number)))

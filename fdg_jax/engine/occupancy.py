@@ -82,20 +82,23 @@ def computed_now(
         messages: who sends what to whom.
         devices: of each stage here. Stages with the same device take turns on it, in the order of dispatch.
     """
+    computations = {k: (op for op in queues.get(k, ()) if not op.kind.startswith(MESSAGE)) for k in devices}
+    oldest = {k: op for k, each in computations.items() if (op := next(each, None)) and op.number}
+    needs = {k: messages.takes(Op(op.kind, k, op.number)) for k, op in oldest.items()}
+    batches = {box.batch for boxes in needs.values() for box in boxes}
     awaited, made = set[tuple[str, int]](), set[Box]()
     for queue in queues.values():
         for op in queue:
+            if op.number not in batches:  # a message has its sender's number; asking fewer makes a look cheap
+                continue
             if op.kind.startswith(MESSAGE):
                 awaited.add((op.kind.removeprefix(MESSAGE), op.number))
-            elif op.number and not op.sent:
+            elif not op.sent:
                 made.update(messages.gives(Op(op.kind, op.k, op.number)))
     found: dict[tuple[str, ...], Dispatched] = {}
-    for k, where in devices.items():
-        op = next((each for each in queues.get(k, ()) if not each.kind.startswith(MESSAGE)), None)
-        if op is None or not op.number:
-            continue
-        needs = messages.takes(Op(op.kind, k, op.number))
-        if any(box in made or (box.what, box.batch) in awaited for box in needs):
+    for k, boxes in needs.items():
+        op, where = oldest[k], devices[k]
+        if any(box in made or (box.what, box.batch) in awaited for box in boxes):
             continue
         if where not in found or op.since < found[where].since:
             found[where] = op
