@@ -132,7 +132,7 @@ class Pipeline(Outcome):
         delays = tuple(self.schedule.wait(k) for k in range(1, self.K + 1))
         problem = Problem(
             self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
-            self._read_behind,
+            given.corrected_by, self._read_behind,
         )  # fmt: skip
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
         self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]

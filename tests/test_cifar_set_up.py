@@ -117,6 +117,7 @@ def test_a_title_has_the_options_of_the_method_that_were_chosen():
     assert of(accumulate=2) == "m on d: FDG with K=2, β=1, accumulate 2"
     assert of(method="dgl", aux="linear", K=4) == "m on d: DGL with K=4, aux linear"
     assert of(method="bp", K=1) == "m on d: BP with K=1"
+    assert of(correct="rate, anticipate", prediction="last").endswith(", correct rate, anticipate, prediction last")
 
 
 def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):

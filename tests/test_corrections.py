@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from correction_files import AHEAD, put_into
+from correction_files import put_into
 from small import (
     CLASSES,
     CurrentPart,
@@ -29,13 +29,10 @@ from test_resume_into import job
 
 from experiments.tuning import images
 from fdg_jax import corrections
-from fdg_jax.checks import names
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 from fdg_jax.corrections.rate import make as make_rate
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.methods.interface import Method
-from fdg_jax.stage.stage import Stage
 from fdg_jax.training.moving import leaves as leaves_of
 from fdg_jax.training.moving import move
 
@@ -200,6 +197,21 @@ def test_a_guarded_run_keeps_what_a_correction_remembers_free_of_what_is_not_fin
     assert kept and all(np.isfinite(value).all() for value in kept.values())
 
 
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+def test_a_refused_update_is_none_for_a_correction(engine):
+    """So what it remembers of updates stays in step with the optimizer, whose learning rate has a schedule."""
+    data = [*DATA[:3], (np.full_like(DATA[3][0], np.nan), DATA[3][1]), *DATA[4:]]
+    rates = optax.piecewise_constant_schedule(0.1, {8: 0.1})
+    options = {"engine": engine, "stages": [nn.Dense(12), nn.Dense(CLASSES)], "learning_rate": rates}
+    made = pipeline(2, DATA[0], optax.sgd(rates), guard=True, correct="gap_aware,anticipate", momentum=0.9, **options)
+    for batch in data:
+        made.step(batch)
+    made.drain()
+    kept = {name: value for name, value in made.state().items() if "count" in name or name.endswith("mean.updates")}
+    assert made.updates[0] == 12 and len(kept) >= 3
+    assert {int(value) for value in kept.values()} == {11}
+
+
 SLOWER = [{"accumulate": 3}, {"method": "ddg"}, BW2]
 
 
@@ -224,80 +236,6 @@ def test_a_correction_is_told_the_staleness_of_the_schedule():
         told.clear()
         pipeline(3, DATA[0], correct=kind, accumulate=accumulate)
         assert [late.staleness for late in told] == expected  # stage 3 is not late, so nobody is asked
-
-
-@pytest.mark.parametrize(
-    ("asked", "fact"),
-    [
-        ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
-        ({"correct": 3}, "correction 3 is not known"),
-        ({"correct": "rate,rate"}, "names rate twice"),
-        ({"correct": "rate,none"}, "none stands alone"),
-        ({"correct": "t2"}, "correction t2 is for gradients at current weights, and these are stashed"),
-        ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
-        ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
-        ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
-        ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it lies in"),
-        ({"momentum": "0.9"}, "momentum='0.9': it lies in"),
-        ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
-        ({"correct": "rate", "anneal_updates": -1}, "use a number of updates, or 0 for ever"),
-        ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
-        ({"correct": "t2", "weights": "current", "discrepancy": 1.0}, "it lies in"),
-        ({"correct": "cosine", "gate_decay": -0.1}, "use 0 or a positive number"),
-        ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
-        ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
-        ({"correct": "ahead", "learning_rate": "fast"}, "learning_rate"),
-    ],
-)
-def test_what_cannot_be_corrected_is_refused(asked, fact):
-    with pytest.raises(BadInput, match=fact.replace("?", r"\?")):
-        pipeline(3, DATA[0], **asked)
-
-
-@pytest.mark.parametrize(
-    ("changed", "fact"),
-    [
-        (
-            ("    horizon: float", "    reach: float"),
-            "make takes horizon, but the options are reach.",
-        ),
-        (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "needs names 'rate'. It can name 'learning_rate' and"),
-        (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "takes names 'momentum'. It can name 'beta' only"),
-        (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
-        (
-            ('name="ahead"', 'name="before"'),
-            "CORRECTION has the name 'before', the file has 'ahead'. Write name='ahead'",
-        ),
-        (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
-        (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
-        (("horizon", "order"), "correction ahead and method fdg both have the option order"),
-        (("horizon", "guard"), "Options.guard has the name of a keyword of fdg_jax.Pipeline with another meaning"),
-    ],
-)
-def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(changed, fact, tmp_path):
-    (tmp_path / "ahead.py").write_text(AHEAD.replace(*changed))
-    with pytest.raises(BadInput, match=re.escape(fact)):
-        pipeline(3, DATA[0], correct="ahead", **ASKED)
-
-
-def test_a_correction_that_needs_the_learning_rate_says_so():
-    with pytest.raises(BadInput, match=r"needs the optimizer's learning rate.*learning_rate=\.\.\."):
-        pipeline(3, DATA[0], correct="ahead")
-
-
-class Compensated(Stage):
-    """What a new user wrote: a stage that corrects its gradient where it is used."""
-
-    def backward(self, batch, dy=None):
-        return super().backward(batch, dy)
-
-
-def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay(monkeypatch):
-    method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
-    monkeypatch.setattr(names, "find_method", lambda name: method)
-    pipeline(2, DATA[0], method="mine")
-    with pytest.raises(BadInput, match="its stages are of a class of their own"):
-        pipeline(2, DATA[0], method="mine", engine="delay-line")
 
 
 def test_optimizer_and_front_of_several_corrections_are_nested_in_order():

@@ -226,6 +226,8 @@ def test_options_are_those_that_the_run_has():
     gpipe = options_part.of_run(told(method="gpipe", optimizer="adamw", lr_schedule="cosine"))
     assert {"micro_batches", "b2", "warmup_steps"} <= gpipe.keys() and not {"beta", "order", "warmup"} & gpipe.keys()
     assert "beta" in options_part.of_run(told(method="ddg", correct="shrink"))
+    corrected = options_part.of_run(told(correct="rate, shrink , anticipate"))
+    assert {"beta", "anneal_updates", "prediction"} <= corrected.keys()
     assert not any("{" in options_part.meaning(name) for name in FIELDS)
 
 

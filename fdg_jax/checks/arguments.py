@@ -4,6 +4,7 @@ Shapes that do not fit are found by tracing (fdg_jax.stage.shapes). Batches are 
 """
 
 import inspect
+import math
 import numbers
 import warnings
 from collections.abc import Collection, Mapping
@@ -140,8 +141,18 @@ def check_corrections(
     return asked, dict(options)
 
 
-def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> None:
-    """Raises BadInput where a method's stages have a forward or backward pass that the correction cannot change."""
+def check_correctable(k: int, correction: Correction, stage: type[Stage], weights: str) -> None:
+    """Raises BadInput where the correction cannot change a stage's forward or backward pass.
+
+    Arguments:
+        k: the stage's number. correction: what is done about its late gradients.
+        stage: the class of the method's stages. weights: at which weights gradients are taken, "stashed" or "current".
+    """
+    if correction.backward and weights != "current":
+        raise BadInput(
+            f"the correction of stage k={k} changes the weights of its backward passes, and these are "
+            f"{weights}: those of the forward pass. Add --weights current (in Python weights='current')."
+        )
     parts = (
         *(("forward", "forward", correction.forward), ("backward", "backward", correction.gradient)),
         *(("backward", "backward", correction.backward), ("backward", "backward_params", correction.backward)),
@@ -152,6 +163,20 @@ def check_correctable(k: int, correction: Correction, stage: type[Stage]) -> Non
                 f"the correction changes the {what} pass of stage k={k}, but the method's stages ({stage.__name__}) "
                 "have one of their own. Use a method with ordinary stages, such as fdg or ddg."
             )
+    if correction.gradient and not takes_old_weights(stage):
+        raise BadInput(
+            f"the correction of stage k={k} needs the weights of the forward pass, and the method's stages "
+            f"({stage.__name__}) do not pass them on. Write def use(self, grads, version, then=None) there."
+        )
+
+
+def takes_old_weights(stage: type[Stage]) -> bool:
+    """Whether the stages' `use` takes the weights of the forward pass beside a gradient and its version."""
+    try:
+        inspect.signature(stage.use).bind(None, None, None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def check_rate(learning_rate: Any) -> Any:
@@ -160,6 +185,8 @@ def check_rate(learning_rate: Any) -> Any:
         return learning_rate
     if isinstance(learning_rate, bool) or not isinstance(learning_rate, numbers.Real):
         raise BadInput(f"learning_rate is {kind(learning_rate)}, neither a number nor an optax schedule.")
+    if not 0 < float(learning_rate) < math.inf:
+        raise BadInput(f"learning_rate={learning_rate}: it is positive. Give that of the optimizer, such as 0.1.")
     return lambda _: jnp.asarray(float(learning_rate))
 
 

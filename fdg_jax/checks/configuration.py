@@ -85,13 +85,14 @@ class Configuration:
         self.method = names.find_method(method)
         if isinstance(method, str):
             names.settled_method(method, weights)
-        self.beta, self.weights, self.correct = beta, weights or "stashed", getattr(correct, "name", correct)
+        self.beta, self.weights = beta, weights or "stashed"
         asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
         asked = {name: value for name, value in asked.items() if value is not None}
         self.corrections, asked = check_corrections(correct, beta, asked, self.method)
         corrections.check_weights([kind for kind, _ in self.corrections], self.weights)
         check_momentum(momentum)
-        self.learning_rate, self.momentum = check_rate(learning_rate), momentum
+        self.given_rate, self.learning_rate = learning_rate, check_rate(learning_rate)
+        self.momentum = None if momentum is None else float(momentum)  # one of NumPy's would give arrays its own dtype
         of_schedule, self.stage_options = self.method.accepted(asked)
         self.schedule = self.method.schedule(K, **of_schedule)
         schedules.check(self.method, self.schedule)
@@ -113,13 +114,18 @@ class Configuration:
         """The class that makes each stage: the method's own, else `Stage`."""
         return self.method.stage or Stage
 
+    @property
+    def corrected_by(self) -> tuple[str, ...]:
+        """Names of the corrections, in order; without beta, which has no name of its own."""
+        return tuple(kind.name for kind, _ in self.corrections if kind.name not in ("none", "shrink"))
+
     def stage_corrections(self) -> list[Correction]:
         """What is done about the late gradients of each stage. Raises BadInput where that cannot be done."""
         found = []
         for k, staleness in enumerate(self.schedule.mean_staleness, 1):
             late = Late(k, self.K, staleness, self.learning_rate, self.momentum)
             found.append(corrections.for_stage(self.corrections, late))
-            check_correctable(k, found[-1], self.stage_class)
+            check_correctable(k, found[-1], self.stage_class, self.weights)
         return found
 
     def specs(
@@ -195,18 +201,19 @@ class Configuration:
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
         """What the processes of a pipeline must have in common, in words by name.
 
-        Loss, optimizer and preprocess are functions, which cannot be compared.
+        Loss, optimizer, preprocess and schedules of learning rates are functions, which cannot be compared.
         """
         versions = {"JAX": jax.__version__, "NumPy": np.__version__, "Optax": optax.__version__}
         given = {"K": self.K, "method": self.method.name, "beta": self.beta, "weights": self.weights}
         schedule, options = self.schedule, dict(specs[0].options)
         given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
-        given["gradient norms"] = self.norms
+        given |= {"accumulation": schedule.accumulation, "gradient norms": self.norms}
         given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
         asked = {f"{kind.name}'s {name}": value for kind, own in self.corrections for name, value in own.items()}
-        given |= {"correct": self.correct, **asked, **options, "random key": np.ravel(plain(key)).tolist()}
-        if not callable(self.learning_rate):
-            given |= {"learning rate": self.learning_rate, "momentum": self.momentum}
+        correct = ",".join(self.corrected_by) or "none"
+        given |= {"correct": correct, **asked, **options, "random key": np.ravel(plain(key)).tolist()}
+        given |= {"learning rate": "a schedule" if callable(self.given_rate) else self.given_rate}
+        given["momentum"] = self.momentum
         shapes = {"inputs": describe(specs[0].x), "labels": describe(specs[0].labels)}
         shapes["what the loss returns"] = describe(specs[0].reported)
         for spec in specs:

@@ -61,7 +61,7 @@ def check(kind: Kind, file: str) -> None:
 
 def parse(asked: Any) -> list[Kind]:
     """The corrections of `--correct NAME[,NAME]`, in that order. BadInput where one is not known, or named twice."""
-    found = [find(name.strip() if isinstance(name, str) else name) for name in split_names(asked)]
+    found = [find(name) for name in split_names(asked)]
     names = [kind.name for kind in found]
     if twice := [name for name in names if names.count(name) > 1]:
         raise BadInput(f"correct={asked!r} names {twice[0]} twice. Name each correction once.")
@@ -83,12 +83,17 @@ def answers_to(asked: str) -> tuple[str, ...]:
 
 
 def split_names(asked: Any) -> list[Any]:
-    """The names in "a,b"; whatever is no text stands for itself, and is refused later."""
-    return asked.split(",") if isinstance(asked, str) else [asked]
+    """The names in "a, b"; whatever is no text stands for itself, and is refused later."""
+    return [name.strip() for name in asked.split(",")] if isinstance(asked, str) else [asked]
 
 
 def check_weights(found: Sequence[Kind], weights: str) -> None:
     """Raises BadInput where a correction is for gradients taken at other weights."""
+    wanted = {kind.weights: kind.name for kind in found if kind.weights}
+    if len(wanted) > 1:
+        (at, name), (other_at, other) = wanted.items()
+        fact = f"correction {name} is for gradients at {at} weights, and {other} for gradients at {other_at} weights"
+        raise BadInput(f"{fact}. Use one of them.")
     for kind in found:
         if kind.weights not in ("", weights):
             fact = f"correction {kind.name} is for gradients at {kind.weights} weights, and these are {weights}"

@@ -23,14 +23,14 @@ DECAY = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """gate_decay: a, per update of staleness. Raises BadInput if it is negative."""
+    """gate_decay: a, per update of staleness. Raises BadInput if it is negative or not finite."""
 
     gate_decay: float = option(
         0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A"
     )
 
     def __post_init__(self):
-        if self.gate_decay < 0:
+        if not 0 <= self.gate_decay < math.inf:
             raise BadInput(f"gate_decay={self.gate_decay}: use 0 or a positive number, such as 0.1.")
 
 

@@ -8,6 +8,7 @@ The paper's numbers are told from memory.
 """
 
 import dataclasses
+import math
 from typing import Literal
 
 import jax
@@ -24,7 +25,8 @@ OF_THE_PAPER = {"constant": 0.04, "adaptive": 2.0}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """compensation_strength: λ, or λ0 where it is adaptive; 0 for the paper's. Raises BadInput if it is negative."""
+    """compensation_strength: λ, or λ0 where it is adaptive; 0 for the paper's. Raises BadInput if it is negative or not
+    finite."""
 
     compensation: Literal["constant", "adaptive"] = option(
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
@@ -34,7 +36,7 @@ class Options:
     )
 
     def __post_init__(self):
-        if self.compensation_strength < 0:
+        if not 0 <= self.compensation_strength < math.inf:
             raise BadInput(f"compensation_strength={self.compensation_strength}: use a positive number, e.g. 0.04.")
 
 

@@ -8,8 +8,7 @@ step per update divides by its staleness + 1, and a weight that has not moved di
 
 One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
 which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
-usual steps are then those of updates, each made of several gradients. An update that a guard refuses counts as an
-update of size zero, at the rate of the next one, which the optimizer then still has to make.
+usual steps are then those of updates, each made of several gradients.
 
 It is for SGD. Adam and others divide a gradient by its own size, element by element, so of this division they leave
 only what changes from one gradient to the next.

@@ -1,4 +1,4 @@
-"""PipeMare's T2 (Yang et al., 1910.05124): no old weights are kept; they are estimated when a gradient is computed.
+"""PipeMare's T2 (Yang et al., 1910.05124): a gradient is computed at an estimate of the weights of its forward pass.
 
     backward at w - τ d,    d <- γ d + (1 - γ) (the last update),    γ = D^(1/τ)
 
@@ -47,5 +47,5 @@ def make(late: Late, discrepancy: float) -> Correction:
     return Correction(init=zeros, backward=backward, updated=updated, drained=zeros)
 
 
-SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass, none of which are kept"
+SUMMARY = "PipeMare's T2: backward at an estimate of the weights of the forward pass"
 CORRECTION = Kind(name="t2", summary=SUMMARY, make=make, options=Options, weights="current")

@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     places: where each stage is.
     delays: for each stage, the backward passes by which it delays gradients; 0 if the schedule itself is the delay.
     weights: "stashed" or "current".
+    corrections: names of what is done about late gradients, in order; () where they are shrunk by beta at most.
     read_behind: dispatches whose losses may be unread.
     """
 
@@ -40,19 +41,24 @@ class Problem(NamedTuple):
     places: Sequence[Place]
     delays: Sequence[int]
     weights: str
+    corrections: Sequence[str]
     read_behind: int
 
 
 def signature(problem: Problem, engine: str) -> str:
-    """What a saved state belongs to, beside its shapes: method, K, staleness, updates, weights, dtype, engine."""
+    """What a saved state belongs to, beside its shapes: method, K, staleness, updates, weights, corrections, dtype,
+    engine."""
     schedule = problem.schedule
     behind = "/".join(
         str(b + d) for b, d in zip(schedule.behind, problem.delays, strict=True)
     )  # depends on the order, too
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
+    # Two corrections may remember arrays of the same shapes, and mean something else by them.
+    corrected = f", corrected by {','.join(problem.corrections)}" if problem.corrections else ""
     computed = problem.specs[0].compute.precision.compute_dtype
     dtype = "" if computed is None else f" in {np.dtype(computed).name}"
-    return f"{schedule.name}, K={schedule.K}, {behind} behind, {updates}, {problem.weights} weights{dtype}, {engine}"
+    what = f"{updates}, {problem.weights} weights{corrected}{dtype}"
+    return f"{schedule.name}, K={schedule.K}, {behind} behind, {what}, {engine}"
 
 
 def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> None:

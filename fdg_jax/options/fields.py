@@ -108,6 +108,8 @@ def instance(options: type | None, declared: Mapping[str, Option], asked: Mappin
     own = {name: asked[name] for name in declared if name in asked}
     for name, value in own.items():
         values.check(name, value, declared[name].kind, declared[name].default)
+        if declared[name].kind in (int, float):  # a number of NumPy's would give arrays its own dtype
+            own[name] = declared[name].kind(value)
     return dataclasses.asdict(options(**own))
 
 

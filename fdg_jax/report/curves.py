@@ -13,7 +13,7 @@ import numpy as np
 from fdg_jax import methods
 from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.report.lines import chart, curve
-from fdg_jax.runs.options import FIELDS, asked_of
+from fdg_jax.runs.options import FIELDS, asked_of, corrected_by
 from fdg_jax.runs.run_files import unit
 from fdg_jax.runs.run_length import run_length
 
@@ -176,7 +176,7 @@ def shrinks(config: Mapping[str, Any]) -> bool:
 
 def title(config: dict[str, Any]) -> str:
     """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
-    own = [name for name, by in asked_of("corrections").items() if {*config["correct"].split(",")} & {*by}]
+    own = [name for name, by in asked_of("corrections").items() if {*corrected_by(config)} & {*by}]
     has = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
     asked = [f", β={config['beta']:g}"] if shrinks(config) else []
     for name in has:

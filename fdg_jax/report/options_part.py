@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax import methods
-from fdg_jax.runs.options import FIELDS, words
+from fdg_jax.runs.options import FIELDS, corrected_by, words
 
 # Data sets that have a command of their own. Its defaults differ, so all options are named there.
 COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
@@ -22,7 +22,7 @@ def of_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def has(name: str, config: Mapping[str, Any]) -> bool:
     """Whether an option means anything in a run."""
-    field, correct = FIELDS[name], config["correct"].split(",")
+    field, correct = FIELDS[name], corrected_by(config)
     if name == "beta" and "shrink" in correct:
         return True
     if field.metadata["group"] in ("fdg", "others"):

@@ -82,12 +82,17 @@ def asked_of(what: str) -> dict[str, tuple[str, ...]]:
     return {name: field.metadata[what] for name, field in FIELDS.items() if field.metadata[what]}
 
 
+def corrected_by(config: Mapping[str, Any]) -> list[str]:
+    """The names of the corrections of a run, by its config.json."""
+    return corrections.split_names(config["correct"])
+
+
 def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a config.json may lack, at their defaults: files of other methods, corrections or models, which
     declare them, were added since that run began; so were --correct itself and `ADDED`."""
     found = {name: FIELDS[name].default for name in ("correct", *ADDED, *asked_of("models"))}
     for what, chosen in (("methods", stored.get("method")), ("corrections", stored.get("correct"))):
-        chosen = {*chosen.split(",")} if isinstance(chosen, str) else {chosen}
+        chosen = {*corrections.split_names(chosen)}
         found |= {name: FIELDS[name].default for name, by in asked_of(what).items() if not chosen & {*by}}
     return found
 

@@ -54,12 +54,28 @@ def gradient_program(correction: Correction, params: Packing | Unpacked, guard: 
 def updated_program(correction: Correction, params: Packing | Unpacked) -> Callable[..., Tree] | None:
     """Compiles what a correction remembers of an update.
 
-    Returns: (weights before, weights after, state of the correction) -> its state; None if it remembers nothing of it.
+    Returns: (weights before, weights after, state of the correction, whether the update was made, or None) -> its
+    state; None if it remembers nothing of it.
     """
     change = correction.updated
     if change is None:
         return None
-    return jax.jit(lambda before, after, state: change(params.unpack(before), params.unpack(after), state))
+
+    def program(before, after, state, made):
+        return keep_state_if_refused(change)(params.unpack(before), params.unpack(after), state, made)
+
+    return jax.jit(program)
+
+
+def keep_state_if_refused(change: Callable[..., Tree]) -> Callable[..., Tree]:
+    """The correction's `updated`, for which an update that a guard refuses is none. Its last argument is whether the
+    update was made; None of a stage without a guard."""
+
+    def changed(before, after, state, made):
+        remembered = change(before, after, state)
+        return remembered if made is None else select(made, remembered, state)
+
+    return changed
 
 
 def keep_state_if_nonfinite(change: Callable[..., tuple[Tree, Tree]], guard: bool) -> Callable[..., tuple[Tree, Tree]]:

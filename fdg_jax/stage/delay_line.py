@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.correcting import keep_state_if_nonfinite
+from fdg_jax.stage.correcting import keep_state_if_nonfinite, keep_state_if_refused
 from fdg_jax.stage.functions import Functions, StageState
-from fdg_jax.stage.nonfinite import select
+from fdg_jax.stage.nonfinite import select, was_made
 
 Tree = Any
 
@@ -206,7 +206,10 @@ def step(
         version = at.sum.since
         at = at._replace(sum=at.sum._replace(summed=jnp.where(whole, 0, at.sum.summed)))
     moved = f.update(at.params, at.opt_state, grads)
-    correction = c.updated(at.params, moved[0], at.correction) if c.updated else at.correction
+    correction = at.correction
+    if c.updated:
+        made = was_made(at.opt_state, moved[1])
+        correction = keep_state_if_refused(c.updated)(at.params, moved[0], correction, made)
     params, opt_state, correction = select(whole, (*moved, correction), (at.params, at.opt_state, at.correction))
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
     return Progress(params, opt_state, correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)

@@ -53,6 +53,11 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
     return functions._replace(update=update), state._replace(opt_state=opt_state)
 
 
+def was_made(before: Tree, after: Tree) -> jax.Array | None:
+    """Whether an update was made and not refused, by the optimizer's states around it; None without a guard."""
+    return after.refused == before.refused if isinstance(after, Guarded) else None
+
+
 def all_finite(tree: Tree) -> jax.Array:
     """Whether all floating-point numbers of a tree are finite: a scalar bool."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]

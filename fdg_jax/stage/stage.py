@@ -20,6 +20,7 @@ from fdg_jax.stage.checkpointing import Checkpointed, Memo
 from fdg_jax.stage.correcting import gradient_program, updated_program, weights_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
+from fdg_jax.stage.nonfinite import was_made
 from fdg_jax.stage.packing import Layout, packed
 from fdg_jax.transport.devices import Place
 
@@ -76,6 +77,7 @@ class Stage(Checkpointed):
         self.functions = functions = packed(functions, layout) if self.packs else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
         is_end, guard = spec.k == 1 or not self.cotangent_down, spec.guard
+        remembers = spec.correction.updated is not None
         self.state = layout.pack_now(place.put_weights(state))
         self.memos: deque[Any] = deque()
         # (gradients, the weight version at which they were taken, those weights where a correction needs them)
@@ -93,10 +95,11 @@ class Stage(Checkpointed):
             return grads, None if is_end else dx
 
         def update(params, opt_state, grads):
+            before = layout.opt_state.unpack(opt_state)
             params, opt_state = functions.update(params, opt_state, grads)
             plain = layout.opt_state.unpack(opt_state)
             copies = [None if told is None else told + 0 for told in (first_refused(plain), newest_norm(plain))]
-            return params, opt_state, copies
+            return params, opt_state, (*copies, was_made(before, plain) if remembers else None)
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (LOG.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds in the
@@ -211,8 +214,8 @@ class Stage(Checkpointed):
         if self.mean and summed > 1:
             grads = self._divide(grads, self.place.put_weights(np.int32(summed)))
         before, correction = self.state.params, self.state.correction
-        params, opt_state, (self.bad, self.norm) = self._update(before, self.state.opt_state, grads)
-        correction = self._updated(before, params, correction) if self._updated else correction
+        params, opt_state, (self.bad, self.norm, made) = self._update(before, self.state.opt_state, grads)
+        correction = self._updated(before, params, correction, made) if self._updated else correction
         self.state = self.state._replace(params=params, opt_state=opt_state, correction=correction)
         self.ahead = None
         self.staleness = max(self.staleness, self.updates - since)

@@ -1,0 +1,157 @@
+"""What a correction is refused for: options, files, stages and saved states that do not go with it."""
+
+import math
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from correction_files import AHEAD, put_into
+from small import batches, pipeline
+
+from fdg_jax.checks import names
+from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.errors import BadInput
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.methods.interface import Method
+from fdg_jax.stage.stage import Stage
+
+DATA = batches(6)
+ASKED = {"learning_rate": 0.1, "momentum": 0.9}
+BACKWARD = Kind("mine", "", lambda late: Correction(backward=lambda params, state: params))
+
+
+@pytest.fixture(autouse=True)
+def files_of_a_user(tmp_path, monkeypatch):
+    put_into(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("asked", "fact"),
+    [
+        ({"correct": "tailor"}, "correction 'tailor' is not known. Did you mean taylor"),
+        ({"correct": 3}, "correction 3 is not known"),
+        ({"correct": "rate,rate"}, "names rate twice"),
+        ({"correct": "rate,none"}, "none stands alone"),
+        ({"correct": "t2"}, "correction t2 is for gradients at current weights, and these are stashed"),
+        ({"correct": "dc_asgd", "weights": "current"}, "is for gradients at stashed weights, and these are current"),
+        ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
+        ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
+        ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it lies in"),
+        ({"momentum": "0.9"}, "momentum='0.9': it lies in"),
+        ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
+        ({"correct": "rate", "anneal_updates": -1}, "use a number of updates, or 0 for ever"),
+        ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
+        ({"correct": "t2", "weights": "current", "discrepancy": 1.0}, "it lies in"),
+        ({"correct": "cosine", "gate_decay": -0.1}, "use 0 or a positive number"),
+        ({"correct": "cosine", "gate_decay": math.nan}, "use 0 or a positive number"),
+        ({"correct": "dc_asgd", "compensation_strength": math.inf}, "use a positive number"),
+        ({"correct": "gap_aware", "learning_rate": -0.1}, "learning_rate=-0.1: it is positive"),
+        ({"learning_rate": math.nan}, "learning_rate=nan: it is positive"),
+        ({"correct": "t2,dc_asgd"}, "t2 is for gradients at current weights, and dc_asgd for .* Use one of them"),
+        ({"correct": "t2,dc_asgd", "weights": "current"}, "t2 is for gradients at current weights, and dc_asgd for"),
+        ({"correct": BACKWARD}, "changes the weights of its backward passes, and these are stashed"),
+        ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
+        ({"correct": "taylor", "method": "fr"}, "changes the backward pass of stage k=1"),
+        ({"correct": "ahead", "learning_rate": "fast"}, "learning_rate"),
+    ],
+)
+def test_what_cannot_be_corrected_is_refused(asked, fact):
+    with pytest.raises(BadInput, match=fact.replace("?", r"\?")):
+        pipeline(3, DATA[0], **asked)
+
+
+@pytest.mark.parametrize(
+    ("changed", "fact"),
+    [
+        (
+            ("    horizon: float", "    reach: float"),
+            "make takes horizon, but the options are reach.",
+        ),
+        (('NEEDS = ("learning_rate",)', 'NEEDS = ("rate",)'), "needs names 'rate'. It can name 'learning_rate' and"),
+        (("needs=NEEDS)", 'needs=NEEDS, takes=("momentum",))'), "takes names 'momentum'. It can name 'beta' only"),
+        (("options=Options, ", ""), "has a class Options, which its CORRECTION does not name"),
+        (
+            ('name="ahead"', 'name="before"'),
+            "CORRECTION has the name 'before', the file has 'ahead'. Write name='ahead'",
+        ),
+        (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
+        (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
+        (("horizon", "order"), "correction ahead and method fdg both have the option order"),
+        (("horizon", "guard"), "Options.guard has the name of a keyword of fdg_jax.Pipeline with another meaning"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_in_one_sentence(changed, fact, tmp_path):
+    (tmp_path / "ahead.py").write_text(AHEAD.replace(*changed))
+    with pytest.raises(BadInput, match=re.escape(fact)):
+        pipeline(3, DATA[0], correct="ahead", **ASKED)
+
+
+def test_a_correction_that_needs_the_learning_rate_says_so():
+    with pytest.raises(BadInput, match=r"needs the optimizer's learning rate.*learning_rate=\.\.\."):
+        pipeline(3, DATA[0], correct="ahead")
+
+
+class Compensated(Stage):
+    """What a new user wrote: a stage that corrects its gradient where it is used."""
+
+    def backward(self, batch, dy=None):
+        return super().backward(batch, dy)
+
+
+def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay(monkeypatch):
+    method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
+    monkeypatch.setattr(names, "find_method", lambda name: method)
+    pipeline(2, DATA[0], method="mine")
+    with pytest.raises(BadInput, match="its stages are of a class of their own"):
+        pipeline(2, DATA[0], method="mine", engine="delay-line")
+
+
+class WithoutOldWeights(Stage):
+    """A stage that changes gradients and was written before a correction needed the weights of the forward pass."""
+
+    def use(self, grads, version):
+        super().use(grads, version)
+
+
+def test_a_stage_that_does_not_pass_on_the_old_weights_is_refused_where_they_are_needed(monkeypatch):
+    method = Method("mine", "", lambda K: fdg(K), stage=WithoutOldWeights)
+    monkeypatch.setattr(names, "find_method", lambda name: method)
+    pipeline(2, DATA[0], method="mine", correct="rate")
+    with pytest.raises(BadInput, match=r"WithoutOldWeights\) do not pass them on. Write def use\(self, grads, version"):
+        pipeline(2, DATA[0], method="mine", correct="dc_asgd")
+
+
+def test_a_saved_state_of_another_correction_is_refused_though_its_arrays_have_the_same_shapes():
+    state = pipeline(2, DATA[0], correct="anticipate", momentum=0.9).state()
+    pipeline(2, DATA[0], correct="anticipate", prediction="linear", momentum=0.9).restore(state)
+    with pytest.raises(BadInput, match=r"of another run \(.* corrected by anticipate, .* corrected by cosine"):
+        pipeline(2, DATA[0], correct="cosine").restore(state)
+
+
+def test_processes_are_compared_by_all_that_a_correction_is_told():
+    def differing(**options):
+        one, two = (settings({**ASKED, **given}) for given in ({}, options))
+        return {name for name in one if one[name] != two[name]}
+
+    def settings(options):
+        made = pipeline(2, DATA[0], accumulate=2, correct="anticipate", **options)._configuration
+        key = jax.random.key(0)
+        return made.settings(key, made.specs(key, DATA[0], None)[0])
+
+    for options, name in (
+        ({"momentum": 0.5}, "momentum"),
+        ({"learning_rate": 0.2}, "learning rate"),
+        ({"learning_rate": optax.constant_schedule(0.1)}, "learning rate"),
+        ({"accumulation": "mean"}, "accumulation"),
+        ({"prediction": "last"}, "anticipate's prediction"),
+    ):
+        assert differing(**options) == {name}
+
+
+def test_a_number_of_numpys_is_a_plain_one_and_gives_arrays_no_dtype_of_its_own():
+    asked = {"correct": "anticipate,dc_asgd", "momentum": np.float64(0.9), "compensation_strength": np.float64(1.0)}
+    given = pipeline(2, DATA[0], **asked)._configuration
+    options = {name: value for _, own in given.corrections for name, value in own.items()}
+    assert type(options["compensation_strength"]) is float and type(given.momentum) is float
