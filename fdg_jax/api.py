@@ -52,9 +52,9 @@ class Pipeline(Outcome):
         optax.clip_by_global_norm(c) clips every stage by the norm of that stage's gradient. For a whole network whose
         stages have gradients of about the same length, c / sqrt(K) is the nearest thing.
     correct: what else is done about late gradients: a file of fdg_jax/corrections, whose own options are keyword
-        arguments here; or a `Kind` of your own. Shrinking by beta is one of these files, and comes first unless the
-        one asked for takes beta. Before Adam, Muon and others that divide a gradient by its size beta cancels:
-        init warns where three steps of the optimizer show it.
+        arguments here; a `Kind` of your own; or several, as "rate,cosine" or a list of names and kinds. Shrinking by
+        beta is one of these files, and comes first unless the one asked for takes beta. Before Adam, Muon and others
+        that divide a gradient by its size beta cancels: init warns where three steps of the optimizer show it.
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
@@ -85,7 +85,7 @@ class Pipeline(Outcome):
         split: str | Sequence[int] | None = None,
         K: int | None = None,
         beta: float = 1.0,
-        correct: str | Kind = "none",
+        correct: str | Kind | Sequence[str | Kind] = "none",
         learning_rate: optax.ScalarOrSchedule | None = None,
         momentum: float | None = None,
         devices: Sequence[Any] | None = None,

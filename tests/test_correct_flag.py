@@ -25,6 +25,8 @@ SEARCHED = (
     "sys.exit(max(cifar.main(words.split()) for words in sys.argv[1:]))\n"
 )
 WRONG = [
+    (f"--correct rate --anneal-updates 1{'0' * 42}", "whole numbers lie below 9,007,199,254,740,992 here"),
+    ("--correct dc_asgd --compensation-strength nan", "compensation_strength=nan: use a positive number"),
     ("--correct tailor", "correction 'tailor' is not known. Did you mean taylor"),
     ("--correct rate,t2", "correction t2 is for gradients at current weights, and these are stashed. Add"),
     ("--correct rate,rate", "names rate twice"),
@@ -56,6 +58,11 @@ def test_the_command_refuses_what_a_correction_cannot_be_asked_for_in_one_senten
     assert (code, out) == (2, "")
     for line, (_, said) in zip(err.splitlines(), WRONG, strict=True):
         assert line.startswith("error: ") and said in line
+
+
+def test_spaces_between_corrections_are_not_part_of_what_a_run_is_compared_by():
+    options, _ = command_line.parse(["--correct", "rate, anticipate"], "command")
+    assert options.correct == "rate,anticipate"
 
 
 @pytest.mark.parametrize("words", ["--beta 1", "--K 1", "--beta 0.5"])

@@ -3,15 +3,17 @@
 import math
 import re
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from correction_files import AHEAD, put_into
-from small import batches, pipeline
+from small import CLASSES, batches, pipeline
 
 from fdg_jax.checks import names
-from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.corrections.interface import NONE, Correction, Kind
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
@@ -106,6 +108,79 @@ def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_
     pipeline(2, DATA[0], method="mine")
     with pytest.raises(BadInput, match="its stages are of a class of their own"):
         pipeline(2, DATA[0], method="mine", engine="delay-line")
+
+
+def remembers(params):
+    return jnp.zeros((), jnp.int32)
+
+
+WRONG_PARTS = {
+    "gradient fails. ": {"gradient": lambda grads, then, now: grads},
+    "gradient does not return (gradients, state)": {"gradient": lambda grads, then, now, state: [grads, state]},
+    "gradient returns gradients, ['bias'] of bfloat16[12], which was float32[12]": {
+        "gradient": lambda grads, then, now, state: (jax.tree.map(lambda g: g.astype(jnp.bfloat16), grads), state)
+    },
+    "gradient returns a state, float32[], which was int32[]": {
+        "init": remembers,
+        "gradient": lambda grads, then, now, n: (grads, 0.9 * n + 1),
+    },
+    "gradient returns a state, a tree of 2 arrays, not of 0": {
+        "init": lambda params: None,
+        "gradient": lambda grads, then, now, state: (grads, grads),
+    },
+    "init fails. ": {"init": lambda: ()},
+    "updated returns int32[3], which was int32[]": {
+        "init": remembers,
+        "updated": lambda before, after, n: jnp.zeros(3, jnp.int32),
+    },
+    "drained returns a tree of 0 arrays, not of 1": {"init": remembers, "drained": lambda n: ()},
+    "forward returns a tree with other keys": {"forward": lambda params, state: list(params.values())},
+    "before is int, no optax transformation": {"before": 3},
+    "optimizer returns NoneType, no optax transformation": {"optimizer": lambda chain: None},
+    "what it adds to the optimizer fails. ": {"before": optax.trace(0.9)._replace(update=lambda grads: grads)},
+}
+
+
+@pytest.mark.parametrize("said", WRONG_PARTS)
+def test_a_function_that_cannot_train_a_stage_is_refused_before_anything_runs(said):
+    """What a correction remembers is in every checkpoint. One that changed its dtype was trained, and then not read."""
+    kind = Kind("mine", "", lambda late: Correction(**WRONG_PARTS[said]))
+    with pytest.raises(BadInput, match=re.escape(f"correction mine, stage k=1: {said}")):
+        pipeline(2, DATA[0], correct=kind, stages=[nn.Dense(12), nn.Dense(CLASSES)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Kind("mine", "", lambda: Correction()), "make takes nothing. Write def make(late)"),
+        (Kind("mine", "", lambda late: NONE, needs="momentum"), "Write needs=('momentum',), with a comma"),
+        (Kind("mine", "", lambda late: NONE, weights="new"), "weights is 'new'. It can be '' or 'stashed' or"),
+    ],
+)
+def test_a_kind_that_contradicts_itself_is_refused(kind, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        pipeline(2, DATA[0], correct=kind)
+
+
+def test_several_corrections_may_be_a_list_with_kinds_of_ones_own():
+    mine = Kind("mine", "", lambda late: Correction(gradient=lambda grads, then, now, state: (grads, state)))
+    made = pipeline(2, DATA[0], correct=[mine, "cosine"], gate_decay=0.1)
+    assert [kind.name for kind, _ in made.corrections] == ["shrink", "mine", "cosine"]
+    with pytest.raises(BadInput, match="names mine twice"):
+        pipeline(2, DATA[0], correct=(mine, mine))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"gate_decay": 0.1}, "correction none has no such option (it has: none). Add correct='cosine', whose it is"),
+        ({"correct": "cosine", "gate_deca": 0.1}, "gate_decay). Did you mean gate_decay? Leave it out."),
+        ({"gate": 0.1}, "gate=0.1: method fdg has no such option (it has: order, accumulate,"),
+    ],
+)
+def test_an_option_that_nothing_has_is_told_with_those_there_are(asked, said):
+    with pytest.raises(BadInput, match=re.escape(said)):
+        pipeline(2, DATA[0], **asked)
 
 
 class WithoutOldWeights(Stage):

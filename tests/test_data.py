@@ -1,6 +1,7 @@
 """Data sets by name: made-up images, prepared directories, and what is said while they are read."""
 
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
-from fdg_jax.data import cache, directories, download, prepared
+from fdg_jax.data import Dataset, cache, contract, directories, download, prepared
 from fdg_jax.data.sets import cifar10_16, cifar100, digits
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import stderr
@@ -32,14 +33,40 @@ def test_every_file_in_sets_is_a_data_set_and_nothing_else_is():
 
 def test_a_new_data_set_is_one_new_file(tmp_path, monkeypatch):
     (tmp_path / "pinwheels.py").write_text(
+        "import numpy as np\n"
         "from fdg_jax.data import Dataset\n"
         "def load(data_dir=None):\n"
-        "    return Dataset('pinwheels', *[None] * 4, 3, (0.5,), (0.5,), 0, False, str(data_dir))\n"
+        "    images, labels = np.zeros((2, 8, 8, 1), np.uint8), np.array([0, 2], np.int32)\n"
+        "    return Dataset('pinwheels', *[images, labels] * 2, 3, (0.5,), (0.5,), 0, False, str(data_dir))\n"
     )
     monkeypatch.setattr(data.sets, "__path__", [*data.sets.__path__, str(tmp_path)])
     assert "pinwheels" in data.names()
     dataset = data.load("pinwheels", "somewhere")
     assert (dataset.name, dataset.classes, dataset.note) == ("pinwheels", 3, "somewhere")
+
+
+IMAGES, LABELS = np.zeros((5, 8, 8, 3), np.uint8), np.arange(5, dtype=np.int32)
+SOUND = Dataset("mine", IMAGES, LABELS, IMAGES, LABELS, 5, (0.5,) * 3, (0.2,) * 3, pad=1, flip=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"train_images": IMAGES / 255}, "train_images is float64[5, 8, 8, 3]. Images are uint8[N, H, W, C]."),
+        ({"test_images": IMAGES[:, :4]}, "test_images is uint8[5, 4, 8, 3], and train_images is uint8[5, 8, 8, 3]."),
+        ({"train_labels": LABELS.astype(np.int64)}, "train_labels is int64[5]. Labels are int32[N], one for each"),
+        ({"test_labels": LABELS[:4]}, "test_labels is int32[4]. Labels are int32[N], one for each"),
+        ({"test_images": IMAGES[:0], "test_labels": LABELS[:0]}, "there is no image in it"),
+        ({"train_labels": LABELS + 1}, "train_labels run from 1 to 5. With 5 classes labels are 0 to 4."),
+        ({"std": (0.2, 0.0, 0.2)}, "std is (0.2, 0.0, 0.2). It has 3 numbers between 0 and 1"),
+        ({"mean": (0.5,)}, "mean is (0.5,). It has 3 numbers between 0 and 1"),
+        ({"pad": 8}, "pad is 8. It is less than the 8 pixels of an image"),
+    ],
+)
+def test_what_breaks_the_contract_of_a_data_set_is_refused_when_it_is_loaded(changed, said):
+    assert contract.check(SOUND) is SOUND
+    with pytest.raises(BadInput, match=re.escape(said)):
+        contract.check(SOUND._replace(**changed))
 
 
 @pytest.mark.parametrize("name", ["cifar", "CIFAR10", "", "../auto", "sets", "augment"])

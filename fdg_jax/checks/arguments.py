@@ -7,7 +7,7 @@ import inspect
 import math
 import numbers
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -18,9 +18,10 @@ import optax
 
 from fdg_jax import corrections
 from fdg_jax.corrections.interface import Correction, Kind
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import jax_internals
 from fdg_jax.methods import interface
+from fdg_jax.options import declared
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import stage_devices
 
@@ -134,11 +135,33 @@ def check_corrections(
             raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{found.name}.py another name.")
         asked.append((found, found.accepted({**options, "beta": float(beta)})))
         options = {option: value for option, value in options.items() if option not in found.declared}
+    for option, value in options.items():
+        if option not in (*method.answers_to, "weights", "beta"):
+            refuse_option(option, value, [found for found, _ in asked], method)
     if any("beta" in found.takes for found, _ in asked):
         options = {option: value for option, value in options.items() if option != "beta"}
     else:
         asked.insert(0, (corrections.find("shrink"), {"beta": float(beta)}))
     return asked, dict(options)
+
+
+def refuse_option(option: str, value: Any, corrected: Sequence[Kind], method: interface.Method) -> None:
+    """Raises BadInput for an option that neither the method nor a correction has; the method itself refuses it where
+    nothing else is known of it.
+
+    Arguments:
+        option, value: what was given. corrected: the corrections asked for. method: the method.
+    """
+    own = [name for kind in corrected for name in kind.declared]
+    for one in declared.declared(corrections.files(), "fdg_jax/corrections")[0]:
+        if one.option.name == option:
+            fact = f"{option}={value}: correction {','.join(kind.name for kind in corrected)} has no such option"
+            has = ", ".join(own) or "none"
+            raise BadInput(f"{fact} (it has: {has}). Add correct={one.by[0]!r}, whose it is, or leave it out.")
+    if own:
+        known = [*method.answers_to, *own]
+        fact = f"{option}={value}: neither method {method.name} nor the correction has such an option"
+        raise BadInput(f"{fact} (they have: {', '.join(known)}).{did_you_mean(option, known)} Leave it out.")
 
 
 def check_correctable(k: int, correction: Correction, stage: type[Stage], weights: str) -> None:

@@ -12,7 +12,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax import corrections, split
-from fdg_jax.checks import cancelled, cutting, names, schedules
+from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules
 from fdg_jax.checks.arguments import (
     check_beta,
     check_correctable,
@@ -59,7 +59,7 @@ class Configuration:
         *,
         engine: str,
         beta: float,
-        correct: str | Kind,
+        correct: str | Kind | Sequence[str | Kind],
         learning_rate: optax.ScalarOrSchedule | None,
         momentum: float | None,
         devices: Sequence[Any] | None,
@@ -107,6 +107,9 @@ class Configuration:
         spread = self.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
+        for name, value in (("guard", guard), ("gradient_norms", norms)):
+            if not isinstance(value, bool):
+                raise BadInput(f"{name}={value!r} is neither True nor False. Give one of the two.")
         self.loss, self.preprocess, self.guard, self.norms = loss, preprocess, guard, norms
 
     @property
@@ -119,12 +122,18 @@ class Configuration:
         """Names of the corrections, in order; without beta, which has no name of its own."""
         return tuple(kind.name for kind, _ in self.corrections if kind.name not in ("none", "shrink"))
 
-    def stage_corrections(self) -> list[Correction]:
-        """What is done about the late gradients of each stage. Raises BadInput where that cannot be done."""
+    def stage_corrections(self, params: Sequence[Tree]) -> list[Correction]:
+        """What is done about the late gradients of each stage. Raises BadInput where that cannot be done.
+
+        params: for each stage, the shapes of its parameters.
+        """
         found = []
         for k, staleness in enumerate(self.schedule.mean_staleness, 1):
             late = Late(k, self.K, staleness, self.learning_rate, self.momentum)
-            found.append(corrections.for_stage(self.corrections, late))
+            made = corrections.for_stage(self.corrections, late)
+            for kind, correction in made:
+                correction_parts.check(kind, correction, k, self.optimizers[k - 1], params[k - 1])
+            found.append(corrections.together([correction for _, correction in made]))
             check_correctable(k, found[-1], self.stage_class, self.weights)
         return found
 
@@ -144,7 +153,8 @@ class Configuration:
         stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         loss = lambda *a, report=self.loss: loss_of(report(*a))  # noqa: E731  # it must not hold this object
-        corrected, specs = self.stage_corrections(), []
+        first = variables or [jax.eval_shape(make, key) for make in shapes.inits]
+        corrected, specs = self.stage_corrections([shape_of(each.get("params", {})) for each in first]), []
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
@@ -174,8 +184,8 @@ class Configuration:
             )
             specs.append(spec)
         if most := max(self.schedule.mean_staleness):
-            first = specs[0].variables.get("params", {})
-            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
+            params = specs[0].variables.get("params", {})
+            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], params)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

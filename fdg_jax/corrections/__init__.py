@@ -15,7 +15,7 @@ from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options import declared
 
 WAY_OUT = "Write CORRECTION = Kind(name=..., summary=..., make=...), as fdg_jax/corrections/shrink.py does."
-TAKES, NEEDS = ("beta",), ("learning_rate", "momentum")
+TAKES, NEEDS, WEIGHTS = ("beta",), ("learning_rate", "momentum"), ("", "stashed", "current")
 
 
 def files() -> dict[str, Path]:
@@ -48,11 +48,17 @@ def find(name: Any) -> Kind:
 
 def check(kind: Kind, file: str) -> None:
     """Raises BadInput where a correction's file contradicts itself."""
+    if kind.weights not in WEIGHTS:
+        raise BadInput(f"{file}: weights is {kind.weights!r}. It can be {' or '.join(map(repr, WEIGHTS))}.")
     for what, given, known in (("takes", kind.takes, TAKES), ("needs", kind.needs, NEEDS)):
+        if isinstance(given, str):
+            raise BadInput(f"{file}: {what} is the text {given!r}. Write {what}=({given!r},), with a comma.")
         if unknown := set(given) - set(known):
             fact = f"{file}: {what} names {min(unknown)!r}"
             raise BadInput(f"{fact}. It can name {' and '.join(map(repr, known))} only.")
-    _, *parameters = inspect.signature(kind.make).parameters
+    late, *parameters = inspect.signature(kind.make).parameters or ("",)
+    if not late:
+        raise BadInput(f"{file}: make takes nothing. Write def make(late), as fdg_jax/corrections/shrink.py does.")
     if set(parameters) != set(kind.answers_to):
         fact = f"{file}: make takes {', '.join(parameters) or 'no option'}"
         has = ", ".join(kind.answers_to) or "none"
@@ -60,7 +66,8 @@ def check(kind: Kind, file: str) -> None:
 
 
 def parse(asked: Any) -> list[Kind]:
-    """The corrections of `--correct NAME[,NAME]`, in that order. BadInput where one is not known, or named twice."""
+    """The corrections of `--correct NAME[,NAME]`, or of a list of names and kinds, in that order. BadInput where one is
+    not known, or named twice."""
     found = [find(name) for name in split_names(asked)]
     names = [kind.name for kind in found]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -83,7 +90,9 @@ def answers_to(asked: str) -> tuple[str, ...]:
 
 
 def split_names(asked: Any) -> list[Any]:
-    """The names in "a, b"; whatever is no text stands for itself, and is refused later."""
+    """The names in "a, b", or the members of a list; whatever else it is stands for itself, and is refused later."""
+    if isinstance(asked, list | tuple) and not isinstance(asked, Kind):
+        return list(asked)
     return [name.strip() for name in asked.split(",")] if isinstance(asked, str) else [asked]
 
 
@@ -100,13 +109,13 @@ def check_weights(found: Sequence[Kind], weights: str) -> None:
             raise BadInput(f"{fact}. Add --weights {kind.weights} (in Python weights={kind.weights!r}).")
 
 
-def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Correction:
-    """What several corrections together do about one stage; nothing where its gradients are not late.
+def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> list[tuple[Kind, Correction]]:
+    """What several corrections do about one stage, in the order in which they act; [] where its gradients are not late.
 
-    asked: (kind, options) in the order in which they act. Raises BadInput where one lacks what it needs.
+    asked: (kind, options). Raises BadInput where one lacks what it needs.
     """
     if not late.staleness:
-        return NONE
+        return []
     made = []
     for kind, options in asked:
         for need in kind.needs:
@@ -115,8 +124,9 @@ def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> Co
         if not isinstance(correction, Correction):
             fact = f"make in fdg_jax/corrections/{kind.name}.py returned {type(correction).__name__}"
             raise BadInput(f"{fact}. Return a Correction, NONE where there is nothing to do.")
-        made.append(correction)
-    return together([correction for correction in made if correction is not NONE])
+        if correction is not NONE:
+            made.append((kind, correction))
+    return made
 
 
 def together(corrections: Sequence[Correction]) -> Correction:

@@ -14,7 +14,7 @@ import os
 import pkgutil
 from collections.abc import Sequence
 
-from fdg_jax.data import sets, streams, texts
+from fdg_jax.data import contract, sets, streams, texts
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream
@@ -79,14 +79,15 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
     Returns: the data set.
 
     Raises:
-        BadInput: the name is not known, the directory cannot be read or lacks the data set, or files are damaged or
-            incomplete. It is raised before anything slow.
+        BadInput: the name is not known, the directory cannot be read or lacks the data set, files are damaged or
+            incomplete, or what was loaded is no such data set (`contract`). It is raised before anything slow.
 
     Example:
         >>> load("digits").shape
         (32, 32, 3)
     """
-    for folder, known in ((sets, names()), (streams, stream_names())):
-        if name in known:
-            return importlib.import_module(f"{folder.__name__}.{name}").load(data_dir)
+    if name in names():
+        return contract.check(importlib.import_module(f"{sets.__name__}.{name}").load(data_dir))
+    if name in stream_names():
+        return importlib.import_module(f"{streams.__name__}.{name}").load(data_dir)
     raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join([*names(), *stream_names()])}.")

@@ -87,8 +87,13 @@ class Method(NamedTuple):
         own, of_schedule = fields.instance(self.options, self.declared, asked), self.schedule_options
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}
 
-    def check_has(self, name: str, written: str) -> None:
-        """Raises BadInput if the method has no option of that name. written: the option as its user wrote it."""
+    def check_has(self, name: str, written: str, otherwise: str = "") -> None:
+        """Raises BadInput if the method has no option of that name.
+
+        Arguments:
+            name: of the option. written: the option as its user wrote it.
+            otherwise: what else the user can do than leave it out, in words.
+        """
         if name in self.answers_to:
             return
         way_out = "Leave it out"
@@ -96,4 +101,5 @@ class Method(NamedTuple):
             way_out += ", or add --correct shrink (in Python correct='shrink'), which takes it with this method"
         has = ", ".join(self.answers_to) or "none"
         meant = did_you_mean(name, self.answers_to)
+        way_out += f", or {otherwise}" if otherwise else ""
         raise BadInput(f"{written}: method {self.name} has no such option (it has: {has}).{meant} {way_out}.")

@@ -65,8 +65,11 @@ def check_place(path: Path, flag: str) -> None:
     check_name(path, flag)
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError):  # the latter is reported when the directory is made
+    except FileNotFoundError:
         pass
+    except NotADirectoryError:
+        file = next(folder for folder in path.parents if folder.is_file())
+        raise BadInput(f"{flag} {path} cannot be made: {file} is a file. Choose another {flag}.") from None
     except OSError as error:
         raise BadInput(f"{flag} {path} cannot be used: {error.strerror}. Choose another {flag}.") from None
     if path.exists() and not path.is_dir():

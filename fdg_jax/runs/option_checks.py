@@ -13,11 +13,16 @@ from fdg_jax.runs.start_options import Start
 from fdg_jax.stage import remat
 
 MOST_STAGES = 10_000
+LARGEST = 2**53  # config.json keeps whole numbers up to there in every language
+LARGEST_FLOAT = 3.4e38  # numbers that train are float32
 
 
 def check(options: Options, given: frozenset[str]) -> None:
     """Refuses values that can be judged alone. Raises BadInput; imports JAX only where a file asked for does."""
     o = options
+    for name in FIELDS:
+        if isinstance(value := getattr(o, name), int) and not -LARGEST < value < LARGEST:
+            raise BadInput(f"{spelled(name)} {value}: whole numbers lie below {LARGEST:,} here. Use a smaller one.")
     if o.K < 1:
         raise BadInput(f"--K {o.K}: a network has at least one stage. Use --K 1 (plain BP) or more.")
     if o.K > MOST_STAGES:  # else the schedule's lists would fill the memory before the model's blocks are counted
@@ -35,9 +40,9 @@ def check(options: Options, given: frozenset[str]) -> None:
     for name in ("checkpoint_every", "evaluate_every"):
         if getattr(o, name) is not None and getattr(o, name) < 0:
             raise BadInput(f"{spelled(name)} {getattr(o, name)}: use 1 or more, or 0 for only at the end.")
-    if not (o.learning_rate > 0 and math.isfinite(o.learning_rate)):
+    if not 0 < o.learning_rate < LARGEST_FLOAT:
         raise BadInput(f"--learning-rate {o.learning_rate}: use a positive number; the paper's is 0.1.")
-    if not (o.weight_decay >= 0 and math.isfinite(o.weight_decay)):
+    if not 0 <= o.weight_decay < LARGEST_FLOAT:
         raise BadInput(f"--weight-decay {o.weight_decay}: use 0 or a positive number; the paper's is 0.0005.")
     if not 0 <= o.momentum < 1:
         raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
@@ -113,7 +118,9 @@ def check_method(options: Options, given: frozenset[str]) -> None:
     check_declared(method, "method")
     for name in about_methods:
         if name in given:
-            method.check_has(name, " ".join(words(name, getattr(options, name))))
+            by = FIELDS[name].metadata["methods"]
+            otherwise = f"use --method {by[0]}, whose it is" if by else ""
+            method.check_has(name, " ".join(words(name, getattr(options, name))), otherwise)
     schedule = schedules.asked(method, options)
     schedules.check(method, schedule)
     schedules.check_weights(schedule, options.weights)

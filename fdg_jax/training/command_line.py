@@ -93,6 +93,8 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     if (name := chosen.get("method")) in methods.ALIASES:
         chosen["method"] = names.settled_method(name, chosen.get("weights"))
         say(f"method {name} is {chosen['method']} with --weights stashed: the same delays and weights.")
+    if "correct" in chosen:  # "rate, cosine" is another text for the same, and --resume compares texts
+        chosen["correct"] = ",".join(corrections.split_names(chosen["correct"]))
     options = Options(**chosen)
     places = {name: file.places[name] for name in from_file if name not in given}
     named = frozenset(given) | (file.given & from_file.keys())

@@ -140,14 +140,19 @@ def time_lines(job: Job, found: Times, state: int) -> list[str]:
     hours = devices * total / 3600
     speed = per_second(job.dataset.per_example / found.example, job.dataset.unit)
     return [
-        f"time       {1000 * per_step:,.3g} ms a batch of {o.batch_size}, {speed}; "
-        f"an evaluation {found.evaluation:,.3g} s; compiling {found.compiling:,.3g} s",
+        f"time       {short(1000 * per_step)} ms a batch of {o.batch_size}, {speed}; "
+        f"an evaluation {short(found.evaluation)} s; compiling {short(found.compiling)} s",
         *disturbed(found.others_percent, job),
         f"total      {clock(total)}: {count(job.steps, 'batch', 'es')} {clock(training)}, "
         f"{count(evaluations, 'evaluation')} {clock(evaluating)}; checkpoints come on top",
-        f"cost       {hours:,.3g} device-hours on {count(devices, 'device')}",
+        f"cost       {short(hours)} device-hours on {count(devices, 'device')}",
         disk,
     ]
+
+
+def short(value: float) -> str:
+    """A number with three digits that count; a large one without an exponent."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def disturbed(others_percent: float, job: Job) -> list[str]:

@@ -51,9 +51,10 @@ class Evaluation:
         epoch, record = self.record.step / self.job.steps_per_epoch, self.record
         self.progress.error = f"test error {record.error:.2f}%"
         speed = per_second(record.per_second(), record.unit)
+        loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
         self.progress.say(
             f"epoch {round(epoch, 2):g}: test error {record.error:.2f}%{in_words(record.measures(record.test_loss))}, "
-            f"training loss {record.train_loss():.4f}, {speed}, "
+            f"training loss {loss}, {speed}, "
             f"learning rate {record.learning_rate(max(record.step, 1)):g}"
         )
 

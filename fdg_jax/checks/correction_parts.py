@@ -1,0 +1,75 @@
+"""Follows the functions of a correction through a stage's shapes, so that a mistake is told before anything runs."""
+
+from typing import Any
+
+import jax
+import optax
+
+from fdg_jax.checks.arguments import is_optimizer
+from fdg_jax.corrections.interface import Correction, Kind
+from fdg_jax.errors import BadInput
+from fdg_jax.stage.shapes import describe, trace_or_refuse
+
+Tree = Any
+WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function takes and returns."
+
+
+def check(kind: Kind, correction: Correction, k: int, optimizer: optax.GradientTransformation, params: Tree) -> None:
+    """Checks what a correction does with a stage, without computing anything.
+
+    A checkpoint has what a correction remembers, so that keeps its structure, shapes and dtypes from `init` on.
+
+    Arguments:
+        kind: whose correction it is. correction: what it made for stage k.
+        optimizer: the stage's own. params: shapes of its parameters.
+
+    Raises:
+        BadInput: a function fails, or returns arrays of another structure, shape or dtype than it has to.
+    """
+    who = f"correction {kind.name}, stage k={k}"
+    if correction.before is not None and not is_optimizer(correction.before):
+        raise BadInput(f"{who}: before is {type(correction.before).__name__}, no optax transformation. {WAY_OUT}")
+    chain = run(who, "optimizer", correction.around, optimizer)
+    if not is_optimizer(chain):
+        raise BadInput(f"{who}: optimizer returns {type(chain).__name__}, no optax transformation. {WAY_OUT}")
+
+    def update(params):
+        updates, _ = chain.update(params, chain.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    run(who, "what it adds to the optimizer", jax.eval_shape, update, params)
+    state = run(who, "init", jax.eval_shape, correction.start, params)
+    for name, takes, returns in (
+        ("forward", (params, state), params),
+        ("backward", (params, state), params),
+        ("updated", (params, params, state), state),
+        ("drained", (state,), state),
+    ):
+        if function := getattr(correction, name):
+            made = run(who, name, jax.eval_shape, function, *takes)
+            refuse_others(f"{who}: {name} returns", made, returns)
+    if correction.gradient:
+        made = run(who, "gradient", jax.eval_shape, correction.gradient, params, params, params, state)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise BadInput(f"{who}: gradient does not return (gradients, state). {WAY_OUT}")
+        refuse_others(f"{who}: gradient returns gradients,", made[0], params)
+        refuse_others(f"{who}: gradient returns a state,", made[1], state)
+
+
+def run(who: str, name: str, function: Any, *arguments: Any) -> Any:
+    """The result of a function of the correction; BadInput where it fails."""
+    return trace_or_refuse(f"{who}: {name} fails.", function, *arguments, way_out=WAY_OUT)
+
+
+def refuse_others(who: str, made: Tree, expected: Tree) -> None:
+    """Raises BadInput where arrays are not of the structure, shapes and dtypes that they have to be. who: what is made
+    by whom, as the begin of a sentence."""
+    keep = "What is changed or remembered keeps its structure, shapes and dtypes."
+    if jax.tree.structure(made) != jax.tree.structure(expected):
+        there, here = (len(jax.tree.leaves(tree)) for tree in (expected, made))
+        how = f"of {here} arrays, not of {there}" if here != there else "with other keys or types around its arrays"
+        raise BadInput(f"{who} a tree {how}. {keep}")
+    for (path, here), there in zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(expected), strict=True):
+        if (here.shape, here.dtype) != (there.shape, there.dtype):
+            at = f"{jax.tree_util.keystr(path)} of " if path else ""
+            raise BadInput(f"{who} {at}{describe(here)}, which was {describe(there)}. {keep}")

@@ -1,0 +1,33 @@
+"""What a data set of images in memory has to be, looked at once after it was loaded."""
+
+import numpy as np
+
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.errors import BadInput
+
+
+def check(dataset: Dataset) -> Dataset:
+    """The data set itself. Raises BadInput where an array, or a number that says what is in it, cannot be."""
+    d = dataset
+    for part, images, labels in (("train", d.train_images, d.train_labels), ("test", d.test_images, d.test_labels)):
+        found = f"data set {d.name}: {part}_images is {images.dtype}{list(images.shape)}"
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise BadInput(f"{found}. Images are uint8[N, H, W, C].")
+        if images.shape[1:] != d.train_images.shape[1:]:
+            raise BadInput(f"{found}, and train_images is uint8{list(d.train_images.shape)}. Give all one size.")
+        if labels.dtype != np.int32 or labels.shape != images.shape[:1]:
+            fact = f"{found}, and {part}_labels is {labels.dtype}{list(labels.shape)}"
+            raise BadInput(f"{fact}. Labels are int32[N], one for each image.")
+        if not len(labels):
+            raise BadInput(f"{found}: there is no image in it.")
+        if labels.min() < 0 or labels.max() >= d.classes:
+            fact = f"data set {d.name}: {part}_labels run from {labels.min()} to {labels.max()}"
+            raise BadInput(f"{fact}. With {d.classes} classes labels are 0 to {d.classes - 1}.")
+    channels = d.train_images.shape[3]
+    for name, values in (("mean", d.mean), ("std", d.std)):
+        if len(values) != channels or not all(0 < value < 1 for value in values):
+            fact = f"data set {d.name}: {name} is {tuple(values)}"
+            raise BadInput(f"{fact}. It has {channels} numbers between 0 and 1, of the images scaled to 0..1.")
+    if not 0 <= d.pad < min(d.shape[:2]):
+        raise BadInput(f"data set {d.name}: pad is {d.pad}. It is less than the {min(d.shape[:2])} pixels of an image.")
+    return d
