@@ -15,18 +15,16 @@ from fdg_jax import corrections, split
 from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules
 from fdg_jax.checks.arguments import (
     check_beta,
-    check_correctable,
-    check_corrections,
     check_devices,
     check_dtype,
     check_key,
-    check_momentum,
     check_options,
     check_problem,
-    check_rate,
+    check_switches,
     stage_optimizers,
 )
 from fdg_jax.checks.batches import check_example
+from fdg_jax.checks.correction_arguments import check_correctable, check_corrections, check_momentum, check_rate
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
@@ -107,9 +105,7 @@ class Configuration:
         spread = self.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
-        for name, value in (("guard", guard), ("gradient_norms", norms)):
-            if not isinstance(value, bool):
-                raise BadInput(f"{name}={value!r} is neither True nor False. Give one of the two.")
+        check_switches(guard=guard, gradient_norms=norms)
         self.loss, self.preprocess, self.guard, self.norms = loss, preprocess, guard, norms
 
     @property
@@ -153,8 +149,7 @@ class Configuration:
         stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         loss = lambda *a, report=self.loss: loss_of(report(*a))  # noqa: E731  # it must not hold this object
-        first = variables or [jax.eval_shape(make, key) for make in shapes.inits]
-        corrected, specs = self.stage_corrections([shape_of(each.get("params", {})) for each in first]), []
+        corrected, specs = self.stage_corrections(shapes.params), []
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
@@ -184,8 +179,8 @@ class Configuration:
             )
             specs.append(spec)
         if most := max(self.schedule.mean_staleness):
-            params = specs[0].variables.get("params", {})
-            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], params)
+            first = specs[0].variables.get("params", {})
+            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

@@ -8,7 +8,7 @@ import optax
 from fdg_jax.checks.arguments import is_optimizer
 from fdg_jax.corrections.interface import Correction, Kind
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.shapes import describe, trace_or_refuse
+from fdg_jax.stage.shapes import describe, first_update, trace_or_refuse
 
 Tree = Any
 WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function takes and returns."
@@ -29,15 +29,11 @@ def check(kind: Kind, correction: Correction, k: int, optimizer: optax.GradientT
     who = f"correction {kind.name}, stage k={k}"
     if correction.before is not None and not is_optimizer(correction.before):
         raise BadInput(f"{who}: before is {type(correction.before).__name__}, no optax transformation. {WAY_OUT}")
-    chain = run(who, "optimizer", correction.around, optimizer)
-    if not is_optimizer(chain):
-        raise BadInput(f"{who}: optimizer returns {type(chain).__name__}, no optax transformation. {WAY_OUT}")
-
-    def update(params):
-        updates, _ = chain.update(params, chain.init(params), params)
-        return optax.apply_updates(params, updates)
-
-    run(who, "what it adds to the optimizer", jax.eval_shape, update, params)
+    if correction.before or correction.optimizer:
+        chain = run(who, "optimizer", correction.around, optimizer)
+        if not is_optimizer(chain):
+            raise BadInput(f"{who}: optimizer returns {type(chain).__name__}, no optax transformation. {WAY_OUT}")
+        run(who, "what it adds to the optimizer", first_update, chain, params)
     state = run(who, "init", jax.eval_shape, correction.start, params)
     for name, takes, returns in (
         ("forward", (params, state), params),

@@ -40,7 +40,7 @@ OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_avera
 class Shapes(NamedTuple):
     """The shapes in a pipeline, as jax.ShapeDtypeStruct.
 
-    inputs: of each stage.
+    inputs, params: of each stage.
     outputs: of stage K.
     labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
     draws: for each stage, whether it draws random numbers.
@@ -49,6 +49,7 @@ class Shapes(NamedTuple):
     """
 
     inputs: list[Tree]
+    params: list[Tree]
     outputs: Tree
     labels: Tree
     loss: jax.ShapeDtypeStruct
@@ -94,7 +95,7 @@ def check_shapes(
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
-    inputs, draws, computes, inits, before = [], [], [], [], f"the input is {describe(x)}"
+    inputs, params, draws, computes, inits, before = [], [], [], [], [], f"the input is {describe(x)}"
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
@@ -108,7 +109,8 @@ def check_shapes(
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
-        check_optimizer(who, optimizer, made.get("params", {}))
+        params.append(made.get("params", {}))
+        check_optimizer(who, optimizer, params[-1])
         if other or compute.precision.compute_dtype is not None:
             check_closure(who, module, compute, seen, x, other)
         if other == CURRENT:  # the other case is feedback weights, which replace matrices only
@@ -118,7 +120,7 @@ def check_shapes(
         inits.append(seen.init)
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     report = check_loss(loss, x, labels)
-    return Shapes(inputs, x, labels, loss_of(report), report, draws, computes, inits)
+    return Shapes(inputs, params, x, labels, loss_of(report), report, draws, computes, inits)
 
 
 def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
@@ -151,17 +153,22 @@ def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree)
 
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
     """Raises BadInput if the optimizer needs more than gradients and parameters, or cannot train these parameters."""
-
-    def update(params):
-        updates, _ = optimizer.update(params, optimizer.init(params), params)
-        return optax.apply_updates(params, updates)
-
     way_out = (
         "The pipeline calls optimizer.update(gradients, state, params) for each stage by itself. It has no loss or "
         "loss function to give there, as optax.contrib.reduce_on_plateau and optax.lbfgs want, and one set of "
         "parameters, where optax.lookahead wants two. Use another optimizer."
     )
-    trace_or_refuse(f"the optimizer cannot train {who}.", jax.eval_shape, update, params, way_out=way_out)
+    trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
+
+
+def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
+    """The shapes of the parameters after an optimizer's first update."""
+
+    def update(params):
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    return jax.eval_shape(update, params)
 
 
 def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
