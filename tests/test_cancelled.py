@@ -87,12 +87,14 @@ DIVIDES = "the optimizer divides a gradient by its own size"
         (optax.sgd(0.1), {"correct": "rate"}, ["correct='rate': no stage is late by more than 1 updates"]),
         (optax.adam(1e-3), {"correct": "gap_aware", "learning_rate": 0.1}, [f"correct='gap_aware': {DIVIDES}"]),
         (optax.sgd(0.1), {"correct": "gap_aware", "learning_rate": 0.1}, []),
+        (optax.sgd(0.1), {"correct": "rate", "method": "bp"}, ["correct='rate': no gradient is late"]),
+        (optax.sgd(0.1), {"correct": "cosine", "beta": 0.5, "K": 1}, ["'cosine': no gradient", "beta=0.5: no"]),
     ],
 )
 def test_a_pipeline_says_what_does_nothing(optimizer, options, said):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", NoEffect)
-        pipeline(2, batches(1)[0], optimizer=optimizer, **options)
+        pipeline(example=batches(1)[0], optimizer=optimizer, **{"K": 2, **options})
     told = [warning for warning in told if warning.category is NoEffect]
     assert len(told) == len(said)
     for warning, words in zip(told, said, strict=True):

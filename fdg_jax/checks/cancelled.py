@@ -39,6 +39,13 @@ def warn(
         params: arrays of stage 1.
     """
     names = [kind.name for kind, _ in asked]
+    if not staleness:
+        used = [f"correct={name!r}" for name in names if name not in ("none", "shrink")]
+        used += [f"beta={options['beta']:g}" for kind, options in asked if options.get("beta", 1) != 1]
+        for what in used:
+            way_out = "Use K=2 or more and a method with delayed gradients, such as fdg."
+            warnings.warn(f"{what}: no gradient is late, so it does nothing. {way_out}", NoEffect, stacklevel=4)
+        return
     if "rate" in names and staleness <= 1:
         fact = divides_by_1(staleness)
         warnings.warn(f"correct='rate': {fact}. Leave it out, or use more stages.", NoEffect, stacklevel=4)

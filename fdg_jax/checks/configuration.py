@@ -178,9 +178,9 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
-        if most := max(self.schedule.mean_staleness):
-            first = specs[0].variables.get("params", {})
-            cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
+        first = specs[0].variables.get("params", {})
+        most = max(self.schedule.mean_staleness)
+        cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

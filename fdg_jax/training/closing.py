@@ -172,7 +172,8 @@ def tell_not_saved(path: Path, fact: str) -> int:
     """Prints that a needed checkpoint could not be written. There is no summary, so that the run can be resumed."""
     kept = checkpoints.stored(path / run_files.CHECKPOINTS)
     where = f"from {kept[-1].name}" if kept else "from the beginning"
-    print(f"error: {fact} Make room on the disk; then {path} goes on {where}, with --resume.", file=sys.stderr)
+    way_out = f"Make room on the disk, or make it writable; then {path} goes on {where}, with --resume."
+    print(f"error: {fact} {way_out}", file=sys.stderr)
     return 1
 
 
