@@ -158,7 +158,9 @@ class Pipeline(Outcome):
         return self._engine
 
     def step(self, batch: Batch) -> Metrics | None:
-        """Enters one batch (inputs, labels). Dispatches only; returns the newest finished Metrics, None before any.
+        """Enters one batch (inputs, labels). Dispatches, and waits only where `read_behind` losses are unread.
+
+        Returns the newest finished Metrics, None before any.
 
         NumPy arrays are copied and may be used again at once. JAX arrays are not: they must not be donated or deleted
         before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;

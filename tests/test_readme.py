@@ -101,22 +101,65 @@ def test_what_came_out_is_what_the_decisive_experiments_page_says():
     assert f"the verdict on the paper's claim is *{verdict}*" in README
 
 
-def test_what_helps_on_text_is_what_the_page_of_corrections_says():
-    page = (ROOT / "experiments/results/corrections_text.md").read_text()
-    row = r"^\| transformer8x64 \| 8 \| (.*?), \w+ \| 3 \| [\d.]+ \| [\d.]+ \| .*? \| \+([\d.]+) \("
-    adamw = dict(reversed(re.findall(row, page, re.M)))  # an arm stands there with AdamW first, and then with Muon
-    muon = dict(re.findall(row, page, re.M))
-    names = {
-        "FDG's test loss is": adamw["FDG"],
-        "half as stale,": adamw["DDG, which is PipeDream (half as stale)"],
-        "staleness leave": adamw["rates by staleness"],
-        "Nesterov": adamw["asynchronous Nesterov (NAdam)"],
-        "Muon": muon["FDG"],
-        "basis rotation": adamw["basis rotation"],
-    }
+ARMS = {  # a row of the README -> (its arm on the page of images, its arm and optimizer on that of text)
+    "BP: nothing is late": ("BP", ""),
+    "FDG": ("FDG, β = 1", "FDG, adamw"),
+    "FDG, `--beta 0.3`": ("FDG, β", ""),
+    "PipeDream (`--method pipedream`), half as stale": ("", "DDG, which is PipeDream (half as stale), adamw"),
+    "`--correct rate`: updates divided by their staleness": (
+        "rates by staleness, or PipeMare's T1",
+        "rates by staleness, adamw",
+    ),
+    "`--correct anticipate --prediction last`": ("anticipate, last update", "anticipate, last update, adamw"),
+    "`--correct anticipate --prediction linear`": ("anticipate, linear", "anticipate, linear, adamw"),
+    "`--correct anticipate`: spike compensation": ("anticipate, spike compensation", "anticipate, spike, adamw"),
+    "`--optimizer nadam`: asynchronous Nesterov": ("", "asynchronous Nesterov (NAdam), nadam"),
+    "`--optimizer muon`": ("", "FDG, muon"),
+    "`--optimizer rotation`: basis rotation": ("", "basis rotation, rotation"),
+}
+
+
+def rows_below(header: str) -> list[list[str]]:
+    """The cells of the README's table whose header begins so."""
+    (table,) = re.findall(rf"^\| {re.escape(header)}.*\n\|[-|]+\n((?:\|.*\n)+)", README, re.M)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_what_helps_is_what_the_two_pages_of_corrections_say():
+    images = (ROOT / "experiments/results/corrections_images.md").read_text()
+    text = (ROOT / "experiments/results/corrections_text.md").read_text()
+    errors = re.findall(r"^\| (?:any|4) \| (.*?) \| 3 \| ([\d.]+) \| .*? \| .*? \|.*?\| (-?\d+%)? ?\|", images, re.M)
+    shown_images = {arm: f"{error}, {closed}" if closed else error for arm, error, closed in errors}
+    above = r"^\| transformer8x64 \| 8 \| (.*?) \| 3 \| [\d.]+ \| [\d.]+ \| .*? \| \+([\d.]+) \("
+    shown_text = {**dict(re.findall(above, text, re.M)), "": ""}
+    rows = rows_below("three seeds, mean")
+    assert [name for name, *_ in rows] == list(ARMS)
+    for name, on_images, on_text in rows:
+        arm, of_text = ARMS[name]
+        assert on_images == (shown_images[arm] if arm else "")
+        assert on_text == ("0" if arm == "BP" else shown_text[of_text])
     said = " ".join(README.split())
-    for words, nats in names.items():
-        assert f"{words} {nats}" in said
     assert "No arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
-    assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in page
-    assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", page, re.M)) == 22
+    assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
+    assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 22
+
+
+SIDES = {
+    "FDG in one process": "fdg",
+    "FDG, a process for each stage": "fdg:processes=each",
+    "two independent BP processes, one on each core": "bp-on-each-core",
+    "PyTorch's 1F1B pipeline, the same cut": "torch-pipeline",
+    "PyTorch's 1F1B pipeline, cut by FLOPs": "torch-pipeline:split=balanced",
+    "PyTorch's DDP": "torch-ddp",
+}
+
+
+def test_the_speeds_shown_are_those_of_the_benchmarks_page():
+    page = (ROOT / "benchmarks/results/several_processes.md").read_text()
+    tables = [dict(re.findall(r"^\| `(.*?)` \| (?:.*? \| ){5}([\d.]+) \(", part, re.M)) for part in page.split("\n\n")]
+    resnet, wide = [table for table in tables if "torch-ddp" in table][:2]
+    rows = rows_below("K = 2 on two cores")
+    assert [name for name, *_ in rows] == list(SIDES)
+    for name, *shown in rows:
+        for value, table in zip(shown, (resnet, wide), strict=True):
+            assert abs(float(value) - float(table[SIDES[name]])) < 0.0051  # rounded to two digits

@@ -18,7 +18,7 @@ from fdg_jax.training import command
 
 PROGRAM = command.Program(
     "python -m fdg_jax.experiments.language_model",
-    trains="a transformer on text, byte by byte",
+    trains="a transformer on text, byte by byte,",
     datasets=("text",),
     defaults={
         "dataset": "text", "model": "transformer8x64", "epochs": 3, "batch_size": 32, "optimizer": "adamw",

@@ -16,8 +16,9 @@ GROUPS = {
     "correction": "What is done about late gradients: corrections, and their options.",
     "model": "The network.",
     "data": "The data set.",
-    "recipe": "By default the paper's recipe (Section V): SGD, 300 epochs, learning rate divided by 10 at 50%, 75% and "
-    "91.67%. Every stage has an optimizer of its own, which sees the gradients of that stage only.",
+    "recipe": "How weights are updated. The paper's recipe (Section V) is SGD, 300 epochs, learning rate divided by 10 "
+    "at 50%, 75% and 91.67%; this command's own is the defaults below. Every stage has an optimizer of its own, which "
+    "sees the gradients of that stage only.",
     "run": "The run directory, stopping and resuming, and what is recorded.",
 }
 
@@ -60,8 +61,8 @@ class CommonOptions:
     K: int = flag(
         2,
         "method",
-        "Number of stages K that the network is cut into, one device for each. With fdg, stage k uses its gradients "
-        "2(K-k) batches late (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
+        "Number of stages K that the network is cut into, one device for each. With fdg, stage k gets the gradient of "
+        "a batch 2(K-k) ticks after its forward pass (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
     )
     engine: Literal["auto", "pipeline", "delay-line"] = flag(
         "auto",
@@ -115,8 +116,8 @@ class CommonOptions:
     model: str = flag(
         "resnet20",
         "model",
-        "The network: {models}. The paper mostly uses resnet8 to resnet1202, for small images (6n+2 layers, "
-        "shortcut A); its smallest is resnet20 (0.27M parameters).",
+        "The network: {models}. resnet8 to resnet1202 are for small images (6n+2 layers, shortcut A); the paper's "
+        "smallest is resnet20 (0.27M parameters).",
         metavar="NAME",
     )
     dtype: Literal["float32", "bfloat16"] = flag(
