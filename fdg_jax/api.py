@@ -58,14 +58,15 @@ class Pipeline(Outcome):
     learning_rate, momentum: the optimizer's, for corrections that need them, as an optax chain does not tell.
     method: a file of fdg_jax/methods, or a `Method` of your own. beta, order, weights, and further keyword arguments
         (accumulate, aux, ...): as the flags of the same names; a method refuses those it does not have.
-    devices: one per stage; default accelerators, else emulated CPU devices.
+    devices: one per stage, or one for the delay line; default accelerators, else emulated CPU devices.
     engine: "pipeline" (K devices) or "delay-line" (the same training on one device, stashed weights only).
     dtype: "float32" (arrays are left as they are) or "bfloat16": kernels and activations are computed with in bfloat16,
         everything that is remembered, and the loss, in float32 (fdg_jax.stage.precision). Flax layers need `dtype` too.
     remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
-    guard: apply no update with a NaN or an infinity in its gradients; `Metrics.bad` tells of it.
+    guard: apply no update with a NaN or an infinity in its gradients, and keep no running statistics with one;
+        `Metrics.bad` tells of the updates.
     gradient_norms: measure the norm of every stage's gradient; `Metrics.gradient_norms` tells it.
     read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 

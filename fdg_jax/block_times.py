@@ -21,7 +21,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax import layers, recipe
@@ -82,7 +81,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
     seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
     made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
     params, extra = functions.split_variables(seen.variables)
-    extra |= {"rng": jax.ShapeDtypeStruct((2,), jnp.uint32)} if seen.draws else {}
+    extra |= {"rng": jax.eval_shape(lambda: functions.raw_key(jax.random.key(0)))} if seen.draws else {}
     momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
 

@@ -102,7 +102,12 @@ def init_whole(
     except LazyInitError:  # values that a forward pass computes: what blocks sow, which is then left out
         made = jax.eval_shape(lambda keys, x: dict(network.init(keys, x, True, mutable=INITIAL)), keys, shape)
         kept = list(without_sown(made))
+    try:
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
+    except LazyInitError as error:
+        fact = f"a block's first variables depend on the values of its inputs: {sentence(error)}"
+        way_out = "Initialise the blocks yourself and give init(key, example, variables)."
+        raise BadInput(f"{fact} Here they are made of shapes alone. {way_out}") from error
 
 
 def split_variables(variables: Mapping[str, Mapping[str, Any]], cuts: Split) -> list[dict[str, Any]]:

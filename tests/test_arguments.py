@@ -15,6 +15,8 @@ import fdg_jax
 from fdg_jax import methods
 from fdg_jax.checks import names
 from fdg_jax.errors import BadInput
+from fdg_jax.stage.functions import make_stage_functions
+from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import emulate_cpu, stage_devices
 
 DATA = batches(3)
@@ -192,3 +194,45 @@ def test_the_package_lists_what_it_offers_and_a_pipeline_says_what_it_is():
     assert set(fdg_jax.__all__) <= set(dir(fdg_jax))
     shown = repr(given(stages=[Part(12), nn.Dense(5)]))
     assert shown == "Pipeline(method='fdg', K=2, stages=[Part, Dense], devices=[cpu:0, cpu:1])"
+
+
+def test_the_delay_line_takes_the_one_device_that_it_computes_on():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours = given(engine="delay-line", devices=jax.devices()[1:2]).init(KEY, DATA[0])
+        given(engine="delay-line", stages=parts(len(jax.devices()) + 1))  # more stages than devices
+    ours.step(DATA[0])
+    assert {leaf.device for leaf in jax.tree.leaves(ours.params)} == {jax.devices()[1]}
+    with pytest.raises(BadInput, match=r"3 were given. Give the one that computes all stages, devices=jax\.devices"):
+        given(engine="delay-line", devices=jax.devices()[:3])
+
+
+def test_the_first_weights_of_a_stage_are_on_its_own_device(monkeypatch):
+    seen = {}
+
+    def make(self, spec):
+        seen[spec.k] = {leaf.device for leaf in jax.tree.leaves(spec.variables)}
+        return make_stage_functions(spec)
+
+    monkeypatch.setattr(Stage, "make", make)
+    given().init(KEY, DATA[0])
+    assert seen == {1: {jax.devices()[0]}, 2: {jax.devices()[1]}}
+
+
+class Numbered(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x[..., self.param("order", lambda key: jnp.arange(x.shape[-1]))])
+
+
+class FromInputs(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x * self.param("scale", lambda key: 1 / jnp.std(x, 0)))
+
+
+def test_parameters_without_gradients_and_those_made_of_inputs_are_refused():
+    with pytest.raises(BadInput, match=r"stage k=1 \(Numbered\) has the parameter .*order.*int32.*constants"):
+        given(stages=[Numbered(), nn.Dense(5)]).init(KEY, DATA[0])
+    with pytest.raises(BadInput, match=r"first variables depend on the values of its inputs.*Initialise the blocks"):
+        given(stages=[FromInputs(), nn.Dense(5)], split=[1], K=2).init(KEY, DATA[0])

@@ -13,7 +13,7 @@ from fdg_jax import models, split
 from fdg_jax.runs.checkpoints import NotFinite, Saver
 from fdg_jax.stage import packing
 from fdg_jax.stage.functions import StageState, functions
-from fdg_jax.stage.nonfinite import first_refused_updates, guard_updates
+from fdg_jax.stage.nonfinite import as_finite, first_refused_updates, guard_updates
 from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
 
 DATA = batches(10)
@@ -154,3 +154,24 @@ def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
         np.testing.assert_array_equal(one, other)
     assert ours.unsound(bad) == (1, "outputs")
     assert ours.losses(wait=True)[-1].bad == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, LONG({"engine": "delay-line"}), LONG({"engine": "scan"}), LONG({"method": "fr"}), {"method": "data_parallel"}],
+    ids=str,
+)
+def test_running_statistics_of_a_lost_batch_are_not_kept(options):
+    ours = pipeline(2, DATA[0], guard=True, **options)
+    for number, (x, labels) in enumerate(DATA):
+        ours.step((x * np.float32(np.nan if number == 3 else 1), labels))
+    ours.drain()
+    assert any(ours.refused()) and all("batch_stats" in stage for stage in ours.params)
+    assert np.isfinite(ours.evaluate(DATA[:1]).loss)
+    ours.restore(ours.state())  # refuses what is not finite
+
+
+def test_what_a_module_holds_of_infinities_on_purpose_does_not_count_as_lost():
+    before = [jnp.asarray([0.0, -jnp.inf]), jnp.asarray(2)]
+    assert as_finite([before[0] + 1, before[1]], before)
+    assert not as_finite([before[0].at[0].set(jnp.inf), before[1]], before)

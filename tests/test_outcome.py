@@ -226,3 +226,8 @@ def test_other_programs_read_the_file_of_weights(weights):
     with safe_open(weights, "np") as file:
         assert set(file.metadata()) == {"format", "step", "parameters_sha256", "sha256"}
         np.testing.assert_array_equal(file.get_tensor("params/kernel"), X)
+
+
+def test_a_tuple_of_arrays_is_not_written_as_one_array(tmp_path):
+    with pytest.raises(BadInput, match="params/pair is a tuple, which no file of arrays can hold"):
+        fdg_jax.save_weights(tmp_path / "weights", {"params": {"pair": (np.ones(2), np.ones(2))}})

@@ -1,6 +1,7 @@
 """The schedule is integers, so its tests are exact."""
 
 import doctest
+import re
 import subprocess
 import sys
 
@@ -171,3 +172,9 @@ def test_every_method_has_a_valid_schedule(name, K):
 def test_an_option_a_method_does_not_have_is_refused():
     with pytest.raises(BadInput, match="bp has no such option"):
         methods.find("bp").accepted({"beta": 0.5})
+
+
+def test_rare_updates_are_shown_too(capsys):
+    assert __main__.main(["--K", "2", "--accumulate", "50"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"k=1 +2 +1 +t=52 ", out) and re.search(r"k=2 +0 +0 +t=51 ", out)

@@ -201,3 +201,16 @@ def test_a_state_that_is_a_pair_of_arrays_is_no_sown_value():
     assert float(ours.params[0]["memory"]["pair"][0][0]) == 2  # once in init
 
 
+KEYS = [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "rbg")]
+
+
+@pytest.mark.parametrize(("default", "made"), mostly_slow(KEYS, KEYS[0]))
+def test_keys_of_every_implementation_will_do(default, made):
+    with jax.default_prng_impl(default):
+        stages = [Noisy(12), nn.Dense(CLASSES)]
+        ours = fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.key(0, impl=made), DATA[0])
+        for batch in DATA[:3]:
+            ours.step(batch)
+        ours.drain()
+        assert len(ours.losses(wait=True)) == 3
+        ours.restore(ours.state())

@@ -257,3 +257,19 @@ def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
 def test_a_loss_that_is_a_pair_of_something_else_is_refused():
     with pytest.raises(BadInput, match="not one number"):
         made(1, batches(1)[0], lambda o, y: (cross_entropy(o, y), jnp.float32(1)), stages=[nn.Dense(CLASSES)])
+
+
+def test_one_score_chooses_no_class():
+    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: optax.sigmoid_binary_cross_entropy(y[:, 0], t).mean(), recipe())
+    x, labels = batches(1)[0]
+    batch = x, (labels > 1).astype(np.int32)
+    assert ours.init(jax.random.key(0), batch).evaluate([batch]).error_percent is None
+
+
+def test_labels_with_another_number_of_axes_are_refused():
+    x, _ = batches(1)[0]
+    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: jnp.mean((y - t) ** 2), recipe())
+    targets = x.sum(axis=tuple(range(1, x.ndim)))
+    ours.init(jax.random.key(0), (x, targets[:, None]))
+    with pytest.raises(BadInput, match="Give labels of the same dtype and with as many axes"):
+        ours.evaluate([(x, targets)])

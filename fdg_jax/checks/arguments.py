@@ -166,12 +166,13 @@ def check_options(weights: str, engine: str, engines: Collection[str], method: i
         raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
 
 
-def check_devices(devices: Any, K: int) -> list[Any]:
+def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     """The devices of the stages.
 
     Arguments:
         devices: a list of K JAX devices, or None for the default ones.
         K: number of stages.
+        alone: whether one device computes all stages (the delay line), so that a list of one will do.
 
     Returns: a device for each stage k = 1..K. If stages must share devices, a warning is given.
 
@@ -180,12 +181,16 @@ def check_devices(devices: Any, K: int) -> list[Any]:
     """
     if devices is None:
         found, remark = stage_devices(K)
-        if remark:
+        if remark and not alone:
             warnings.warn(remark, stacklevel=4)
         return found
     way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or leave it out."
+    if alone:
+        way_out = "Give the one that computes all stages, devices=jax.devices()[:1], or leave it out."
     if isinstance(devices, str) or not hasattr(devices, "__len__"):
         raise BadInput(f"devices={devices!r} is not a list of JAX devices. {way_out}")
+    if alone and len(devices) == 1:
+        devices = [devices[0]] * K
     if len(devices) != K:
         raise BadInput(f"K={K} stages need {K} devices, {len(devices)} were given. {way_out}")
     for k, device in enumerate(devices, 1):

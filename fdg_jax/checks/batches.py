@@ -168,7 +168,7 @@ def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
     """The batches of an evaluation, each checked when it is used and copied.
 
     Batch sizes may differ from training, and so may the inputs' dtype, as a transform may follow. Labels must be of the
-    same sort of number as in training.
+    same sort of number as in training, with as many axes.
 
     Arguments:
         batches: an iterable of (inputs, labels).
@@ -207,16 +207,15 @@ def check_inputs(like: Tree, inputs: Any, transformed: bool) -> None:
 
 
 def check_labels(like: Tree, found: Tree) -> None:
-    """Raises BadInput if labels differ from those at init in structure or sort of number."""
+    """Raises BadInput if labels differ from those at init in structure, number of axes or sort of number."""
     if isinstance(found, Weighted) != isinstance(like, Weighted):
         one, other = ("no weights", "weights") if isinstance(like, Weighted) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
     same = jax.tree.structure(found) == jax.tree.structure(like)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
-    if not same or any(sort_of_number(a.dtype) != sort_of_number(b.dtype) for a, b in pairs):
-        raise BadInput(
-            f"the labels are {describe(found)}, at init they were {describe(like)}. Give labels of the same dtype."
-        )
+    if not same or any((sort_of_number(a.dtype), a.ndim) != (sort_of_number(b.dtype), b.ndim) for a, b in pairs):
+        fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
+        raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")
 
 
 def sort_of_number(dtype: Any) -> str:

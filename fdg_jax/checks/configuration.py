@@ -29,13 +29,13 @@ from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage import remat as rematerialisation
-from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of
+from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
 from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
-from fdg_jax.transport.devices import Place, all_here
+from fdg_jax.transport.devices import Place, all_here, is_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
@@ -101,7 +101,7 @@ class Configuration:
         self.other_weights = self.method.other_weights(self.schedule, self.weights)
         rematerialisation.check(again, self.other_weights)
         self.compute = [ComputeOptions(precision(dtype, last=k == K), k in again) for k in range(1, K + 1)]
-        self.devices = check_devices(devices, K)
+        self.devices = check_devices(devices, K, alone=engine == "delay-line")
         spread = self.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
@@ -155,7 +155,9 @@ class Configuration:
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
             made = shapes.inits[k - 1](stage_key) if variables is None else copied(variables[k - 1])
             if shapes.draws[k - 1]:
-                made["rng"] = jax.random.key_data(jax.random.fold_in(stage_key, 1))
+                made["rng"] = raw_key(jax.random.fold_in(stage_key, 1))
+            if is_here(device := self.places[k - 1].device):
+                made = jax.device_put(made, device)  # so that no device has to hold all stages
             spec = Spec(
                 k=k,
                 K=self.K,

@@ -96,6 +96,8 @@ class ScanEngine:
         images and labels stay on the device between calls, so they must not be changed in place. Other arrays are put
         there.
         """
+        if not len(indices):
+            return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
             self._resident = (images, labels, jax.device_put((images, labels), self.device))
         rows = jax.device_put(indices, self.device)

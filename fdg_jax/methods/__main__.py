@@ -16,7 +16,7 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.schedule import Schedule, bp, check_K
 from fdg_jax.schedule.drawing import draw
 from fdg_jax.schedule.ideal import COMPARED, LENGTHS, Locks, Time, formula, free_time, locks, tick_time
-from fdg_jax.schedule.running import trace_run
+from fdg_jax.schedule.running import steady_after, trace_run
 
 BATCH_SIZE, IMAGE, CLASSES = 128, (32, 32, 3), 10  # CIFAR-10's, for shapes
 TOKENS = 128  # of an example, for models that take these
@@ -60,7 +60,7 @@ def row(name: str, K: int, auxiliary: int, options: Mapping[str, int]) -> Row:
     method = methods.find(name)
     own = {option: n for option, n in options.items() if option in method.schedule_options}
     schedule, cost = method.schedule(K, **own), method.costs(K)
-    trace = trace_run(schedule, 4 * K + 2)  # enough to fill the pipeline and see it run steadily
+    trace = trace_run(schedule, steady_after(schedule))
     alone = tick_time(bp(K), methods.find("bp").costs(K), COMPARED).at(COMPARED)
     return Row(
         name=name,

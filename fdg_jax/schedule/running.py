@@ -7,6 +7,8 @@ from fdg_jax.schedule.core import Box, Op, Schedule
 from fdg_jax.schedule.drawing import render
 from fdg_jax.schedule.walk import Step, walk
 
+MOST_BATCHES = 10_000  # some seconds
+
 
 class Trace(NamedTuple):
     """What was measured while a schedule ran, as opposed to what it declares.
@@ -127,3 +129,9 @@ def validate(schedule: Schedule, batches: int) -> Trace:
                 f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by behind={schedule.behind}."
             )
     return trace
+
+
+def steady_after(schedule: Schedule) -> int:
+    """A number of batches that fills the pipeline and shows it run steadily, with some updates of every stage, unless
+    these are thousands of batches apart."""
+    return max(4 * schedule.K + 2, min(max(schedule.behind) + 3 * schedule.accumulate, MOST_BATCHES))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fdg_jax.schedule.core import Op, Schedule
 from fdg_jax.schedule.drawing import draw, render
-from fdg_jax.schedule.running import validate
+from fdg_jax.schedule.running import steady_after, validate
 
 
 def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, str] | None = None) -> str:
@@ -22,7 +22,7 @@ def describe(schedule: Schedule, ticks: int | None = None, words: Mapping[str, s
         ScheduleError: the schedule is wrong.
     """
     K = schedule.K
-    batches = 4 * K + 2  # enough to fill the pipeline and see it run steadily
+    batches = steady_after(schedule)
     trace = validate(schedule, batches)
     if ticks is None:
         steady = len(schedule.tick(batches, None))

@@ -163,6 +163,16 @@ def stream_key(key: Array, stream: str) -> Array:
     return key if stream == DROPOUT else jax.random.fold_in(key, zlib.crc32(stream.encode()))
 
 
+def raw_key(key: Array) -> Array:
+    """What a stage keeps of a random key: its data, uint32, of JAX's default implementation.
+
+    A key of another implementation is not that long, so bits are drawn from it.
+    """
+    default = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    data = jax.random.key_data(key)
+    return data if data.shape == default.shape else jax.random.bits(key, default.shape, default.dtype)
+
+
 def make_apply(
     module: nn.Module, compute: ComputeOptions = DEFAULT_COMPUTE
 ) -> Callable[..., tuple[Tree, dict[str, Tree]]]:

@@ -3,6 +3,9 @@
 The host reads losses late, so it notices a non-finite gradient late: by then, several updates have used the weights
 that it spoilt. So the guard is inside the update, where nobody has to wait for it. What to do about a refused update is
 decided when the host reads `bad`.
+
+A batch that spoils a gradient often spoils the running statistics of its forward passes, too, which no update would
+ever mend. So these are refused as well.
 """
 
 import re
@@ -33,13 +36,20 @@ class Guarded(NamedTuple):
 
 
 def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, StageState]:
-    """Guards the updates of a stage.
+    """Guards the updates of a stage, and what its forward passes remember.
 
     Arguments:
         functions, state: the stage's.
 
-    Returns: (functions whose update leaves weights and optimizer unchanged if a gradient is not finite, the state).
+    Returns: (functions whose update leaves weights and optimizer unchanged if a gradient is not finite, and whose
+        forward pass leaves statistics unchanged if the new ones are not finite; the state).
     """
+
+    def forward(params, extra, x, labels=None):
+        messages, changed, closure = functions.forward(params, extra, x, labels)
+        before = {name: extra[name] for name in changed if name != "rng"}
+        after = {name: changed[name] for name in before}
+        return messages, {**changed, **select(as_finite(after, before), after, before)}, closure
 
     def update(params, opt_state, grads):
         good, number = all_finite(grads), opt_state.updates + 1
@@ -50,7 +60,7 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
         return params, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
 
     opt_state = Guarded(state.opt_state, *[jnp.zeros((), jnp.int32) for _ in range(3)])
-    return functions._replace(update=update), state._replace(opt_state=opt_state)
+    return functions._replace(forward=forward, update=update), state._replace(opt_state=opt_state)
 
 
 def was_made(before: Tree, after: Tree) -> jax.Array | None:
@@ -60,8 +70,19 @@ def was_made(before: Tree, after: Tree) -> jax.Array | None:
 
 def all_finite(tree: Tree) -> jax.Array:
     """Whether all floating-point numbers of a tree are finite: a scalar bool."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.asarray(True)
+    found = [jnp.all(jnp.isfinite(leaf)) for leaf in floats(tree)]
+    return jnp.all(jnp.stack(found)) if found else jnp.asarray(True)
+
+
+def as_finite(after: Tree, before: Tree) -> jax.Array:
+    """Whether a tree has no NaN and no infinity but where `before`, of the same structure, had one: a scalar bool."""
+    marks = jax.tree.map(lambda a, b: jnp.where(jnp.isfinite(b), a, 0), *(floats(tree) for tree in (after, before)))
+    return all_finite(marks)
+
+
+def floats(tree: Tree) -> list[jax.Array]:
+    """The floating-point arrays of a tree."""
+    return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
 
 
 def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:

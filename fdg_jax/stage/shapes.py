@@ -24,6 +24,7 @@ from fdg_jax.stage.functions import (
     init_variables,
     loss_of,
     metrics_of,
+    raw_key,
     split_variables,
     takes_train,
 )
@@ -110,6 +111,7 @@ def check_shapes(
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
         params.append(made.get("params", {}))
+        check_trainable(who, params[-1])
         check_optimizer(who, optimizer, params[-1])
         if other or compute.precision.compute_dtype is not None:
             check_closure(who, module, compute, seen, x, other)
@@ -149,6 +151,14 @@ def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree)
     step = jax.ShapeDtypeStruct((), jnp.int32)
     fact = f"preprocess cannot take {describe(inputs)}."
     return trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), inputs, step)
+
+
+def check_trainable(who: str, params: Tree) -> None:
+    """Raises BadInput if a parameter has no gradient, as integers have none."""
+    for path, leaf in checkpoint.flatten(params).items():
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            fact = f"{who} has the parameter {path}, {describe(leaf)}, which has no gradient"
+            raise BadInput(f'{fact}. Keep it in a collection of its own: self.variable("constants", ...).')
 
 
 def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: Tree) -> None:
@@ -265,7 +275,7 @@ def forward_shapes(
     """(outputs, arrays in the stripped closure) of a training forward pass, as shapes."""
     params, extra = split_variables(variables)
     if draws:
-        extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        extra["rng"] = jax.eval_shape(lambda: raw_key(jax.random.key(0)))
     messages, _, closure = jax.eval_shape(
         functions(module, optax.identity(), compute=compute).forward, params, extra, x
     )
@@ -314,7 +324,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
     """
     params, extra = split_variables(seen.variables)
     if seen.draws:
-        extra["rng"] = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        extra["rng"] = jax.eval_shape(lambda: raw_key(jax.random.key(0)))
     forward = functions(module, optax.identity(), compute=compute).forward
     paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
     found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)

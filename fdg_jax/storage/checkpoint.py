@@ -48,7 +48,8 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
     def leaf(path, like):
         name = prefix + jax.tree_util.keystr(path)
         if name not in flat:
-            raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method.")
+            options = ", or guard and gradient_norms are not as they were" if ".opt_state" in name else ""
+            raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method{options}.")
         # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
         value, skip, needed = np.array(flat[name]), int(any_batch_size), plain_like(like)
         if value.ndim != len(needed.shape) or value.shape[skip:] != needed.shape[skip:] or value.dtype != needed.dtype:

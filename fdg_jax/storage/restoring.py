@@ -68,6 +68,7 @@ def check_finite(state: Mapping[str, Any]) -> None:
     """Raises BadInput where weights, statistics or an optimizer's arrays hold a NaN or an infinity."""
     for name, wrong, size in finite.nonfinite_arrays(state, finite.LASTING.match, infinite_counters=True):
         raise BadInput(
-            f"{wrong} of {size} numbers of the state's {name} are not finite (NaN or infinity): training cannot go on "
-            "from it. Restore an earlier state."
+            f"{wrong} of {size} numbers of the state's {name} are not finite (NaN or infinity), so training cannot go "
+            "on from it. Restore an earlier state; where they belong there, such as in a mask, restore(state, "
+            "finite=False)."
         )

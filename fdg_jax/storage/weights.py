@@ -76,9 +76,16 @@ def load_weights(path: str | os.PathLike[str]) -> Weights:
 
 
 def flattened(variables: Mapping[str, Tree]) -> dict[str, Any]:
-    """{path with slashes: array}. Raises BadInput for a name with a slash in it, which would be two names later."""
+    """{path with slashes: array}.
+
+    Raises BadInput for a name with a slash in it, which would be two names later, and for a list or tuple, which would
+    be one array.
+    """
     flat = flatten_dict(dict(variables))
-    for path in flat:
+    for path, value in flat.items():
+        if isinstance(value, list | tuple):
+            name = "/".join(map(str, path))
+            raise BadInput(f"{name} is a {type(value).__name__}, which no file of arrays can hold. Give each a name.")
         if wrong := next((name for name in path if "/" in str(name)), None):
             raise BadInput(f"the name {wrong!r} has a slash in it, which separates names in a file. Rename the module.")
     return {"/".join(map(str, path)): value for path, value in flat.items()}
