@@ -168,7 +168,7 @@ class Pipeline(Outcome):
         where it is cut off later, `interrupted` becomes True.
         """
         engine, batch = self.engine, as_pair(batch)
-        check_batch(self._example, batch)
+        self._configuration.check_size(check_batch(self._example, batch))
         with self._turn:
             engine.step(*copy_arrays(tuple(batch)))
         return self._metrics.newest()

@@ -236,3 +236,19 @@ def test_parameters_without_gradients_and_those_made_of_inputs_are_refused():
         given(stages=[Numbered(), nn.Dense(5)]).init(KEY, DATA[0])
     with pytest.raises(BadInput, match=r"first variables depend on the values of its inputs.*Initialise the blocks"):
         given(stages=[FromInputs(), nn.Dense(5)], split=[1], K=2).init(KEY, DATA[0])
+
+
+class OfOneSize(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(5)(x.reshape(16, -1))
+
+
+def test_a_batch_that_is_too_short_for_a_later_stage_is_refused_before_it_enters():
+    ours = given(stages=[nn.Dense(12), OfOneSize()]).init(KEY, DATA[0])
+    ours.step(DATA[0])
+    with pytest.raises(BadInput, match=r"stage k=2 \(OfOneSize\) cannot take float32\[9, 12\], of a batch of 9"):
+        ours.step((X[:9], Y[:9]))
+    ours.step(DATA[1])
+    ours.drain()
+    assert ours.updates == [2, 2]

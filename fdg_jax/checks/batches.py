@@ -111,9 +111,11 @@ def check_example(batch: Any) -> Pair:
     return batch_shapes(batch, "the example batch", "init(key, (inputs, labels))", shapes_do=True)
 
 
-def check_batch(example: Pair, batch: Any) -> None:
-    """Raises BadInput if a batch is not like the example, apart from its length."""
-    check_alike(example, batch_shapes(batch, "a batch", "step((inputs, labels))"))
+def check_batch(example: Pair, batch: Any) -> Pair:
+    """The shapes of a batch. Raises BadInput if it is not like the example, apart from its length."""
+    shapes = batch_shapes(batch, "a batch", "step((inputs, labels))")
+    check_alike(example, shapes)
+    return shapes
 
 
 def check_alike(example: Pair, given: Pair) -> None:

@@ -12,7 +12,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax import corrections, split
-from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules
+from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules, sizes
 from fdg_jax.checks.arguments import (
     check_beta,
     check_devices,
@@ -180,12 +180,24 @@ class Configuration:
                 correction=correction,
             )
             specs.append(spec)
+        self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
+        self.sizes = {jax.tree.leaves(example)[0].shape[0]}
         first = specs[0].variables.get("params", {})
         most = max(self.schedule.mean_staleness)
         cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
+
+    def check_size(self, batch: Batch) -> None:
+        """Raises BadInput if the stages cannot take a batch, (inputs, labels) as shapes, for its size.
+
+        Each size is looked at once. Methods that cut a batch into parts are left out: their stages see other sizes.
+        """
+        size = jax.tree.leaves(batch)[0].shape[0]
+        if size not in self.sizes and self.schedule.micro_batches == 1 and not self.method.places:
+            sizes.follow(self.followed, self.loss, self.preprocess, batch)
+        self.sizes.add(size)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
         """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
