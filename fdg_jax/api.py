@@ -180,7 +180,8 @@ class Pipeline(Outcome):
         The pipeline makes W steps; the delay line one dispatch, with images and labels resident on its device.
         """
         engine = self.engine
-        check_indices(self._example, images, labels, indices)
+        if shapes := check_indices(self._example, images, labels, indices):
+            self._configuration.check_size(shapes)
         with self._turn:
             engine.train(images, labels, indices)
         return self._metrics.newest()

@@ -203,6 +203,7 @@ def test_the_delay_line_takes_the_one_device_that_it_computes_on():
         given(engine="delay-line", stages=parts(len(jax.devices()) + 1))  # more stages than devices
     ours.step(DATA[0])
     assert {leaf.device for leaf in jax.tree.leaves(ours.params)} == {jax.devices()[1]}
+    assert given(engine="delay-line", devices=jax.devices()[:1], split=[1]).K == 2
     with pytest.raises(BadInput, match=r"3 were given. Give the one that computes all stages, devices=jax\.devices"):
         given(engine="delay-line", devices=jax.devices()[:3])
 
@@ -249,6 +250,8 @@ def test_a_batch_that_is_too_short_for_a_later_stage_is_refused_before_it_enters
     ours.step(DATA[0])
     with pytest.raises(BadInput, match=r"stage k=2 \(OfOneSize\) cannot take float32\[9, 12\], of a batch of 9"):
         ours.step((X[:9], Y[:9]))
+    with pytest.raises(BadInput, match="of a batch of 9"):
+        ours.train(X, Y, np.arange(9)[None])
     ours.step(DATA[1])
     ours.drain()
     assert ours.updates == [2, 2]

@@ -10,6 +10,7 @@ from flax import linen as nn
 from small import batches, leaves, pipeline, recipe
 
 from fdg_jax import models, split
+from fdg_jax.errors import BadInput
 from fdg_jax.runs.checkpoints import NotFinite, Saver
 from fdg_jax.stage import packing
 from fdg_jax.stage.functions import StageState, functions
@@ -158,7 +159,11 @@ def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, LONG({"engine": "delay-line"}), LONG({"engine": "scan"}), LONG({"method": "fr"}), {"method": "data_parallel"}],
+    [
+        {},
+        {"method": "dni"},
+        *map(LONG, [{"engine": "delay-line"}, {"engine": "scan"}, {"method": "fr"}, {"method": "data_parallel"}]),
+    ],
     ids=str,
 )
 def test_running_statistics_of_a_lost_batch_are_not_kept(options):
@@ -169,9 +174,30 @@ def test_running_statistics_of_a_lost_batch_are_not_kept(options):
     assert any(ours.refused()) and all("batch_stats" in stage for stage in ours.params)
     assert np.isfinite(ours.evaluate(DATA[:1]).loss)
     ours.restore(ours.state())  # refuses what is not finite
+    before = leaves([stage["params"] for stage in ours.params])
+    ours.step(DATA[0])
+    ours.drain()
+    for one, other in zip(leaves([stage["params"] for stage in ours.params]), before, strict=True):
+        assert not np.array_equal(one, other)  # every stage still learns
 
 
 def test_what_a_module_holds_of_infinities_on_purpose_does_not_count_as_lost():
     before = [jnp.asarray([0.0, -jnp.inf]), jnp.asarray(2)]
     assert as_finite([before[0] + 1, before[1]], before)
     assert not as_finite([before[0].at[0].set(jnp.inf), before[1]], before)
+
+
+class Widening(nn.Module):
+    """Its count is an integer at first and then a float."""
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        count = self.variable("seen", "count", lambda: jnp.int32(0))
+        if train:
+            count.value = jnp.float32(1)
+        return nn.Dense(5)(x)
+
+
+def test_a_collection_that_changes_its_dtype_is_refused_in_a_sentence_with_a_guard_too():
+    with pytest.raises(BadInput, match=r"was int32.* at first and became float32"):
+        pipeline(2, DATA[0], guard=True, stages=[Widening(), nn.Dense(5)]).step(DATA[0])

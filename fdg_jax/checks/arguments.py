@@ -174,14 +174,17 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
         K: number of stages.
         alone: whether one device computes all stages (the delay line), so that a list of one will do.
 
-    Returns: a device for each stage k = 1..K. If stages must share devices, a warning is given.
+    Returns: a device for each stage k = 1..K; K times the first if one computes all. If stages must share devices, a
+        warning is given.
 
     Raises:
         BadInput: it is not a list of K devices.
     """
     if devices is None:
         found, remark = stage_devices(K)
-        if remark and not alone:
+        if alone and jax.process_count() == 1:
+            return found[:1] * K
+        if remark:
             warnings.warn(remark, stacklevel=4)
         return found
     way_out = f"Give one for each stage, e.g. devices=jax.devices()[:{K}], or leave it out."
@@ -196,7 +199,7 @@ def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:
     for k, device in enumerate(devices, 1):
         if not isinstance(device, jax.Device):
             raise BadInput(f"the device of stage k={k} is {kind(device)}, not a JAX device. {way_out}")
-    return list(devices)
+    return [devices[0]] * K if alone else list(devices)
 
 
 def check_key(key: Any) -> None:

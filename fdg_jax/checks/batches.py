@@ -16,7 +16,7 @@ import numpy as np
 from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.shapes import describe
-from fdg_jax.stage.weighted import Weighted
+from fdg_jax.stage.weighted import Weighted, without_weights
 from fdg_jax.storage.plain import check_usable
 
 Tree = Any
@@ -133,13 +133,15 @@ def check_alike(example: Pair, given: Pair) -> None:
                 raise BadInput(f'{fact} JAX computes with {b.dtype}: use {name}.astype("{b.dtype}"), once.')
 
 
-def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None:
+def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> Pair | None:
     """Checks the arguments of `Pipeline.train`.
 
     Arguments:
         example: what `check_example` returned.
         images, labels: arrays [N, ...].
         indices: integers [W, batch] in 0..N-1, a row for each batch.
+
+    Returns: the shapes of a batch; None if there are no rows.
 
     Raises:
         BadInput: they are something else, or unlike the example.
@@ -156,7 +158,7 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
         check_usable(name, array)
     check_alike(example, tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (images, labels)))  # type: ignore
     if not len(indices):
-        return
+        return None
     if not indices.shape[1]:
         raise BadInput(f"indices is {kind(indices)}: batches of 0 examples. Give at least one index a row.")
     if not (indices.min() >= 0 and indices.max() < len(images) == len(labels)):
@@ -164,6 +166,8 @@ def check_indices(example: Pair, images: Any, labels: Any, indices: Any) -> None
             f"indices {indices.min()} to {indices.max()} into {len(images)} images and {len(labels)} labels: "
             "they must lie in both."
         )
+    x, y = (jax.ShapeDtypeStruct((indices.shape[1], *array.shape[1:]), array.dtype) for array in (images, labels))
+    return x, y
 
 
 def checked_batches(batches: Any, example: Pair) -> Iterator[Pair]:
@@ -214,7 +218,9 @@ def check_labels(like: Tree, found: Tree) -> None:
         one, other = ("no weights", "weights") if isinstance(like, Weighted) else ("weights", "no weights")
         raise BadInput(f"the labels have {one}, at init they had {other}. Give batches of one kind: {WEIGHTED}.")
     same = jax.tree.structure(found) == jax.tree.structure(like)
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True) if same else []
+    # The weights may be those of examples or of tokens, whichever they were at init: `check_weights` has seen to them.
+    trees = map(without_weights, (found, like))
+    pairs = zip(*map(jax.tree.leaves, trees), strict=True) if same else []
     if not same or any((sort_of_number(a.dtype), a.ndim) != (sort_of_number(b.dtype), b.ndim) for a, b in pairs):
         fact = f"the labels are {describe(found)}, at init they were {describe(like)}"
         raise BadInput(f"{fact}. Give labels of the same dtype and with as many axes.")

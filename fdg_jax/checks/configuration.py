@@ -76,7 +76,7 @@ class Configuration:
         if cut is None:
             cutting.check_K(K, stages)
         else:
-            K = cutting.number_of_stages(cut, K, devices)
+            K = cutting.number_of_stages(cut, K, devices, alone=engine == "delay-line")
             self.stages = split.stages(self.blocks, cutting.first_cut(cut, K, self.blocks))
         check_beta(beta)
         self.K = K = len(self.stages)
@@ -153,11 +153,14 @@ class Configuration:
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
-            made = shapes.inits[k - 1](stage_key) if variables is None else copied(variables[k - 1])
+            make = partial(shapes.inits[k - 1], stage_key) if variables is None else partial(copied, variables[k - 1])
+            place = self.places[k - 1]
+            # No process makes the variables of other processes' stages, and no device has to hold those of all stages.
+            made = make() if any(map(is_here, place.devices)) else jax.eval_shape(make)
             if shapes.draws[k - 1]:
                 made["rng"] = raw_key(jax.random.fold_in(stage_key, 1))
-            if is_here(device := self.places[k - 1].device):
-                made = jax.device_put(made, device)  # so that no device has to hold all stages
+            if is_here(place.device):
+                made = jax.device_put(made, place.device)
             spec = Spec(
                 k=k,
                 K=self.K,
@@ -192,7 +195,8 @@ class Configuration:
     def check_size(self, batch: Batch) -> None:
         """Raises BadInput if the stages cannot take a batch, (inputs, labels) as shapes, for its size.
 
-        Each size is looked at once. Methods that cut a batch into parts are left out: their stages see other sizes.
+        Each size that will do is looked at once. Methods that cut a batch into parts are left out: their stages see
+        other sizes.
         """
         size = jax.tree.leaves(batch)[0].shape[0]
         if size not in self.sizes and self.schedule.micro_batches == 1 and not self.method.places:

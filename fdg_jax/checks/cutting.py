@@ -24,13 +24,15 @@ def check_K(K: Any, stages: Sequence[nn.Module]) -> None:
         raise BadInput(f"{fact}. Leave K out, or add split='balanced' if these are blocks of a network to be cut.")
 
 
-def number_of_stages(asked: Any, K: Any, devices: Any) -> int:
+def number_of_stages(asked: Any, K: Any, devices: Any, alone: bool = False) -> int:
     """K: as given, else the number of devices that were given, else what the block numbers of `split` say.
+
+    alone: whether one device computes all stages, so that a list of one device does not say how many there are.
 
     Raises:
         BadInput: nothing says it, or it is not a number of 1 or more.
     """
-    if K is None and devices is not None and hasattr(devices, "__len__"):
+    if K is None and devices is not None and hasattr(devices, "__len__") and not (alone and len(devices) == 1):
         K = len(devices)
     if K is None and not isinstance(asked, str) and hasattr(asked, "__len__"):
         K = len(asked) + 1

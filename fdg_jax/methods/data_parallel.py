@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
-from fdg_jax.stage.functions import Functions, Spec
+from fdg_jax.stage.functions import Functions, Spec, raw_key
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
@@ -148,8 +148,9 @@ def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tr
     """Statistics and random key for K replicas. All statistics are alike at first; replica 1 has the original key."""
     copied = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (K, *leaf.shape)), dict(extra))
     if "rng" in extra:
-        others = jax.random.key_data(jax.random.split(key, K - 1))
-        copied["rng"] = jnp.concatenate([extra["rng"][None], others])
+        (device,) = extra["rng"].devices()
+        others = [jax.device_put(raw_key(each), device) for each in jax.random.split(key, K - 1)]
+        copied["rng"] = jnp.stack([extra["rng"], *others])
     return copied
 
 

@@ -32,6 +32,7 @@ from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import Spec, split_variables
+from fdg_jax.stage.nonfinite import all_finite, select
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage import checkpoint
@@ -122,7 +123,7 @@ class SyntheticGradientStage(Stage):
         module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
         init = jax.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
         params, extra = split_variables(init(spec.key))
-        adam = optax.adam(LEARNING_RATE)
+        adam, guard = optax.adam(LEARNING_RATE), spec.guard
 
         def apply(params, extra, y, labels):
             return module.apply({"params": params, **extra}, y, labels, True, mutable=list(extra))
@@ -137,7 +138,8 @@ class SyntheticGradientStage(Stage):
         def learn(own: SynthesizerState, y, labels, dy) -> SynthesizerState:
             grads, extra = jax.grad(error, has_aux=True)(own.params, own.extra, y, labels, dy)
             updates, opt_state = adam.update(grads, own.opt_state, own.params)
-            return SynthesizerState(optax.apply_updates(own.params, updates), extra, opt_state)
+            learnt = SynthesizerState(optax.apply_updates(own.params, updates), extra, opt_state)
+            return select(all_finite(learnt), learnt, own) if guard else learnt
 
         # A guess uses the batch's own statistics and leaves the running ones unchanged.
         platform = self.place.device.platform

@@ -166,7 +166,7 @@ def stream_key(key: Array, stream: str) -> Array:
 def raw_key(key: Array) -> Array:
     """What a stage keeps of a random key: its data, uint32, of JAX's default implementation.
 
-    A key of another implementation is not that long, so bits are drawn from it.
+    Where the data of another implementation are longer or shorter, bits are drawn from the key.
     """
     default = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
     data = jax.random.key_data(key)

@@ -47,9 +47,11 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
 
     def forward(params, extra, x, labels=None):
         messages, changed, closure = functions.forward(params, extra, x, labels)
-        before = {name: extra[name] for name in changed if name != "rng"}
-        after = {name: changed[name] for name in before}
-        return messages, {**changed, **select(as_finite(after, before), after, before)}, closure
+        kept = {name: value for name, value in changed.items() if name != "rng"}
+        old, new = jax.tree.leaves({name: extra[name] for name in kept}), jax.tree.leaves(kept)
+        if [(a.shape, a.dtype) for a in old] == [(a.shape, a.dtype) for a in new]:  # else refused in a sentence, later
+            kept = jax.tree.unflatten(jax.tree.structure(kept), select(as_finite(new, old), new, old))
+        return messages, {**changed, **kept}, closure
 
     def update(params, opt_state, grads):
         good, number = all_finite(grads), opt_state.updates + 1
