@@ -82,6 +82,7 @@ def options_of(correct):
     return {"correct": correct.partition(" ")[0], **other, **beta, **strong, **VARIANTS.get(correct, {})}
 
 
+@pytest.mark.filterwarnings("ignore:.*no gradient is late")
 @pytest.mark.parametrize("correct", EVERY)
 def test_where_nothing_is_late_training_stays_as_it_is_bit_for_bit(correct):
     options = {"beta": 0.5} if correct == "shrink" else {"method": "bp"}

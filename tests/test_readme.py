@@ -142,24 +142,3 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     assert "No arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
     assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
     assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 22
-
-
-SIDES = {
-    "FDG in one process": "fdg",
-    "FDG, a process for each stage": "fdg:processes=each",
-    "two independent BP processes, one on each core": "bp-on-each-core",
-    "PyTorch's 1F1B pipeline, the same cut": "torch-pipeline",
-    "PyTorch's 1F1B pipeline, cut by FLOPs": "torch-pipeline:split=balanced",
-    "PyTorch's DDP": "torch-ddp",
-}
-
-
-def test_the_speeds_shown_are_those_of_the_benchmarks_page():
-    page = (ROOT / "benchmarks/results/several_processes.md").read_text()
-    tables = [dict(re.findall(r"^\| `(.*?)` \| (?:.*? \| ){5}([\d.]+) \(", part, re.M)) for part in page.split("\n\n")]
-    resnet, wide = [table for table in tables if "torch-ddp" in table][:2]
-    rows = rows_below("K = 2 on two cores")
-    assert [name for name, *_ in rows] == list(SIDES)
-    for name, *shown in rows:
-        for value, table in zip(shown, (resnet, wide), strict=True):
-            assert abs(float(value) - float(table[SIDES[name]])) < 0.0051  # rounded to two digits
