@@ -80,8 +80,7 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
     seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
     made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
-    params, extra = functions.split_variables(seen.variables)
-    extra |= {"rng": jax.eval_shape(lambda: functions.raw_key(jax.random.key(0)))} if seen.draws else {}
+    params, extra = shapes.state_shapes(seen.variables, seen.draws)
     momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
     batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
 

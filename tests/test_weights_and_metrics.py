@@ -273,8 +273,12 @@ def test_labels_with_another_number_of_axes_are_refused():
     ours.init(jax.random.key(0), (x, targets[:, None]))
     with pytest.raises(BadInput, match="Give labels of the same dtype and with as many axes"):
         ours.evaluate([(x, targets)])
-    with_weights = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: t.mean((y - t.labels)[..., 0] ** 2), recipe())
+
+
+def test_an_evaluation_may_weight_examples_where_training_weights_tokens():
+    x, _ = batches(1)[0]
+    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: t.mean((y - t.labels)[..., 0] ** 2), recipe())
     each, tokens = np.ones(len(x), np.float32), np.stack([x] * 3, 1)
     labels = np.ones((len(x), 3), np.float32)
-    with_weights.init(jax.random.key(0), (tokens, Weighted(labels[..., None], np.ones_like(labels))))
-    assert np.isfinite(with_weights.evaluate([(tokens, Weighted(labels[..., None], each))]).loss)
+    ours.init(jax.random.key(0), (tokens, Weighted(labels[..., None], np.ones_like(labels))))
+    assert np.isfinite(ours.evaluate([(tokens, Weighted(labels[..., None], each))]).loss)

@@ -36,7 +36,7 @@ def warn(
         staleness: the largest of any stage, on average.
         momentum: what the pipeline was told of the optimizer.
         optimizer: stage 1's optax chain.
-        params: arrays of stage 1.
+        params: the parameters of stage 1, or their shapes.
     """
     names = [kind.name for kind, _ in asked]
     if not staleness:

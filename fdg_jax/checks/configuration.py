@@ -185,9 +185,8 @@ class Configuration:
             specs.append(spec)
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
         self.sizes = {jax.tree.leaves(example)[0].shape[0]}
-        first = specs[0].variables.get("params", {})
         most = max(self.schedule.mean_staleness)
-        cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], first)
+        cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], shapes.params[0])
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example

@@ -9,10 +9,9 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import optax
 
-from fdg_jax.stage.functions import ComputeOptions, functions, split_variables
-from fdg_jax.stage.shapes import check_loss, describe, shape_of, stage_1_inputs, trace_or_refuse
+from fdg_jax.stage.functions import ComputeOptions, split_variables
+from fdg_jax.stage.shapes import check_loss, describe, forward_shapes, shape_of, stage_1_inputs, trace_or_refuse
 
 Tree = Any
 
@@ -35,9 +34,6 @@ def follow(
     for k, (module, compute, variables) in enumerate(stages, 1):
         fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
         way_out = "Leave that batch out, or fill it up with examples of weight 0 (fdg_jax.Weighted)."
-        forward = functions(module, optax.identity(), compute=compute).forward
-        messages, *_ = trace_or_refuse(
-            fact, lambda *a, run=forward: jax.eval_shape(run, *a), *split_variables(variables), x, way_out=way_out
-        )
-        x = messages["x"]
+        state = split_variables(variables)
+        x, _ = trace_or_refuse(fact, forward_shapes, module, compute, *state, x, way_out=way_out)
     check_loss(loss, x, labels)

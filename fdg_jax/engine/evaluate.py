@@ -50,8 +50,8 @@ def tally(report: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Tally
     told, truth = report(outputs, labels), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
-    scores = scores and outputs.shape[-1] > 1  # one score chooses no class: a single logit, or a regression
-    wrong = jnp.argmax(outputs, -1) != truth if scores else None
+    # One score chooses no class: a single logit, or a regression.
+    wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
     found = Tally(loss_of(told), None if wrong is None else jnp.sum(wrong), metrics_of(told))
     if not isinstance(labels, Weighted):
         return found

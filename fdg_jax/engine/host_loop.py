@@ -1,5 +1,5 @@
-"""The host loop runs any schedule; with FDG's it is Algorithm I on one page. It dispatches and never waits
-for a message (whoever takes the losses may wait for the oldest one, `read_behind` batches later).
+"""The host loop runs any schedule; with FDG's it is Algorithm I on one page. It dispatches and never waits for a
+message. Only who takes the losses may wait, for the oldest of more than `read_behind` (fdg_jax.engine.losses).
 
 The schedule knows who does what when, and who writes to whom; the stages know how. A message lies in the mailbox (what,
 stage, batch). An operation that comes too early finds its box empty: an error at once, and never a wrong number.

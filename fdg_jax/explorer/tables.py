@@ -18,7 +18,7 @@ from fdg_jax.explorer.timeline import durations, full_tick, unit, versions
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.ideal import Time, locks, tick_time
-from fdg_jax.schedule.running import validate
+from fdg_jax.schedule.running import steady_after, validate
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 WIDTH = 3  # digits of a number of `gaps`
@@ -85,7 +85,7 @@ class Tables:
             return False
         ticks = choices.ticks_shown(schedule)
         try:
-            trace = validate(schedule, max(ticks, 4 * K + 2))  # until it has been steady for a while
+            trace = validate(schedule, max(ticks, steady_after(schedule)))
         except ScheduleError as error:  # of a file of one's own
             fact = f"fdg_jax/methods/{variant.method.name}.py: with K={K} its schedule is wrong: {error}"
             raise BadInput(f"{fact}\nMend the file, or take it away: the page has all methods.") from None

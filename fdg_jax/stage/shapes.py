@@ -259,7 +259,8 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
     while True:
         compute, draws = compute._replace(streams=streams), bool(streams)
         try:
-            return TracedModule(*forward_shapes(module, compute, variables, x, draws), variables, draws, compute, init)
+            y, kept = forward_shapes(module, compute, *state_shapes(variables, draws), x)
+            return TracedModule(y, kept, variables, draws, compute, init)
         except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
             asked = re.search(r'needs PRNG for "(.+?)"', str(error))
             if not asked or asked[1] in streams:
@@ -269,13 +270,16 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
             compute = compute._replace(sows=True)
 
 
+def state_shapes(variables: Tree, draws: bool) -> tuple[Tree, dict[str, Tree]]:
+    """(params, the other collections) of a stage, as shapes, with the random key of one that draws random numbers."""
+    params, extra = split_variables(variables)
+    return params, extra | ({"rng": jax.eval_shape(lambda: raw_key(jax.random.key(0)))} if draws else {})
+
+
 def forward_shapes(
-    module: nn.Module, compute: ComputeOptions, variables: Tree, x: Tree, draws: bool
+    module: nn.Module, compute: ComputeOptions, params: Tree, extra: dict[str, Tree], x: Tree
 ) -> tuple[Tree, list[jax.ShapeDtypeStruct]]:
     """(outputs, arrays in the stripped closure) of a training forward pass, as shapes."""
-    params, extra = split_variables(variables)
-    if draws:
-        extra["rng"] = jax.eval_shape(lambda: raw_key(jax.random.key(0)))
     messages, _, closure = jax.eval_shape(
         functions(module, optax.identity(), compute=compute).forward, params, extra, x
     )
@@ -295,7 +299,7 @@ def check_closure(
     if not any(leaf.ndim > 1 and leaf.size in kernels for leaf in seen.kept):
         return
     larger = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.shape[0] + 1, *s.shape[1:]), s.dtype), x)
-    _, kept = forward_shapes(module, compute, seen.variables, larger, seen.draws)
+    _, kept = forward_shapes(module, compute, *state_shapes(seen.variables, seen.draws), larger)
     pairs = zip(seen.kept, kept, strict=True)
     copies = [s for s, large in pairs if s.shape == large.shape and s.ndim > 1 and s.size in kernels]
     if copies and other:
@@ -322,9 +326,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
     themselves (flax.linen.Dense, Conv) keep nothing of the kind. Layers that multiply by a vector of weights do, since
     JAX keeps the vector in the shape of the product: so do all of flax.linen's norms with a scale.
     """
-    params, extra = split_variables(seen.variables)
-    if seen.draws:
-        extra["rng"] = jax.eval_shape(lambda: raw_key(jax.random.key(0)))
+    params, extra = state_shapes(seen.variables, seen.draws)
     forward = functions(module, optax.identity(), compute=compute).forward
     paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
     found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)
