@@ -45,7 +45,8 @@ WORDS = (
     "The hours are of two kinds of core, some with other work beside; they compare no arms.",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have. It stays "
     "blank where FDG's own gap may be chance, and for an arm of which a run has diverged. BP and FDG are trained with "
-    "SGD, so for NAdam and basis rotation it contains what another optimizer brings without any delay.",
+    "SGD, so for NAdam and basis rotation it contains what another optimizer brings without any delay, and so does "
+    "NAdam's verdict.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "
     "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
@@ -92,9 +93,15 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
         str(minus) if minus else "",
         percent(closed) if closed is not None else "",
         arm.claim,
-        f"{said.word}. {said.why}" if said and own.n else "",
+        f"{said.word}. {said.why}{without_t1(lines, part, arm)}" if said and own.n else "",
         *arms.how_made(part, lines, arm),
     ]  # fmt: skip
+
+
+def without_t1(lines: Lines, part: Part, arm: Arm) -> str:
+    """What is said beside a verdict on an arm that could have been PipeMare's T1, and is division for ever."""
+    choice = part.choice(lines, arm) or {}
+    return " T1 was tried and not chosen." if choice.get("anneal_updates") == 0 else ""
 
 
 def percent(part: float) -> str:
@@ -112,7 +119,7 @@ def aim(lines: Lines) -> str:
     if not means or not bp.by_seed:
         return ""
     best = min(means, key=lambda label: means[label])
-    ended = all(own.n == len(FOUR.seeds) for own in found.values())
+    ended = all(found[arm.label].n == len(FOUR.seeds) or FOUR.lost(lines, arm) for arm in FOUR.arms)
     word = "reached" if means[best] <= AIM else "not reached" if ended else "not reached yet"
     closed = verdicts.gap_closed(found[best], stale, bp)
     here = f" Of the gap in this table the arm closes {percent(closed)}." if closed is not None else ""
@@ -144,8 +151,10 @@ def document(lines: Lines) -> str:
 def picture(lines: Lines, path: Path) -> None:
     groups = {}
     for part in (FOUR, TWO):
-        found = {arm.label: values(lines, part, arm).by_seed for arm in part.arms}
-        groups[part.title] = {label: list(seeds.values()) for label, seeds in found.items() if seeds}
+        found = [(arm.label, values(lines, part, arm)) for arm in part.arms]
+        groups[part.title] = {
+            bars.label(name, len(own.diverged)): list(own.by_seed.values()) for name, own in found if own.n
+        }
     bp = interval(list(of_name(lines, FOUR, "bp").by_seed.values()))
     title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: corrections of late gradients (mean, and each seed)"
     bars.draw(groups, path, title, "test error (% of the test images)", ("BP", bp.mean) if bp else None, True)

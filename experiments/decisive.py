@@ -127,9 +127,10 @@ WORDS = (
 
 
 def by_seed(lines: Lines, part: Part, arm: str) -> dict[int, float]:
-    """The test errors of an arm, in percent, of the seeds that have finished."""
+    """The test errors of an arm, in percent, of the seeds that have finished and not diverged."""
     names = {seed: part.name(arm, seed) for seed in part.seeds}
-    return {seed: lines[name]["test_error_percent"] for seed, name in names.items() if name in lines}
+    found = {seed: lines[name] for seed, name in names.items() if name in lines}
+    return {seed: line["test_error_percent"] for seed, line in found.items() if not line.get("diverged")}
 
 
 def errors_of(lines: Lines, parts: tuple[Part, ...] = tuple(SMALL)) -> dict[str, dict[int, dict[int, float]]]:
@@ -214,6 +215,12 @@ def places(lines: Lines) -> str:
     )
 
 
+def diverged(lines: Lines) -> str:
+    """Names the runs that have diverged, as was registered; "" where none has."""
+    names = [f"`{name}`" for name, line in lines.items() if line.get("diverged")]
+    return f"**Diverged**, not repeated, and in no mean: {', '.join(names)}." if names else ""
+
+
 def how_far(lines: Lines) -> str:
     """Every difference with its spread, in sentences."""
     said = []
@@ -234,6 +241,7 @@ def document(lines: Lines) -> str:
         "cost accuracy? And is what shrinking (β) gains at K = 4 a repair of staleness? The arms, seeds, rules and "
         "predictions were [registered](../decisive.md) before the first run.",
         verdicts(lines),
+        diverged(lines),
         markdown.table(HEADS, (row(lines, part, arm) for part in SHOWN for arm in part.arms)),
         "S is the seed.",
         f"![Test error minus BP's over the number of updates]({NAME}.png)",
@@ -275,6 +283,7 @@ TABLE = Table(
     runs=RUNS,
     document=document,
     picture=picture,
+    diverging=True,
     shares=NAME,  # with `differences`, whose base arm is one of these
 )
 

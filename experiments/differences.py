@@ -181,8 +181,9 @@ REGISTERED = (
 
 
 def errors(lines: Lines, runs: Mapping[int, Run]) -> dict[int, float]:
-    """The test errors in percent of the runs that have finished, by seed."""
-    return {seed: lines[run.name]["test_error_percent"] for seed, run in runs.items() if run.name in lines}
+    """The test errors in percent of the runs that have finished and not diverged, by seed."""
+    found = {seed: lines[run.name] for seed, run in runs.items() if run.name in lines}
+    return {seed: line["test_error_percent"] for seed, line in found.items() if not line.get("diverged")}
 
 
 def of_arm(lines: Lines, arm: str) -> dict[int, float]:

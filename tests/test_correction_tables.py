@@ -10,10 +10,11 @@ import pytest
 from made_up_runs import make, rows
 
 from experiments import corrections_images, corrections_text
-from experiments.harness import estimate, result_files, run_table, table_command
+from experiments.harness import bars, estimate, result_files, run_table, table_command
 from experiments.harness.intervals import interval
 from experiments.tuning import arms, corpus, growth, images, texts, verdicts
 from experiments.tuning.verdicts import FAILS, HOLDS, UNDECIDED, Scale, Values
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, language_model
 from fdg_jax.runs import option_checks
@@ -182,6 +183,38 @@ def test_growth_has_the_rates_that_were_chosen_for_eight_stages():
     assert {part.seeds for part in texts.GROWTH_OF_REST} == {(0,)}
 
 
+def test_the_arms_left_out_of_growth_at_two_stages_would_be_others_runs_again():
+    """By the committed results, which say what rates were chosen."""
+    lines = result_files.entries(corrections_text.TABLE, run_table.ROOT / "experiments" / "results")
+    assert methods.find("ddg").schedule(2).staleness == methods.find("fdg").schedule(2).staleness == (1, 0)
+    own = ("method", "correct", "prediction", "anneal_updates")  # `rate` divides by 1
+    at_eight = {arm.name: (part, arm) for part in texts.PARTS[:2] for arm in part.arms}
+    for name, other in texts.SAME_AT_TWO.items():
+        flags = []
+        for part, arm in (at_eight[name], at_eight[other]):
+            run = part.final_run(arm, part.choice(lines, arm), 0)
+            looks_ahead = "anticipate" in run.flags.get("correct", "")
+            flags.append((looks_ahead, {key: value for key, value in run.flags.items() if key not in own}))
+        assert flags[0] == flags[1]
+    left = {arm.name for part in texts.GROWTH_OF_REST if part.shared["K"] == 2 for arm in part.arms}
+    everywhere = {arm.name for part in texts.GROWTH_OF_REST for arm in part.arms}
+    assert everywhere - left == texts.SAME_AT_TWO.keys()
+
+
+def test_a_run_that_ended_with_a_huge_loss_has_diverged(tmp_path, capsys):
+    table = corrections_images.TABLE
+    for run, loss in zip(table.runs, (3.2e7, None, 1.5), strict=False):
+        path = make(tmp_path / "runs", run, error=90.0, trained=2)
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**summary, "train_loss": loss, "updates": [704]}))
+    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    assert table_command.main(table, ["collect", *where]) == 0
+    found = result_files.read(table, tmp_path).values()
+    assert [each.get("diverged") for each in found] == [True, True, None]
+    assert ["test_error_percent" in each for each in found] == [False, False, True]
+    capsys.readouterr()
+
+
 def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):
     table = corrections_images.TABLE
     run, other = table.runs[:2]
@@ -256,7 +289,9 @@ def test_all_seeds_reach_bps_loss_in_time_or_none_does(times, word):
 
 
 def test_the_gap_that_is_closed_is_of_the_seeds_that_all_have_and_may_not_be_chance():
-    assert verdicts.gap_closed(Values({0: 28.0, 1: 99.0}), Values({0: 34.0}), Values({0: 22.0, 1: 20.0})) == 0.5
+    shared = Values({0: 28.0, 1: 28.0, 2: 28.0, 3: 99.0}), of(34, noise=0), Values({0: 22.0, 1: 22.0, 2: 22.0, 4: 9.0})
+    assert verdicts.gap_closed(*shared) == 0.5
+    assert verdicts.gap_closed(Values({0: 28.0}), of(34), of(22)) is None  # one seed says nothing of the gap's spread
     assert verdicts.gap_closed(of(30), of(20), of(25)) is None  # without a gap there is nothing to close
     assert verdicts.gap_closed(of(19), of(20.05), of(20, shift=1)) is None  # an interval of the gap has 0
     assert verdicts.gap_closed(Values({0: 1.0, 1: 1.0}, (2,)), of(34), of(22)) is None
@@ -352,7 +387,7 @@ def test_the_page_on_images_tells_what_has_diverged_and_closes_no_gap_that_may_b
     assert told["4", "FDG, β"]["gap to BP closed"] == ""  # FDG is behind BP by 0.1, and the interval has 0
     rate = told["4", "rates by staleness, or PipeMare's T1"]
     assert rate["n"] == "3, 1 diverged" and rate["by seed"] == "0: 21.90, 1: 22.00, 2: diverged"
-    assert rate["here"] == "does not hold here. 1 of its runs have diverged."
+    assert rate["here"] == "does not hold here. 1 of its runs have diverged. T1 was tried and not chosen."
 
 
 def test_the_page_on_text_tells_tokens_to_bps_loss():
@@ -372,6 +407,7 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     grown = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in of_growth}
     assert grown["BP, adamw"]["K = 16"] == "2.900, n = 3" and grown["BP, muon"]["K = 2"] == "2.500, n = 1"
     assert grown["FDG, adamw"]["K = 4"] == "+0.500 (+0.498 to +0.502), n = 3; more than 1.5 (0 of 3 seeds reach it)"
+    assert grown["rates by staleness, adamw"]["K = 2"] == "as PipeMare's T1, adamw"
     assert grown["FDG, muon"]["K = 8"].startswith("+0.050, n = 1; 1.") and grown["cosine gate, adamw"]["K = 8"] == ""
     assert "--K K " in grown["FDG, adamw"]["command"] and grown["FDG, adamw"]["chosen"] == "--learning-rate 0.001"
     assert corpus.SHA256 in text and f"--text {texts.TEXT}" in grown["FDG, adamw"]["command"]
@@ -396,6 +432,31 @@ def test_growth_tells_what_has_diverged_and_draws_the_rest(tmp_path):
     assert "diverged" not in told["FDG, adamw"]["K = 8"]
     corrections_text.picture(lines, tmp_path / "text.png")
     assert (tmp_path / "text_growth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_arms_that_have_diverged_are_in_the_pictures_and_end_the_search(monkeypatch, tmp_path):
+    drawn = {}
+    monkeypatch.setattr(corrections_images.bars, "draw", lambda groups, *_: drawn.update(groups))
+    lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
+    everyone = {arm.name: 34.0 for arm in images.FOUR.arms} | {"bp": 22.0, "fdg": 33.0}
+    for run, arm, seed in finals(images.PARTS[:2], everyone, lines):
+        lines[run.name] = line(run, everyone[arm.name] + NOISE[seed])
+    lost = {"diverged": True, **WHENCE}
+    t2, cosine = (next(arm for arm in images.FOUR.arms if arm.name == name) for name in ("t2", "cosine"))
+    for seed in images.SEEDS:
+        lines[images.FOUR.final_name(t2, seed)] = lost
+        del lines[images.FOUR.final_name(cosine, seed)]
+    corrections_images.picture(lines, tmp_path / "images.png")
+    assert drawn["K = 4"]["PipeMare's T2 (3 diverged)"] == [] and "cosine gate" not in drawn["K = 4"]
+    assert "is not reached yet." in corrections_images.aim(lines)
+    lines |= {run.name: lost for run in images.FOUR.grid(cosine)}  # nothing is left to be trained
+    assert images.FOUR.choice(lines, cosine) is None and "is not reached." in corrections_images.aim(lines)
+
+
+def test_a_bar_without_values_is_drawn_as_a_label(tmp_path):
+    groups = {"one": {"a": [1.0, 2.0], bars.label("b", 3): []}, "other": {bars.label("c", 0): [1.0]}}
+    bars.draw(groups, tmp_path / "bars.png", "title", "x", None, by_number=True)
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_names_beside_lines_do_not_cover_each_other():

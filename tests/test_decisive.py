@@ -279,6 +279,17 @@ def test_with_all_results_the_page_says_what_they_confirm(tmp_path):
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_that_has_diverged_is_named_and_in_no_mean(tmp_path):
+    lines = lines_of(errors(**PAPER))
+    lost = decisive.SMALL[1].name(STALE, 4)
+    lines[lost] = {key: value for key, value in lines[lost].items() if "error" not in key} | {"diverged": True}
+    text = TABLE.document(lines)
+    assert f"**Diverged**, not repeated, and in no mean: `{lost}`." in text
+    assert [cells[4] for cells in results(text) if cells[1] == "20" and cells[3] == "FDG, β = 1"] == ["4 of 5"]
+    TABLE.picture(lines, tmp_path / "some.png")
+    assert "Diverged" not in TABLE.document(lines_of(errors(**PAPER)))
+
+
 def test_a_run_that_was_made_is_collected_and_shown(tmp_path):
     run = TABLE.runs[0]
     make(tmp_path / "runs", run, error=24.5, trained=20, lines=1)

@@ -1,5 +1,6 @@
 """Draws one mean per method as horizontal bars, best first, a panel per group; or two series side by side."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,13 +10,19 @@ from experiments.harness.curve_plot import FAINT, INK
 BAR, REFERENCE = "#0072b2", "#d55e00"
 
 
+def label(name: str, diverged: int) -> str:
+    """What a bar is called of whose runs so many have diverged."""
+    return f"{name} ({diverged} diverged)" if diverged else name
+
+
 def draw(
     groups: Mapping[str, Mapping[str, Sequence[float]]], path: Path, title: str, x_label: str,
     reference: tuple[str, float] | None, by_number: bool = False,
 ) -> None:  # fmt: skip
     """Draws a PNG file.
 
-    groups: panel -> label -> values, one for each seed. A bar is their mean, and each of several is a point.
+    groups: panel -> label -> values, one for each seed. A bar is their mean, and each of several is a point. Without
+        values there is a label and no bar.
     reference: (label, value) of a line through all panels.
     by_number: whether panels and picture are as high as they have bars, instead of equally high.
     """
@@ -31,11 +38,13 @@ def draw(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
         panels = figure.subplots(len(groups), 1, sharex=True, gridspec_kw={"height_ratios": ratios})
         for axes, (group, values) in zip(panels, groups.items(), strict=True):
-            means = {label: fmean(found) for label, found in values.items()}
+            means = {label: fmean(found) if found else math.inf for label, found in values.items()}
             ranked = sorted(means, key=lambda label: means[label], reverse=True)
-            axes.barh(ranked, [means[label] for label in ranked], color=BAR, height=0.7)
+            axes.barh(ranked, [means[label] if values[label] else 0 for label in ranked], color=BAR, height=0.7)
             for at, label in enumerate(ranked):
                 found = values[label]
+                if not found:
+                    continue
                 if len(found) > 1:
                     axes.plot(found, [at] * len(found), "o", color=INK, ms=3.5)
                 axes.annotate(

@@ -19,7 +19,7 @@ from fdg_jax.machine import facts
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_json, version
-from fdg_jax.training import child_runs
+from fdg_jax.training import child_runs, closing
 
 PLACES = ("data_dir", "run_dir")
 HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
@@ -116,6 +116,12 @@ def has_diverged(run: Run, runs_dir: Path) -> bool:
     return said.startswith("error: ") and " has diverged; its report shows where." in said
 
 
+def ended_lost(summary: Mapping[str, Any]) -> bool:
+    """Whether a run that came to its end has diverged: its training loss is not finite (null in the file), or huge."""
+    loss = summary.get("train_loss")
+    return closing.has_diverged({"updates": [], **summary, "train_loss": math.nan if loss is None else loss})
+
+
 def file(table: Table, results: Path) -> Path:
     return results / f"{table.home}.jsonl"
 
@@ -153,9 +159,11 @@ def read(table: Table, results: Path) -> dict[str, dict[str, Any]]:
 
 
 def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
-    """All that is kept of a finished run. One that has diverged has no summary, and `diverged` instead."""
+    """All that is kept of a finished run; of one that has diverged `diverged` and not what it ended with."""
     config, events = read_json(path / CONFIG), reading.events(path)
-    summary = reading.summary(path) if (path / SUMMARY).is_file() else {"diverged": True}
+    summary = reading.summary(path) if (path / SUMMARY).is_file() else None
+    if summary is None or (table.diverging and ended_lost(summary)):
+        summary = {"diverged": True}
     reading.check(path / CONFIG, config, NEEDED, "Run it again in another --runs-dir.")
     reading.check(path / CONFIG, config, {"resumed": list}, "Run it again in another --runs-dir.", absent=[])
     options = {name: config[name] for name in FIELDS if name in config and name not in PLACES}

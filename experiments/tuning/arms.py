@@ -83,13 +83,15 @@ class Part(NamedTuple):
             (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
             return self.chosen_by.choice(lines, same)
         runs = self.grid(arm)
-        if any(run.name not in lines for run in runs):
+        if any(run.name not in lines for run in runs) or self.lost(lines, arm):
             return None
         finished = [run for run in runs if not lines[run.name].get("diverged")]
-        if not finished:
-            return None
         best = min(finished, key=lambda run: self.judged(lines[run.name]))  # of equals the first
         return {name: best.flags[name] for name in ("learning_rate", *arm.own[0])}
+
+    def lost(self, lines: Lines, arm: Arm) -> bool:
+        """Whether every run of the arm's grid has diverged, so that there is nothing to train."""
+        return all(lines.get(run.name, {}).get("diverged") for run in self.grid(arm))
 
     def judged(self, line: Mapping[str, Any]) -> float:
         """What tuning goes by: the loss of text, the error of images. A loss that is not finite is the largest."""

@@ -1,7 +1,7 @@
 """Whether a published claim holds here, as registered in experiments/corrections.md before the first run.
 
-A difference is taken seed by seed, its interval is Student's at 95%, and fewer than MIN_SEEDS seeds decide nothing. A
-run that has diverged counts as worse than every other.
+A difference is taken seed by seed, its interval is Student's at 95%, and fewer than MIN_SEEDS seeds decide nothing. An
+arm of which more runs have diverged than of what it is compared with does not hold.
 """
 
 from collections.abc import Mapping
@@ -121,10 +121,10 @@ def smaller_gap(arm: Values, bp: Values, other: Values, other_bp: Values, scale:
 
 def gap_closed(arm: Values, stale: Values, bp: Values) -> float | None:
     """How much of the gap between the uncorrected arm and BP is closed: 0 for none, 1 for all, over the seeds that all
-    three have. None where the gap may be chance: it is not positive, or with MIN_SEEDS or more its interval has 0.
-    None, too, where a run of the arm has diverged."""
+    three have. None where the gap may be chance: there are fewer than MIN_SEEDS, or its interval is not above 0. None,
+    too, where a run of the arm has diverged."""
     shared = arm.by_seed.keys() & stale.by_seed.keys() & bp.by_seed.keys()
     gap = interval([stale.by_seed[seed] - bp.by_seed[seed] for seed in shared])
-    if gap is None or arm.diverged or gap.mean <= 0 or (gap.n >= MIN_SEEDS and gap.low <= 0):
+    if gap is None or arm.diverged or gap.n < MIN_SEEDS or gap.low <= 0:
         return None
     return fmean(stale.by_seed[seed] - arm.by_seed[seed] for seed in shared) / gap.mean

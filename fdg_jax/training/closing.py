@@ -72,11 +72,20 @@ def tell_diverged(path: Path, fact: str) -> int:
     return 1
 
 
+def is_untrained(summary: Mapping[str, Any]) -> bool:
+    """Whether a run ended without an update, so that it has no training loss."""
+    return math.isnan(summary["train_loss"]) and not any(summary["updates"])
+
+
+def has_diverged(summary: Mapping[str, Any]) -> bool:
+    """Whether a run that came to its end has diverged: the mean training loss of its last epoch is no usual number."""
+    return not is_untrained(summary) and not summary["train_loss"] <= ABSURD
+
+
 def tell_done(path: Path, summary: dict[str, Any]) -> int:
     """Prints the results, or that the training has diverged; returns the exit code."""
-    loss, K = summary["train_loss"], summary["K"]
-    untrained = math.isnan(loss) and not any(summary["updates"])
-    if not untrained and not (math.isfinite(loss) and loss <= ABSURD):
+    loss, K, untrained = summary["train_loss"], summary["K"], is_untrained(summary)
+    if has_diverged(summary):
         return tell_diverged(path, f"the training loss of the last epoch is {loss:.4g}")
     unit = run_files.unit(summary)
     speed = per_second(summary[f"{unit}_per_second"], unit)
