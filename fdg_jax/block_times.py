@@ -6,18 +6,18 @@ turns. On a CPU it is the processor time of this process, which neither other pr
 several cores work on one block, threads that wait for work are counted too. Augmentation (stage 1) and the loss
 (stage K) are left out.
 
-Measured times are kept in the user's cache directory (`kept`), for exactly these blocks, batches, device and versions.
+Measured times are kept in the user's cache directory, for exactly these programs, device and versions.
 """
 
 import hashlib
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -28,6 +28,7 @@ from fdg_jax.layers import convolution
 from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.stderr import Progress
 from fdg_jax.stage import functions, shapes
+from fdg_jax.stage.alike import Kinds
 
 ROUNDS, WHAT = 5, "block times"
 
@@ -36,10 +37,11 @@ Step = Callable[[], float]
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
     """Seconds of each block for a batch x [b, ...] of block 0: known from before, or measured now and kept."""
-    found = known(blocks, x, device)
+    case = conditions(blocks, x, device)
+    found = kept_times.load(WHAT, case, len(blocks))
     if found is None:
         found = measure(blocks, x, device)
-        kept_times.save(WHAT, conditions(blocks, x, device), found)
+        kept_times.save(WHAT, case, found)
     return found
 
 
@@ -50,21 +52,47 @@ def known(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> 
 
 def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
     """Seconds of each block, measured now."""
-    kinds: dict[Any, tuple[Step, Any]] = {}
-    of_block = []
+    kinds, of_block = Kinds[tuple[Step, Any, list[float]]](), []
     progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
     for number, block in enumerate(blocks):
-        kind = (number == 0, repr(block), shapes.describe(x))
-        if kind not in kinds:
-            kinds[kind] = warm(block, x, device, first=number == 0)
-        of_block.append(kind)
-        x = kinds[kind][1]
+        first, before = number == 0, x
+        find = partial(lambda *case: (*warm(*case), []), block, before, device, first)
+        _, x, taken = kinds.of(block, (first, shapes.describe(before)), find)
+        of_block.append(taken)
         progress.advance(1)
-    taken: dict[Any, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
-        for kind, (step, _) in kinds.items():
-            taken[kind].append(step())
-    return [statistics.median(taken[kind]) for kind in of_block]
+        for _, _, (step, _, taken) in kinds.found:
+            taken.append(step())
+    return [statistics.median(taken) for taken in of_block]
+
+
+class Programs(NamedTuple):
+    """What a stage would run for a block: forward(params, extra, x, None), backward(closure, params, x, dy) and
+    update(params, momentum, grads); the shapes of their arguments, and of what the block gives."""
+
+    forward: Callable
+    backward: Callable
+    update: Callable
+    params: Any
+    extra: Any
+    momentum: Any
+    closure: Any
+    y: Any
+
+
+def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
+    """first: it is block 0, whose input needs no gradient."""
+    seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
+    made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
+    params, extra = shapes.state_shapes(seen.variables, seen.draws)
+    momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
+    messages, _, closure = jax.eval_shape(made.forward, params, extra, x, None)
+
+    def gradients(closure, params, x, dy):
+        grads, dx = made.backward(closure, params, x, dy)
+        return grads, None if first else dx
+
+    return Programs(made.forward, gradients, made.update, params, extra, momentum, closure, messages["x"])
 
 
 def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:
@@ -78,18 +106,10 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
     def numbers(shape: Any) -> jax.Array:  # any will do, and these compile nothing; integers become 0
         return jax.device_put(random.uniform(0.01, 0.1, shape.shape).astype(shape.dtype), device)
 
-    seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
-    made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
-    params, extra = shapes.state_shapes(seen.variables, seen.draws)
-    momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
-    batch, params, extra, *state = jax.tree.map(numbers, (x, params, extra, momentum))
-
-    def gradients(closure, params, x, dy):
-        grads, dx = made.backward(closure, params, x, dy)
-        return grads, None if first else dx
-
-    forward, update = programs.jit(made.forward, device.platform), jax.jit(made.update, donate_argnums=1)
-    backward = programs.jit(gradients, device.platform)
+    found = programs_of(block, x, first)
+    batch, params, extra, *state = jax.tree.map(numbers, (x, found.params, found.extra, found.momentum))
+    forward, update = programs.jit(found.forward, device.platform), jax.jit(found.update, donate_argnums=1)
+    backward = programs.jit(found.backward, device.platform)
 
     def step() -> float:
         jax.block_until_ready((batch, params, state))
@@ -101,20 +121,35 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
         return clock() - start
 
     step()
-    return step, jax.eval_shape(made.forward, params, extra, batch)[0]["x"]
+    return step, found.y
+
+
+def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
+    """A hash of each block's programs as XLA gets them: of blocks of one name and another computation it differs."""
+    kinds, texts = Kinds[tuple[str, Any]](), []
+
+    def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
+        found = programs_of(block, x, first)
+        forward = jax.jit(found.forward).lower(found.params, found.extra, x, None)
+        backward = jax.jit(found.backward).lower(found.closure, found.params, x, found.y)
+        return hashlib.sha256(f"{forward.as_text()}{backward.as_text()}".encode()).hexdigest(), found.y
+
+    for number, block in enumerate(blocks):
+        case = block, x, number == 0
+        text, x = kinds.of(block, (number == 0, shapes.describe(x)), partial(find, *case))
+        texts.append(text)
+    return texts
 
 
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:
     """All that a measurement depends on, as it stands in its file."""
     where = {"processor": facts.processor_name(), "cores": facts.usable_cores()}
     where |= {"glibc": os.environ.get(huge_pages.TUNABLES, "")}  # page faults count as time
-    modules = [convolution, layers, functions, recipe, programs]
-    modules += [sys.modules[type(block).__module__] for block in blocks]
-    named = [getattr(module, "__file__", None) for module in modules]  # what is typed at a prompt is in no file
+    named = [module.__file__ for module in (convolution, layers, functions, recipe, programs)]
     files = {Path(__file__), *(Path(name) for name in named if name)}
     code = hashlib.sha256(b"".join(sorted(file.read_bytes() for file in files)))
     return {
-        "blocks": [repr(block) for block in blocks],
+        "blocks": program_texts(blocks, x),
         "input": shapes.describe(x),
         "device": device.device_kind,
         **(where if device.platform == "cpu" else {}),

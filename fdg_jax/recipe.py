@@ -94,7 +94,8 @@ def paper_sgd(
 
     Arguments:
         learning_rate: a number, or an optax schedule. A schedule counts the stage's own updates, so the learning rate
-            belongs to the batch whose gradient is applied (Eq. 11).
+            belongs to the batch whose gradient is applied. Eq. 11 has that of the batch that goes forward then: here a
+            change of the rate reaches stage k 2(K-k) updates later.
         momentum: 0 for none.
         weight_decay: 0 for none. It applies to every parameter, batch norm's included, as in the authors' code.
         mask: params -> which of them it applies to, instead of all.

@@ -6,6 +6,7 @@ whole network (block000, block001, ...). So parameters, their names and their in
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax.errors import LazyInitError
 
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.stage.alike import Kinds
 from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, takes_train, without_sown
 from fdg_jax.stage.shapes import describe
 
@@ -244,17 +246,13 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
     Raises:
         BadInput: a block cannot take what the one before it gives. The message names both.
     """
-    known: dict[Any, tuple[float, Any]] = {}
-    found, before = [], f"the input is {describe(x)}"
+    kinds, found, before = Kinds[tuple[float, Any]](), [], f"the input is {describe(x)}"
     for number, block in enumerate(blocks):
-        alike = repr(block), describe(x)
-        if alike not in known:  # equal blocks are analysed once
-            try:
-                known[alike] = _flops(block, x)
-            except Exception as error:  # whatever a block raises when shapes do not fit
-                who = f"block {number} ({type(block).__name__}) of the network cannot take {describe(x)}; {before}"
-                raise BadInput(f"{who}. {sentence(error)} Change one of the two.") from error
-        flops, y = known[alike]
+        try:
+            flops, y = kinds.of(block, describe(x), partial(_flops, block, x))
+        except Exception as error:  # whatever a block raises when shapes do not fit
+            who = f"block {number} ({type(block).__name__}) of the network cannot take {describe(x)}; {before}"
+            raise BadInput(f"{who}. {sentence(error)} Change one of the two.") from error
         found.append(flops)
         before, x = f"block {number} takes {describe(x)} and gives {describe(y)}", y
     return found

@@ -35,6 +35,12 @@ def test_runs_that_differ_in_their_seed_are_one_row_with_median_and_range(tmp_pa
     assert found.groups[1].differs == {"method": "bp", "K": 1} and found.common["momentum"] == 0.9
 
 
+@pytest.mark.parametrize("other", [{"steps": 100}, {"text": "code.py"}])
+def test_runs_of_another_length_or_text_are_another_row(other, tmp_path):
+    found = compared(made(tmp_path, "a"), made(tmp_path, "b", 40.0, seed=1, **other))
+    assert [row[1] for row in found.rows] == ["1", "1"] and found.groups[1].differs == other
+
+
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
@@ -220,7 +226,9 @@ def test_the_command_prints_writes_and_refuses(tmp_path, capsys):
     for words, said in (
         ([str(tmp_path)], "has no config.json: it is no run directory"),
         ([str(tmp_path / "nowhere")], "is no directory and no *.jsonl file"),
-        ([str(path), "--html", str(tmp_path / "no" / "x")], "cannot be written: No such file"),
+        ([str(path), "--html", str(tmp_path / "no" / "x.html")], "cannot be written: No such file"),
+        (["--html", str(tmp_path / "a.jsonl"), str(path)], "a.jsonl: give it a name that ends in .html"),
     ):
         assert compare.main(words) == 2
         assert said in capsys.readouterr().err
+    assert not (tmp_path / "a.jsonl").exists()

@@ -221,8 +221,28 @@ class Late(nnx.Module):
         return x
 
 
+class Recurrent(nnx.Module):
+    """A row as a sequence of one number a step."""
+
+    def __init__(self, carried=False, *, rngs: nnx.Rngs):
+        self.rnn, self.carried = nnx.RNN(nnx.GRUCell(1, CLASSES, rngs=rngs)), carried
+
+    def __call__(self, x):
+        x = x.reshape(len(x), -1, 1)
+        return self.rnn(x, initial_carry=jnp.zeros((len(x), CLASSES)) if self.carried else None)[:, -1]
+
+
+@pytest.mark.slow
+def test_a_recurrent_network_with_a_first_carry_is_trained():
+    ours = fdg_jax.Pipeline([from_nnx(Recurrent, True)], cross_entropy, recipe(1)).init(jax.random.key(0), DATA[0])
+    for batch in DATA[:2]:
+        ours.step(batch)
+    assert np.isfinite(ours.evaluate(DATA[:1]).loss)
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: from_nnx(Stubborn, "noise"), "k=1 .*not evaluated: Stubborn draws from the random stream 'dropout'"),
+    (lambda: from_nnx(Recurrent), "stream 'carry' for a first carry, .*Give nnx.RNN an initial_carry"),
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
     (lambda: from_nnx(FromFirstKey), "FromFirstKey draws from the random stream 'params'.* same numbers in every step"),
     (lambda: from_nnx(nnx.Linear, 8), r"the nnx module Linear cannot be made: .*'out_features'\. Change its arguments"),

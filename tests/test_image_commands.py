@@ -161,6 +161,29 @@ def test_a_streamed_run_goes_on_exactly_from_the_middle_of_an_epoch_and_past_a_d
     victim.write_bytes(content)  # others use it
 
 
+@pytest.mark.slow
+def test_a_damaged_test_image_met_after_the_last_batch_is_named_and_the_run_goes_on_once_it_is_repaired(
+    whole, tmp_path, monkeypatch, capsys
+):
+    run, images = whole
+    parts = tmp_path / "parts"
+    monkeypatch.setattr(stream, "SAMPLE", 1)
+    assert train(parts, images, "--steps 2") == 0
+    tested = data.load("imagenet", images).test_images
+    sampled = stream.samples(len(tested)) if hasattr(stream, "samples") else ()
+    victim = Path(next(tested.path(i) for i in reversed(range(len(tested))) if i not in sampled))
+    content = victim.read_bytes()
+    victim.write_bytes(bytes(len(content)))
+    capsys.readouterr()
+    assert train(parts, images, "--resume") == 1
+    err = capsys.readouterr().err
+    assert f"error: {victim} can't be decoded" in err and "Traceback" not in err
+    victim.write_bytes(content + bytes(10))  # the same pixels in a file of another size: it was repaired
+    assert train(parts, images, "--resume") == 0
+    assert hashes(parts) == hashes(run)
+    victim.write_bytes(content)  # others use it
+
+
 def test_a_stream_is_fed_batch_after_batch_and_begun_anew_where_a_run_goes_on(tmp_path):
     write_imagenet(tmp_path)
     source, entered = data.load("imagenet", tmp_path), []

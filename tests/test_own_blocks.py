@@ -1,11 +1,14 @@
 """`Pipeline(blocks, split=...)`: one network is cut as the training commands cut theirs."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from small import cross_entropy, recipe
 
 import fdg_jax
@@ -36,6 +39,63 @@ class Dropping(nn.Module):
 
 
 BLOCKS = [Layer(4), Dropping(), Layer(400), Layer(400), Layer(4), Layer(5)]
+
+
+class Applied(nn.Module):
+    """Flax prints the function by its name only."""
+
+    fn: Callable
+
+    @nn.compact
+    def __call__(self, x):
+        return self.fn(nn.Dense(4)(x))
+
+
+class Pairs(nn.Module):
+    """Needs two examples."""
+
+    @nn.compact
+    def __call__(self, x):
+        pairs = x.reshape(len(x) // 2, 2, -1)
+        return nn.Dense(4)((x + jnp.repeat(pairs.mean(1), len(x) // len(pairs), axis=0)))
+
+
+def squared():
+    def fn(x):
+        return x @ jnp.ones((4, 300)) @ jnp.ones((300, 4))
+
+    return fn
+
+
+def same():
+    def fn(x):
+        return x
+
+    return fn
+
+
+def test_blocks_that_differ_in_a_function_only_are_not_taken_for_alike():
+    heavy, light = Applied(squared()), Applied(same())
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    costs = split.costs([light, heavy, light], x)
+    assert costs[0] == costs[2] < costs[1] / 10
+    texts = block_times.program_texts([light, light, heavy, light], x)
+    assert texts[1] == texts[3] != texts[2] and texts[0] != texts[1]  # block 0's input needs no gradient
+
+
+def test_the_programs_of_blocks_made_anew_have_the_same_text():
+    """So that times that were kept are found again."""
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+
+    def network():
+        return [nn.Sequential([nn.Dense(4), nn.relu]), Applied(same()), fdg_jax.from_nnx(nnx.Linear, 4, 5)]
+
+    assert block_times.program_texts(network(), x) == block_times.program_texts(network(), x)
+
+
+def test_a_block_that_needs_several_examples_is_cut_by_its_cost_too():
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    assert cutting.cut("balanced", 2, [Pairs(), Layer(400), Layer(400)], x, []) == (2,)
 
 
 def made(blocks=None, example=(X, Y), **options):

@@ -34,6 +34,36 @@ def deleted(array):
     return array
 
 
+class Shifted(nn.Module):
+    """Its first shift is the mean of the inputs (values=True), or of their shape."""
+
+    values: bool
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES)(x - self.param("shift", lambda _: x.mean(0) if self.values else jnp.ones(x.shape[1:])))
+
+
+class Looped(nn.Module):
+    """Has its parameters within a loop, where no trace tells what they are made of."""
+
+    @nn.compact
+    def __call__(self, x):
+        cell = nn.scan(nn.GRUCell, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1)(4)
+        return nn.Dense(CLASSES)(cell(jnp.zeros((len(x), 4)), x.reshape(len(x), -1, 2))[1].mean(1))
+
+
+def test_first_variables_made_of_the_values_of_inputs_are_refused_and_others_are_not():
+    def init(module, variables=None):
+        return fdg_jax.Pipeline([module], cross_entropy, recipe(1)).init(jax.random.key(0), DATA[0], variables)
+
+    with pytest.raises(BadInput, match=r"k=1 \(Shifted\): its first variables depend on the values of its inputs"):
+        init(Shifted(True))
+    init(Shifted(True), [Shifted(True).init(jax.random.key(0), X)])
+    init(Shifted(False))
+    init(Looped())
+
+
 class Fork(nn.Module):
     """Gives numbers and integers to the next stage, as a dictionary or a tuple."""
 

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from stored_runs import asked, stored_run
 
+from fdg_jax import compare, evaluate
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import locking
@@ -114,6 +115,32 @@ def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
         seen.add(path)
         assert "-bp-resnet8-K3" in path.name
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["a file", "a link to a disk that is away"])
+def test_where_runs_cannot_be_made_a_run_without_a_directory_is_refused_at_once(link, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").symlink_to("/nowhere/at/all") if link else Path("runs").write_text("")
+    said = "File exists" if link else "runs is a file"
+    with pytest.raises(BadInput, match=said), locking.claim_new(asked(method="bp", model="resnet8", K=3)):
+        pass
+
+
+@pytest.mark.parametrize("command", [
+    "--run-dir {run}", "--run-dir {run} --resume", "--run-dir {run} --resume auto", "--run-dir {run} --resume-into new",
+])  # fmt: skip
+def test_a_run_that_cannot_be_looked_at_is_refused_in_one_sentence(command, tmp_path, monkeypatch, capsys):
+    """As another user's is; a loop of links stands in for it here, as the superuser may look at everything."""
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/config.json").symlink_to("config.json")
+    words = ["--dataset", "digits", "--model", "resnet8", *command.format(run="run").split()]
+    assert cifar.main(words) == 2
+    err = capsys.readouterr().err
+    assert err == "error: run/config.json cannot be read: Too many levels of symbolic links.\n"
+    for main in (evaluate.main, compare.main):
+        assert main(["run"]) == 2
+        assert "Too many levels of symbolic links" in capsys.readouterr().err
 
 
 def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):

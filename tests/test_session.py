@@ -41,6 +41,33 @@ def test_other_data_are_refused_and_a_checkpoint_that_does_not_know_its_data_is_
 
 
 @pytest.mark.slow
+def test_a_run_whose_checkpoints_are_away_does_not_begin_anew(tmp_path, monkeypatch, capsys):
+    small_command(monkeypatch)
+    run = tmp_path / "run"
+    words = ["--run-dir", str(run), "--checkpoint-every", "2"]
+    assert cifar.main([*WORDS.split(), "--steps", "5", *words]) == 0
+    (run / "checkpoints").rename(tmp_path / "elsewhere")
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+
+    def refused(said):
+        capsys.readouterr()
+        assert cifar.main([*words, "--resume", "--steps", "8"]) == 2
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1
+        assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+
+    refused("has results up to batch 5 and no checkpoint to go on from")
+    (run / "checkpoints").symlink_to("/nowhere/at/all")
+    refused("cannot be listed: No such file or directory")
+    (run / "checkpoints").unlink()
+    (run / "summary.json").unlink()  # as if it had been killed: two checkpoints were due, so one was there
+    del before["summary.json"]
+    refused("has results up to batch 5 and no checkpoint to go on from")
+    (tmp_path / "elsewhere").rename(run / "checkpoints")
+    assert cifar.main([*words, "--resume", "--steps", "8"]) == 0
+
+
+@pytest.mark.slow
 def test_the_command_goes_on_with_the_same_images_only(tmp_path, monkeypatch, capsys):
     small_command(monkeypatch)
     run = ["--run-dir", str(tmp_path / "run")]

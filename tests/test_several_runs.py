@@ -4,12 +4,16 @@ Here the training command is another process that makes a run directory within a
 with: tests/faults/test_sweep.py.
 """
 
+import json
+import time
+
 import pytest
 
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, imagenet
 from fdg_jax.runs.options import Options, words
 from fdg_jax.training import child_runs, command_line, sweep
+from fdg_jax.training.signals import Signals
 
 STAND_IN = """
 import json, sys
@@ -174,6 +178,53 @@ def test_what_is_swept_goes_before_a_file(tmp_path, capsys):
     told = ["--config", str(tmp_path / "a.toml"), "--sweep", "beta=1.5", "--run-dir", str(tmp_path / "x")]
     assert cifar.main(told) == 2
     assert "line 1" not in capsys.readouterr().err
+
+
+def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the_file(tmp_path):
+    """The file is a run's own, so what it has by default for its optimizer or method is not asked for."""
+    own = {"learning_rate": 0.1, "weight_decay": 0.0005, "optimizer": "sgd", "method": "fdg", "beta": 0.5, "K": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**own, "asked": own, "versions": {}}))
+    told = f"--config {tmp_path / 'config.json'} --sweep"
+    assert [(one.options.learning_rate, one.options.decay) for one in combinations(f"{told} optimizer=sgd,adamw")] == [
+        (0.1, "all"), (0.001, "matrices"),
+    ]  # fmt: skip
+    fdg, bp = combinations(f"{told} method=fdg,bp K=1")
+    assert (fdg.options.beta, bp.options.beta) == (0.5, 1.0) and "beta" in fdg.given - bp.given
+
+
+def test_another_name_of_a_method_is_settled_as_on_the_command_line():
+    (one,) = combinations("--sweep method=pipedream")
+    assert (one.name, one.options.method) == ("methodpipedream", "ddg")
+    asked = command_line.read(["--sweep", "correct=rate;rate, cosine"], "command")
+    found = sweep.combinations(asked, command_line.Program("command"))
+    assert [each.options.correct for each in found] == ["rate", "rate,cosine"]
+
+
+def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(child_runs, "POLL_SECONDS", 0.01)
+
+    def refused():
+        raise BadInput("no such thing")
+
+    code = (
+        "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); print('up', flush=True); "
+        "signal.pause()"
+    )
+    first = child_runs.Planned("first", tmp_path / "first.log", lambda: (["-c", code], "started"))
+    second = child_runs.Planned("second", tmp_path / "second.log", refused)
+    started, start = [], child_runs.start
+
+    def noted(*arguments):
+        started.append(start(*arguments))
+        while "up" not in (tmp_path / "first.log").read_text():
+            time.sleep(0.01)
+        return started[-1]
+
+    monkeypatch.setattr(child_runs, "start", noted)
+    monkeypatch.setattr(child_runs, "cores_for", lambda jobs: [None] * jobs)
+    with pytest.raises(BadInput, match="no such thing"):
+        child_runs.make_all([first, second], 2, Signals())
+    assert [one.process.returncode for one in started] == [3]
 
 
 def test_two_values_that_would_share_a_directory_are_refused():

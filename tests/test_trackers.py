@@ -23,7 +23,10 @@ class Settings:
 class Run:
     def __init__(self, id):
         self.id, self.summary = id or "made-up", {}
-    def log(self, values, step):
+    def define_metric(self, name, step_metric):
+        assert (name, step_metric) == ("*", "batch")
+    def log(self, values):
+        step = values.pop("batch")
         if step == 4: raise ConnectionError("the server is gone")
         said.append((step, values))
     def finish(self, exit_code):

@@ -82,7 +82,11 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         return split.balanced(block_times.seconds(blocks, x, places[0].device), K)
     if asked == "balanced" and K > 1:
         one = jax.tree.map(lambda like: jax.ShapeDtypeStruct((1, *like.shape[1:]), like.dtype), x)
-        return split.balanced(split.costs(blocks, one), K)
+        try:
+            costs = split.costs(blocks, one)
+        except BadInput:  # a block may need several examples
+            costs = split.costs(blocks, x)
+        return split.balanced(costs, K)
     return first_cut(asked, K, blocks)
 
 

@@ -154,7 +154,11 @@ def write_to_stderr(text: str) -> None:
 
 
 def write_file(flag: str, file: Path, content: str) -> None:
-    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written."""
+    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written, or where the
+    name is of another kind of file, as that of the first run is where the flag's own was forgotten."""
+    kind = {"--html": (".html", ".htm"), "--svg": (".svg",), "--trace": (".json",)}[flag]
+    if file.suffix.lower() not in kind:
+        raise BadInput(f"{flag} {file}: give it a name that ends in {kind[0]}.")
     try:
         file.write_text(content, encoding="utf-8")
     except OSError as error:

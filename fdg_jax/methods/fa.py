@@ -3,7 +3,8 @@
     y = W x:    dW = dy x^T as ever,    dx = B^T dy instead of W^T dy        B: random, and never trained
 
 Where a cotangent passes a parameter with more than one axis (a kernel), it meets a random one of the same distribution
-instead. Scales and biases of batch norms are the true ones. A layer's own gradient, inputs times cotangent, is computed
+instead. Scales and biases of batch norms are the true ones, and so are weights that reach a stage in a message, as the
+table of a tied embedding does. A layer's own gradient, inputs times cotangent, is computed
 as ever. No derivative has to be written for it: a stripped VJP closure takes the weights that it is given.
 """
 

@@ -10,7 +10,8 @@ or at the newest ones (`current`).
 docs/reading-the-paper.md has all that the paper leaves open. Three readings concern the method itself. Algorithm I goes
 backward first, so one gradient of those in between has been used already when the forward pass runs, and gradients are
 2(K-k)-1 updates late; Figure 1 and the theorem go forward first, and count 2(K-k). Stage K has the loss and is exempt
-from delay and β, which Algorithm I as printed gives to every stage. β comes before weight decay and momentum.
+from delay and β, which Algorithm I as printed gives to every stage. β comes before weight decay and momentum. γ is that
+of batch d and not of batch t, so a change of the learning rate reaches stage k 2(K-k) updates later.
 """
 
 import dataclasses

@@ -13,11 +13,13 @@ from fdg_jax.errors import BadInput
 from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, written
-from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, there, unit
 from fdg_jax.storage import strict_json
 
-# Options that decide nothing of what is trained: what may change on resuming, and how it is watched.
-OTHER = {"seed", "log_every", "window", *(name for name, field in FIELDS.items() if field.metadata["free"])}
+# Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
+# and the place of a text.
+FREE = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps", "text"}
+OTHER = {"seed", "log_every", "window", *FREE}
 
 LONGEST = 48  # characters of a name that sentences can repeat
 
@@ -56,7 +58,7 @@ class Result(NamedTuple):
 def read(path: Path) -> list[Result]:
     """The runs of a run directory, or of a results file. Raises BadInput where it is neither."""
     if path.is_dir():
-        if not (path / CONFIG).exists():
+        if not there(path / CONFIG):
             raise BadInput(f"{path} has no {CONFIG}: it is no run directory. Name run directories or *.jsonl files.")
         return [of_directory(path)]
     if path.suffix == ".jsonl":

@@ -260,6 +260,8 @@ def listed(root: Path, beginning: str = "") -> list[Path]:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
+        if root.is_symlink():  # to a disk that is away
+            raise
         return []
     return [root / name for name in sorted(names) if re.fullmatch(f"{beginning}step-[0-9]{{9}}", name)]
 

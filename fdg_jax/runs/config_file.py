@@ -187,7 +187,7 @@ def converted(entry: Setting, name: str, place: str) -> Any:
     if not (isinstance(value, bool) or (name, value) == ("resume", "auto") if switch else value_fits(value, kind)):
         wanted = "true or false" + (" or auto" if name == "resume" else "") if switch else values.described(kind)
         raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {wanted}.")
-    return value
+    return os.path.expanduser(value) if name == "run_dir" and isinstance(value, str) else value  # as a shell does
 
 
 def value_fits(value: Any, kind: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import Options, Resume
-from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, METRICS, SUMMARY
+from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, METRICS, SUMMARY, there
 from fdg_jax.storage import durable
 
 # Bytes: what file systems and Linux allow, and what the longest path of a checkpoint's file adds (some of it by Orbax).
@@ -30,13 +30,13 @@ def default_path(options: Options) -> Path:
 
 
 def holds_run(path: Path) -> bool:
-    return any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS))
+    return any(there(path / name) for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS))
 
 
 def resumes(path: Path) -> bool:
     """What --resume auto means for a directory: whether there is a run to go on with. Raises BadInput where there is
     something that is neither a run nor the beginning of one."""
-    if (path / CONFIG).is_file():
+    if there(path / CONFIG):
         try:
             reading.config(path)
         except Unreadable:  # nothing may be begun in the place of what may be there
@@ -44,7 +44,7 @@ def resumes(path: Path) -> bool:
         except BadInput:  # cut off while it was made, by a power cut, say; with results, somebody damaged it
             return holds_results(path)
         return True
-    left = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if (path / name).exists()]
+    left = [name for name in (METRICS, SUMMARY, CHECKPOINTS) if there(path / name)]
     if left:
         fact = f"--resume auto: {path} has {' and '.join(left)} and no {CONFIG}, so it cannot be gone on with"
         raise BadInput(f"{fact}. Put {CONFIG} back, delete the directory, or choose another --run-dir.")
@@ -78,11 +78,11 @@ def check_place(path: Path, flag: str) -> None:
 
 def check_content(path: Path, resume: bool, flag: str) -> None:
     """Raises BadInput where a run is to be resumed and there is none, or one is to be begun and there is one."""
-    if resume and not (path / CONFIG).is_file():
+    if resume and not there(path / CONFIG):
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
         raise BadInput(f"{fact}. Leave --resume out to start one; --resume auto goes on or starts, whichever it takes.")
     if not resume and path.is_dir() and holds_run(path):
-        if not any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+        if not any(there(path / name) for name in (CONFIG, METRICS, SUMMARY)):
             fact = f"{path} has checkpoints and no {CONFIG}: a --resume-into that was cut off left it"
             raise BadInput(f"{fact}. Delete it, or choose another directory.")
         going_on = "Add --resume to go on with it, choose" if flag == "--run-dir" else "Choose"
@@ -121,6 +121,7 @@ def claim_new(options: Options) -> Iterator[Claimed]:
     with contextlib.ExitStack() as stack:
         while True:
             path = default_path(options)
+            check_place(path, "--run-dir")
             try:
                 stack.enter_context(held(path, "--run-dir", new=True))
                 break
@@ -151,7 +152,7 @@ def held(path: Path, flag: str, new: bool = False) -> Iterator[None]:
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
-            if new and isinstance(error, FileExistsError):
+            if new and isinstance(error, FileExistsError) and os.path.lexists(path):
                 raise
             if made:
                 forget([path])

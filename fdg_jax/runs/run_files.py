@@ -48,6 +48,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def there(path: Path) -> bool:
+    """Whether something is at a path. Raises Unreadable where that cannot be seen, as in another user's folder."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise Unreadable(f"{path} cannot be read: {error.strerror or error}.") from None
+    return True
+
+
 def unit(of: Mapping[str, Any]) -> str:
     """What the speed in summary.json, or in a line of metrics.jsonl, is counted in: "images" or "tokens"."""
     return "tokens" if "tokens_per_second" in of else "images"

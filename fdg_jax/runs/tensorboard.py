@@ -22,8 +22,12 @@ class Scalars:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # type: ignore
 
-        durable.make_folder(path)
-        self.writer = EventsWriter(str(path / "events"), f".{os.getpid()}")
+        try:
+            durable.make_folder(path)
+            self.writer = EventsWriter(str(path / "events"), f".{os.getpid()}")
+        except OSError as error:
+            self.warn(error)
+            return
         if step:  # TensorBoard then forgets what another session wrote of later steps
             log = SessionLog(status=SessionLog.START)
             self.write(Event(wall_time=time.time(), step=step + 1, session_log=log))
@@ -46,9 +50,12 @@ class Scalars:
             self.writer.write_event(event)
             self.writer.flush()
         except OSError as error:
-            fact = f"TensorBoard's curves end here, they cannot be written: {error.strerror}"
-            print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
+            self.warn(error)
             self.writer = None
+
+    def warn(self, error: OSError) -> None:
+        fact = f"TensorBoard's curves end here, they cannot be written: {error.strerror}"
+        print(f"WARNING: {fact}. metrics.jsonl goes on.", file=sys.stderr, flush=True)
 
     def flush(self) -> None:
         """Brings the points so far to the disk. Another thread may call it; errors are reported at the next point."""

@@ -51,9 +51,11 @@ class Wandb:
         where = {"project": PROJECT, "name": path.name, "dir": str(path)}
         self.run = wandb.init(**where, config=dict(config), id=id, resume="allow", settings=settings)
         self.id = self.run.id
+        # Not wandb's own step, which drops what is of an earlier batch: a loss may come after a later batch's test.
+        self.run.define_metric("*", step_metric="batch")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log(dict(values), step=step)
+        self.run.log({**values, "batch": step})
 
     def finish(self, results: Mapping[str, float], code: int) -> None:
         self.run.summary.update(dict(results))

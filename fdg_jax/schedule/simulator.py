@@ -56,6 +56,9 @@ class Prediction(NamedTuple):
     links: {(k, j): the share of time in which bytes go from stage k to stage j}. Latency occupies no link.
     limits: seconds per batch that the slowest stage, the busiest link and the busiest host would each need alone.
     events: everything that happened, in dispatch order.
+
+    Where nothing bounds how far stages run ahead and one is slower than those before it, there is no steady state: what
+    waits grows for ever, and `waiting` and `utilisation` are those of the batches that were simulated.
     """
 
     seconds: Number

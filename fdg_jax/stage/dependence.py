@@ -22,9 +22,13 @@ def dependences(run: Callable, *arguments: Any) -> list[set[int]]:
     Returns: for each leaf of run(*arguments), the numbers of the leaves of the arguments that it depends on. There may
     be too many of them (each result of a loop counts as depending on all arguments of the loop), but never too few.
     """
-    traced = jax.make_jaxpr(lambda *arguments: jax.tree.leaves(run(*arguments)))(*arguments)
-    inputs = [1 << number for number in range(len(traced.jaxpr.invars))]  # sets as bits: there are thousands
-    found = _followed(traced.jaxpr, inputs)
+    return of_jaxpr(jax.make_jaxpr(lambda *arguments: jax.tree.leaves(run(*arguments)))(*arguments).jaxpr)
+
+
+def of_jaxpr(jaxpr: Any) -> list[set[int]]:
+    """The same of a function that has been traced."""
+    inputs = [1 << number for number in range(len(jaxpr.invars))]  # sets as bits: there are thousands
+    found = _followed(jaxpr, inputs)
     return [{number for number in range(bits.bit_length()) if bits >> number & 1} for bits in found]
 
 

@@ -167,6 +167,9 @@ class FromNNX(nn.Module):
                 raise BadInput(f"{who} makes {'.'.join(map(str, at))} when it is called. Make it in __init__.")
             changed, (kind, *_) = not same(raw(leaf), before[at]), place(at, leaf) or ("",)
             if changed and not train and isinstance(leaf, nnx.RngState):
+                if leaf.tag == "carry":  # nnx.RNN asks for a key, and its cells make zeros of it
+                    fact = f"{who} draws from the random stream 'carry' for a first carry, which is zeros all the same"
+                    raise BadInput(f"{fact}. Give nnx.RNN an initial_carry when you call it.")
                 self.refuse(who, f"draws from the random stream {leaf.tag!r}")
             if changed and isinstance(leaf, nnx.RngState) and leaf.tag == "params":
                 fact = f"{who} draws from the random stream 'params' when it is called. That is for its first weights"

@@ -4,6 +4,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.errors
@@ -15,7 +16,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, first_line, sentence
-from fdg_jax.stage.dependence import dependences
+from fdg_jax.stage.dependence import dependences, of_jaxpr
 from fdg_jax.stage.from_nnx import refuse_bridges
 from fdg_jax.stage.functions import (
     ComputeOptions,
@@ -46,7 +47,7 @@ class Shapes(NamedTuple):
     labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
     draws: for each stage, whether it draws random numbers.
     compute: for each stage, how it is computed, with what its module asks for.
-    inits: for each stage, the jitted function that makes its Flax variables of a key. It has been traced already.
+    inits: for each stage, the function that makes its Flax variables of a key. It has been traced already.
     """
 
     inputs: list[Tree]
@@ -110,6 +111,8 @@ def check_shapes(
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
             check_variables(k, made, variables[k - 1], x)
+        elif seen.of_inputs:
+            check_first_variables(who, seen.make, x)
         params.append(made.get("params", {}))
         check_trainable(who, params[-1])
         check_optimizer(who, optimizer, params[-1])
@@ -119,7 +122,7 @@ def check_shapes(
             check_kept_weights(who, module, compute, seen, x)
         draws.append(seen.draws)
         computes.append(compute)
-        inits.append(seen.init)
+        inits.append(partial(first_variables, seen.make, x))
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     report = check_loss(loss, x, labels)
     return Shapes(inputs, params, x, labels, loss_of(report), report, draws, computes, inits)
@@ -151,6 +154,22 @@ def stage_1_inputs(preprocess: Callable[[Tree, Any], Tree] | None, inputs: Tree)
     step = jax.ShapeDtypeStruct((), jnp.int32)
     fact = f"preprocess cannot take {describe(inputs)}."
     return trace_or_refuse(fact, lambda *a: jax.eval_shape(preprocess, *a), inputs, step)
+
+
+def first_variables(make: Callable, x: Tree, key: jax.Array) -> dict[str, Tree]:
+    """A module's first variables, made for inputs of zeros."""
+    return make(key, zeros(x))
+
+
+def check_first_variables(who: str, make: Callable, x: Tree) -> None:
+    """Raises BadInput if a module's first variables are others for other values of its inputs. They are made once,
+    before there are inputs of a stage k > 1. Computes them twice: called only where a trace cannot tell."""
+    key = jax.random.key(0)
+    ones = jax.tree.map(jnp.ones_like, zeros(x))
+    pairs = zip(jax.tree.leaves(make(key, zeros(x))), jax.tree.leaves(make(key, ones)), strict=True)
+    if not all(np.array_equal(np.asarray(a), np.asarray(b), equal_nan=True) for a, b in pairs):
+        fact = f"{who}: its first variables depend on the values of its inputs, and here they are made of shapes alone"
+        raise BadInput(f"{fact}. Initialise the modules yourself and give init(key, example, variables).")
 
 
 def check_trainable(who: str, params: Tree) -> None:
@@ -239,7 +258,8 @@ class TracedModule(NamedTuple):
     variables: its Flax variables.
     draws: whether it draws random numbers.
     compute: how it is computed: as asked for, with the random streams and sown losses that were found.
-    init: the jitted function that makes its variables of a key.
+    make: the jitted function (key, inputs) -> its variables.
+    of_inputs: whether these may depend on the values of the inputs. Sure only if not: of a loop it is not known.
     """
 
     y: Tree
@@ -247,20 +267,23 @@ class TracedModule(NamedTuple):
     variables: Tree
     draws: bool
     compute: ComputeOptions
-    init: Callable[[jax.Array], dict[str, Tree]]
+    make: Callable[[jax.Array, Tree], dict[str, Tree]]
+    of_inputs: bool
 
 
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
     # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    init = jax.jit(lambda key: unfreeze(init_variables(module, key, compute.precision.example(zeros(x)))))
-    variables = jax.eval_shape(init, jax.eval_shape(jax.random.key, 0))
+    make = jax.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
+    traced = make.trace(jax.eval_shape(jax.random.key, 0), x)
+    of_inputs = any(number > 0 for found in of_jaxpr(traced.jaxpr.jaxpr) for number in found)  # 0: the key
+    variables = shape_of(traced.out_info)
     streams: tuple[str, ...] = ()
     while True:
         compute, draws = compute._replace(streams=streams), bool(streams)
         try:
             y, kept = forward_shapes(module, compute, *state_shapes(variables, draws), x)
-            return TracedModule(y, kept, variables, draws, compute, init)
+            return TracedModule(y, kept, variables, draws, compute, make, of_inputs)
         except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
             asked = re.search(r'needs PRNG for "(.+?)"', str(error))
             if not asked or asked[1] in streams:

@@ -5,6 +5,7 @@ under way ends with a checkpoint and can be gone on with.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -49,8 +50,20 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
 
     Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
     """
+    going: list[Going] = []
+    try:
+        return one_after_the_other(planned, jobs, signals, folder, going)
+    except BaseException:  # a run that is refused only now, say: those under way are not left to themselves
+        stop(going, signal.SIGTERM)
+        raise
+
+
+def one_after_the_other(
+    planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None, going: list[Going]
+) -> int:
+    """The same. going: is filled with the runs under way."""
     cores = cores_for(jobs)
-    queue, going, codes = deque(planned), [], []
+    queue, codes = deque(planned), []
     last_look = time.monotonic()
     while going or queue:
         if signals.number is not None:

@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str], program: Program | str) -> tuple[Options, fr
 class Words(NamedTuple):
     """What a command line says: the options of the run, how the process joins others, which of both are given, and the
     flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
-    said: the options of both.
+    line: the options on the command line, file: those of the file.
     """
 
     options: Options
@@ -68,7 +68,8 @@ class Words(NamedTuple):
     joining_given: frozenset[str]
     start: Start = ONE_RUN
     places: Mapping[str, str] = {}
-    said: Mapping[str, Any] = {}
+    line: Mapping[str, Any] = {}
+    file: Found = config_file.NOTHING
 
     def explained(self, error: Exception) -> str:
         """The message of a refusal. Where it names an option of the file, the line is added."""
@@ -88,17 +89,28 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     started: dict[str, Any] = {name: given.pop(name) for name in start_options.FIELDS if name in given}
     start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
     file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
-    from_file = {name: value for name, value in file.options.items() if not of_another(name, given, file)}
-    chosen = optimizers.chosen(program.defaults, {**from_file, **given})
+    options, named = settled(given, file, program)
+    if (name := {**file.options, **given}.get("method")) in methods.ALIASES:
+        say(f"method {name} is {options.method} with --weights stashed: the same delays and weights.")
+    places = {name: file.places[name] for name in of_run(given, file) if name not in given}
+    return Words(options, named, Joining(**joining), frozenset(joining), start, places, given, file)
+
+
+def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
+    """The options of a file under those that are given, without what the file has because of another method or so."""
+    return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
+
+
+def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Options, frozenset[str]]:
+    """(options, names of those that are given) of a command line and a file, in the one spelling that a run keeps, as
+    --resume compares them."""
+    said = of_run(given, file)
+    chosen = optimizers.chosen(program.defaults, said)
     if (name := chosen.get("method")) in methods.ALIASES:
         chosen["method"] = names.settled_method(name, chosen.get("weights"))
-        say(f"method {name} is {chosen['method']} with --weights stashed: the same delays and weights.")
-    if "correct" in chosen:  # "rate, cosine" is another text for the same, and --resume compares texts
+    if "correct" in chosen:  # "rate, cosine" is another text for the same
         chosen["correct"] = ",".join(corrections.split_names(chosen["correct"]))
-    options = Options(**chosen)
-    places = {name: file.places[name] for name in from_file if name not in given}
-    named = frozenset(given) | (file.given & from_file.keys())
-    return Words(options, named, Joining(**joining), frozenset(joining), start, places, {**from_file, **given})
+    return Options(**chosen), frozenset(given) | (file.given & said.keys())
 
 
 def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
@@ -208,6 +220,10 @@ class Joined(argparse.Action):
     """Several files as one value, as PATH has several folders: an option is one text in config.json."""
 
     def __call__(self, parser, namespace, values, option_string=None):
+        for name in values or ():
+            if os.pathsep in name and os.path.exists(name):
+                fact = f"the file {name!r} has a {os.pathsep!r} in its name, which stands between two files here"
+                raise argparse.ArgumentError(self, f"{fact}. Give it another name")
         setattr(namespace, self.dest, os.pathsep.join(values or ()))
 
 

@@ -90,15 +90,17 @@ def prepare_and_run(
         numbers = {"process": peers.process, "processes": peers.processes, "unit": job.dataset.unit}
         live.write(path, live.Live("starting", step=begun.record.step, steps=job.steps, **numbers))
         opening(job, path, known, resumed=before is not None)
-        with live_page(path) if start.live == "browser" and peers.first else contextlib.nullcontext():
+        with shown_in_browser(path, start, peers):
             return run_tracked(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
 
 
-def live_page(path: Path) -> contextlib.AbstractContextManager[None]:
-    """A context in which a page shows the run. Imported here, as few runs have one."""
-    from fdg_jax.training import live_view
+def shown_in_browser(path: Path, start: Start, peers: Peers) -> contextlib.AbstractContextManager[None]:
+    """A context in which a page shows the run, where --live browser asks for it."""
+    if start.live != "browser" or not peers.first:
+        return contextlib.nullcontext()
+    from fdg_jax.training import live_view  # few runs have one
 
     return live_view.page(path)
 

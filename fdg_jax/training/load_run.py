@@ -14,7 +14,7 @@ from fdg_jax import split
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, reading
 from fdg_jax.runs.options import FIELDS, Options
-from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY
+from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.stage.functions import init_variables
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.weights import HASH, load_weights
@@ -63,7 +63,7 @@ def read(path: Path, which: Which = None, data_dir: str | os.PathLike[str] | Non
         if which is not None:
             raise BadInput(f"{path} is a file of weights, which has no checkpoints. Give the run directory.")
         return from_file(str(path), load_weights(path)), ""
-    if not (path / CONFIG).is_file():
+    if not there(path / CONFIG):
         raise BadInput(f"{path} holds no run ({CONFIG} is not there). Give a run directory, or an exported file.")
     config = reading.config(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
     options = Options(**{name: config[name] for name in FIELDS if name != "resume"})

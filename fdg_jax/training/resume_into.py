@@ -74,7 +74,8 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         begun = session.begin(job, plan.new, resume=True)._replace(start=words.start)
         peers.told(lambda: launch.begin_tracking(begun, plan.new, reading.config(plan.new)))
         launch.opening(job, plan.new, stages.facts(job), resumed=True)
-        return launch.run_tracked(job, plan.new, program, signals, begun)
+        with launch.shown_in_browser(plan.new, words.start, peers):
+            return launch.run_tracked(job, plan.new, program, signals, begun)
 
 
 def planned(asked: Options, given: frozenset[str], program: Program) -> Plan:
@@ -87,7 +88,7 @@ def planned(asked: Options, given: frozenset[str], program: Program) -> Plan:
     if asked.resume_into == "" or one_in_the_other(old, new):
         fact = f"--resume-into {asked.resume_into!r}: the run goes on in another directory than {old}"
         raise BadInput(f"{fact}, neither inside it nor around it. Choose one beside it.")
-    if not (old / run_files.CONFIG).is_file():
+    if not run_files.there(old / run_files.CONFIG):
         fact = f"--resume-into: {old} holds no run ({run_files.CONFIG} is not there)"
         raise BadInput(f"{fact}. Give --run-dir the directory of the run that goes on.")
     config, given_up = stored_config(old)
@@ -131,6 +132,8 @@ def changed(config: Mapping[str, Any], asked: Options, given: frozenset[str]) ->
             )
     if any(name in given and getattr(asked, name) != config[name] for name in ("K", "method", "split", "engine")):
         values |= {name: config["asked"].get(name, FIELDS[name].default) for name in BY_STAGES}
+    if "lr_schedule" in given and asked.lr_schedule != config["lr_schedule"]:  # the warm-up is the paper's schedule's
+        values["warmup"] = config["asked"].get("warmup", FIELDS["warmup"].default)
     if "optimizer" in given and asked.optimizer != config["optimizer"]:  # with defaults of its own
         values |= {name: getattr(asked, name) for own in OF_OPTIMIZER.values() for name in own}
     values |= {name: getattr(asked, name) for name in given}

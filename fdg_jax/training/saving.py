@@ -129,7 +129,7 @@ class Saving:
 
     def allow_repaired_data_since(self) -> None:
         """The same for the checkpoints that are there, where none can be written: that needs all processes, and the
-        others may have gone on to later batches."""
+        others may have gone on to later batches; or the batches in flight have been used up."""
         self.saver.close()
         now = self.job.dataset.fingerprint
         if now is None or self.job.dataset.unit == "tokens":

@@ -41,6 +41,8 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     examples = len(job.dataset.train_inputs)
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes, job.dataset)
     found = newest(job, root) if resume else None
+    if resume and found is None:
+        job.peers.told(lambda: refuse_lost(job, path))
 
     def restore() -> None:
         if found:
@@ -49,6 +51,20 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
 
     job.peers.each(restore)
     return Session(record, resume, fresh=found is None)
+
+
+def refuse_lost(job: Job, path: Path) -> None:
+    """Raises BadInput where a run has come so far that it had a checkpoint, and there is none: it would begin anew."""
+    o, every = job.options, run_files.read_json(path / run_files.CONFIG).get("checkpoint_every")
+    due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
+    step = max((event["step"] for event in reading.events(path)), default=0)
+    # A second one is begun only when the first has been written. 0: none before the end.
+    if (path / run_files.SUMMARY).exists() or (step >= 2 * due and 0 not in (every, o.checkpoint_every)):
+        fact = f"{path} has results up to batch {step:,} and no checkpoint to go on from"
+        raise BadInput(
+            f"{fact}: {path / CHECKPOINTS} is empty or away. Put the checkpoints back, or start a new run in another "
+            "--run-dir. Nothing was changed."
+        )
 
 
 def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:

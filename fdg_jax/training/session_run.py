@@ -35,7 +35,8 @@ def run(
         The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
     Raises:
         Stopped: a signal came; a checkpoint was written.
-        Damaged: the next batch cannot be read or decoded; a checkpoint was written, if there is one process.
+        Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, if there is one
+            process and no test after the last batch.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
         NotReproduced: a batch that was repeated gave another result.
@@ -59,7 +60,7 @@ def run(
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
                         job.peers.lost = True
-                        if job.peers.processes > 1:
+                        if job.peers.processes > 1 or loop.saving.drained:
                             loop.saving.allow_repaired_data_since()
                             raise
                         loop.saving.allow_repaired_data()

@@ -5,6 +5,7 @@ the runs, the same command goes on with them. All combinations are checked befor
 """
 
 import argparse
+import dataclasses
 import itertools
 import math
 import os
@@ -24,12 +25,13 @@ from fdg_jax.runs.options import FIELDS, SWITCHES, Options, spelled, words, writ
 from fdg_jax.runs.start_options import Start
 from fdg_jax.storage import durable
 from fdg_jax.training import child_runs, launch
-from fdg_jax.training.command_line import Program, Words
+from fdg_jax.training.command_line import Program, Words, settled
 from fdg_jax.training.signals import Signals
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000
 ONCE = ("run_dir", "resume", "resume_into", "data_dir")  # cannot differ from run to run
-NAMES = ("model", "K", "dataset", "split")  # what option_checks.check_names looks at
+# What option_checks.check_names looks at.
+NAMES = ("model", "K", "dataset", "split", *(name for name, field in FIELDS.items() if field.metadata["models"]))
 YES_OR_NO = {"true": True, "false": False}
 
 
@@ -51,8 +53,8 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:
         option_checks.check(one.options, one.given)
-        if (folder / one.name / run_files.CONFIG).exists():
-            stored(folder / one.name, one)  # refuses a run with other options
+        if (folder / one.name).exists():
+            still_to_do(folder / one.name, one)  # refuses a run with other options
     for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
         option_checks.check_names(options, program.datasets)
     if asked.start.dry_run:
@@ -94,8 +96,8 @@ def combinations(asked: Words, program: Program) -> Iterator[Combination]:
             why = "as another one would" if name in names else "which is too long"
             raise BadInput(f"--sweep: the run with {chosen} would have the directory {name[:60]!r}, {why}. Sweep less.")
         names[name] = chosen
-        options = Options(**optimizers.chosen(program.defaults, {**asked.said, "resume": False, **chosen}))
-        yield Combination(name, chosen, options, asked.given | chosen.keys())
+        options, given = settled({**asked.line, **chosen}, asked.file, program)
+        yield Combination(name, chosen, dataclasses.replace(options, resume=False), given)
 
 
 def parsed(said: str, text: str) -> tuple[str, list[Any]]:
@@ -141,6 +143,12 @@ def stored(path: Path, one: Combination) -> Options | None:
     return reading.resumed_options(path, one.options, one.given)[0]
 
 
+def still_to_do(path: Path, one: Combination) -> tuple[Options | None, bool]:
+    """(the options of the run that is in its directory or None, whether something is left to do). Raises BadInput."""
+    options = stored(path, one) if path.exists() else None
+    return options, options is None or launch.finished_steps(path, options) is None
+
+
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
     """The words of the training command after the interpreter."""
     now = {name: getattr(one.options, name) for name in FIELDS}
@@ -157,8 +165,8 @@ def child(one: Combination, folder: Path, program: Program, start: Start) -> chi
     path = folder / one.name
 
     def start_words() -> tuple[list[str], str] | None:
-        options = stored(path, one) if path.exists() else None
-        if options and launch.finished_steps(path, options) is not None:
+        options, left = still_to_do(path, one)
+        if not left:
             print(f"{one.name}: is finished", flush=True)
             return None
         return command(one, folder, program, start), "continued" if options else "started"

@@ -9,6 +9,7 @@ eighth of the side, as 4 are of CIFAR's 32.
 
 from __future__ import annotations
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +42,8 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     """
     folder = find(data_dir)
     train, test = train_files(folder), test_files(folder)
-    paths = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
+    images = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
+    paths = itertools.chain((folder / CLASSES, folder / "val" / ANNOTATIONS), images)
     arrays = cache.cached(folder, TINY, lambda: decode(train, test), paths)
     return Dataset(TINY.name, *arrays, classes=TINY.classes, mean=MEAN, std=STD, pad=8, flip=True)
 
