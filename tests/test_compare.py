@@ -88,6 +88,38 @@ def test_an_unfinished_run_is_compared_by_what_is_known(tmp_path):
     assert found.rows[0][2] == f"{last:.2f}" and found.rows[0][found.heads.index("images/s")] == "-"
 
 
+def test_an_unfinished_run_on_text_has_times_too(tmp_path):
+    run = made(tmp_path, "a", None)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "block_size": 16}))
+    speed = {"tokens_per_second": 100.0}
+    events = [{**event, **speed} if "train_loss" in event else event for event in made_up_runs.events(5)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (found,) = results.read(run)
+    assert found.losses[-1].seconds == pytest.approx(found.losses[-1].batches * config["batch_size"] * 16 / 100.0)
+
+
+def test_options_that_mean_nothing_in_a_run_do_not_part_it_from_others(tmp_path):
+    found = compared(made(tmp_path, "a", K=1, beta=0.5), made(tmp_path, "b", K=1, beta=0.9, seed=1))
+    assert [(group.name, len(group.runs)) for group in found.groups] == [("fdg, K=1", 2)]
+
+
+@pytest.mark.parametrize("options", [{"K": "a"}, {"train_size": "q"}, {"method": 5}])
+def test_options_of_another_type_in_a_results_file_are_refused(options, tmp_path):
+    line = json.loads((RESULTS / "paper-3-epochs.jsonl").read_text().splitlines()[0])
+    (tmp_path / "x.jsonl").write_text(json.dumps({**line, "options": {**line["options"], **options}}))
+    with pytest.raises(BadInput, match="line 1 is no result of a training run"):
+        results.read(tmp_path / "x.jsonl")
+
+
+def test_a_run_with_options_that_no_run_can_have_is_refused(tmp_path):
+    run = made(tmp_path)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, "batch_size": 0}))
+    with pytest.raises(BadInput, match="holds what no run can have"):
+        results.read(run)
+
+
 def test_a_results_file_gives_the_numbers_of_its_lines(tmp_path):
     lines_of_file = [json.loads(line) for line in (RESULTS / "paper-3-epochs.jsonl").read_text().splitlines()]
     found = compared(RESULTS / "paper-3-epochs.jsonl")

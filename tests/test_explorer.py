@@ -353,7 +353,12 @@ def test_a_measured_run_is_read_as_it_was_written():
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", "[" * 100_000, '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}]}', "\x00"]
+    "content",
+    [
+        *("", "[]", "{}", "[" * 100_000, '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}]}', "\x00"),
+        '{"traceEvents": [{"ph": "X", "cat": "F", "pid": 1, "tid": 1, "args": {"batch": 1}, "ts": 1%s, "dur": 1}]}'
+        % ("0" * 400),
+    ],
 )
 def test_what_is_no_measured_run_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_text(content)

@@ -57,7 +57,7 @@ class Pairs(nn.Module):
     @nn.compact
     def __call__(self, x):
         pairs = x.reshape(len(x) // 2, 2, -1)
-        return nn.Dense(4)((x + jnp.repeat(pairs.mean(1), len(x) // len(pairs), axis=0)))
+        return nn.Dense(4)(x + jnp.repeat(pairs.mean(1), len(x) // len(pairs), axis=0))
 
 
 def squared():

@@ -52,6 +52,27 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("K", [2, 4, 8])
+@pytest.mark.parametrize("method", ["dgl", "dni", "fdg"])
+def test_every_stage_of_a_schedule_is_drawn_at_work_also_where_no_gradient_is_late(method, K):
+    defaults = {name: field.default for name, field in FIELDS.items()}
+    picture, said = schedule_part.scheduled({**defaults, "method": method, "K": K})
+    assert said == schedule_part.told({**defaults, "method": method, "K": K}) and said
+    assert all(f">F{batch}<" in picture for batch in (1, 2, 3))
+    rows = re.findall(r'class="(?:F|B)[^"]*"[^>]* y="([\d.]+)"', picture)
+    assert len(set(rows)) >= K
+
+
+@pytest.mark.parametrize(("batches", "said"), [
+    ([{}], "It was resumed 1 time from a checkpoint, and went on exactly there."),
+    ([{"batch": 7}, {"batch": 9}], "It was resumed 2 times from a checkpoint"),
+    ([{"batch": 0}], "It was begun anew 1 time, as there was no checkpoint yet."),
+])  # fmt: skip
+def test_a_report_says_where_a_run_was_resumed(batches, said):
+    told = report_page.incident_part({"resumed": batches}, [], 0)
+    assert said in told and told.count("It was") == 1
+
+
 def test_a_report_of_a_run_that_has_not_logged_anything_can_be_made(tmp_path):
     stored_run(tmp_path)
     config = run_files.read_json(tmp_path / "config.json")

@@ -84,8 +84,11 @@ def cut(asked: Any, K: int, blocks: Sequence[nn.Module], x: Tree, places: Sequen
         one = jax.tree.map(lambda like: jax.ShapeDtypeStruct((1, *like.shape[1:]), like.dtype), x)
         try:
             costs = split.costs(blocks, one)
-        except BadInput:  # a block may need several examples
-            costs = split.costs(blocks, x)
+        except BadInput as refused:
+            try:
+                costs = split.costs(blocks, x)  # a block may need several examples
+            except BadInput:
+                raise refused from None
         return split.balanced(costs, K)
     return first_cut(asked, K, blocks)
 

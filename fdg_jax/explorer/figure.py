@@ -48,8 +48,8 @@ def figure(
         within: for a page that has `style(within)` itself.
         spread: whether all devices work on every stage together (data parallel), so that a gap is no waiting.
     """
-    # All rows end where the first of them has no more operations.
-    end = float(min(max(op.end for op in shown if op.k == k) for k in range(1, K + 1)))
+    # All rows end where the first of them has no more operations; a row without any ends nothing.
+    end = float(min(max(op.end for op in shown if op.k == k) for k in {op.k for op in shown}))
     late = stalest([op for op in shown if op.end <= end])
     shown = [op._replace(end=min(op.end, Fraction(end))) for op in shown if op.begin < end]
     width, height = max(LEFT + end * SCALE + 16, NARROWEST), TOP + K * ROW + 46

@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
         raise BadInput(f"--measured {path} is no JSON file. {way_out}") from None
     try:
         return parsed(found)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise BadInput(f"--measured {path} is JSON, but no timeline of this project. {way_out}") from None
 
 

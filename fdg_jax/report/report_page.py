@@ -142,8 +142,11 @@ def incident_part(config: Mapping[str, Any], refused: Sequence[Incident], stalls
         seconds = f"{config['stall_seconds']:g} s"
         told.append(f"{count(stalls, 'time')} something made no progress for {seconds} (stalls.jsonl).")
     if config.get("resumed"):
-        times = count(len(config["resumed"]), "time")
-        told.append(f"It was resumed {times} from a checkpoint, and went on exactly there.")
+        anew = sum(session.get("batch") == 0 for session in config["resumed"])  # killed before its first checkpoint
+        if times := len(config["resumed"]) - anew:
+            told.append(f"It was resumed {count(times, 'time')} from a checkpoint, and went on exactly there.")
+        if anew:
+            told.append(f"It was begun anew {count(anew, 'time')}, as there was no checkpoint yet.")
     head = "What was refused, and where it went back" if refused or stalls else "Where it was resumed"
     return f"<h2>{head}</h2>{said(told, warn=bool(refused or stalls))}" if told else ""
 

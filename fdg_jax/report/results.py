@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
+from fdg_jax.options.values import fits
 from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, written
@@ -69,6 +70,7 @@ def read(path: Path) -> list[Result]:
 def of_directory(path: Path) -> Result:
     """The run in a directory."""
     config, events = reading.config(path), reading.events(path)
+    reading.check_ranges(path, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
     train = [event for event in events if event.get("train_loss") is not None]
@@ -76,7 +78,7 @@ def of_directory(path: Path) -> Result:
     if not finished:  # what is known so far
         final = {name: train[-1][name] for name in ("train_loss",) if train}
         final |= {"test_error_percent": test[-1]["test_error_percent"]} if test else {}
-    name = f"{unit(final or (train[-1] if train else {}))}_per_second"
+    name = f"{unit(final if finished else train[-1] if train else {})}_per_second"
     speeds = {event["step"]: event.get(name) for event in train}
     per_example = config.get("block_size") or 1 if name.startswith("tokens") else 1
     clock = seconds_at(speeds, config["batch_size"] * per_example, final.get(name))
@@ -171,6 +173,9 @@ def of_file(path: Path) -> list[Result]:
 def of_line(line: dict[str, Any]) -> Result:
     """The run in a line of a results file. KeyError, TypeError where it is something else."""
     options, curve = dict(line["options"]), line.get("training_curve") or {}
+    for option, value in options.items():
+        if option in FIELDS and option != "resume" and not fits(value, FIELDS[option].type):
+            raise TypeError(f"{option} is {reading.shown(value)}")
     size, batch_size, steps, epochs = options["train_size"] or 0, options["batch_size"], line["steps"], line["epochs"]
     per_epoch = steps / epochs if epochs else 1.0
     columns = zip(curve.get("epoch", ()), curve.get("train_loss", ()), strict=True)
@@ -206,7 +211,7 @@ class Group(NamedTuple):
 
 def key(run: Result) -> tuple[tuple[str, str], ...]:
     """What two runs must have in common to be of one group. An option that an old file lacks is at its default."""
-    return tuple((name, repr(value_of(run, name))) for name in FIELDS if name not in OTHER)
+    return tuple((name, repr(value_of(run, name))) for name in FIELDS if name not in OTHER and has(run, name))
 
 
 def value_of(run: Result, name: str) -> Any:

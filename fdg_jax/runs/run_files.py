@@ -181,11 +181,11 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
     }
 
 
-def continued(stored: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The config of a run that is resumed: options that may change are new, and the session is added."""
+def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The config of a run that is resumed after `batch`: options that may change are new, and the session is added."""
     free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
-    session = {name: now[name] for name in (*names, "matmul_precision", "jax_settings")}
+    session = {"batch": batch, **{name: now[name] for name in (*names, "matmul_precision", "jax_settings")}}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}
 
 

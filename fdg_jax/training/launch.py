@@ -82,7 +82,7 @@ def prepare_and_run(
     begun = begun._replace(start=start)
     if before is not None and peers.first:
         tell_changes(before, config)
-        config = run_files.continued(before, config)
+        config = run_files.continued(before, config, begun.record.step)
     peers.told(lambda: begin_tracking(begun, path, config))
     try:
         if peers.first:

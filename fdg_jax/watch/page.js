@@ -14,7 +14,7 @@ function show(parts) {
 async function look() {
   let pause = 1000, ended = false;
   try {
-    const answer = await fetch("state.json", { cache: "no-store", credentials: "omit" });
+    const answer = await fetch("state.json", { cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(5000) });
     if (!answer.ok) throw new Error(answer.status);
     const state = await answer.json();
     show(state.parts);

@@ -106,7 +106,7 @@ def sentences(seen: Seen) -> list[str]:
     finished = seen.ended is not None and bool(seen.summary)
     known = bool(seen.train or seen.test)
     learned = verdict.learned(seen.config, seen.train, seen.test, going, finished) if known else []
-    late = schedule_part.scheduled(seen.config).said
+    late = schedule_part.told(seen.config)
     return [verdict.trained(seen.config, seen.summary, going), *learned, *late]
 
 
