@@ -170,16 +170,15 @@ def test_a_damaged_test_image_met_after_the_last_batch_is_named_and_the_run_goes
     monkeypatch.setattr(stream, "SAMPLE", 1)
     assert train(parts, images, "--steps 2") == 0
     tested = data.load("imagenet", images).test_images
-    sampled = stream.samples(len(tested)) if hasattr(stream, "samples") else ()
-    victim = Path(next(tested.path(i) for i in reversed(range(len(tested))) if i not in sampled))
+    victim = Path(tested.path(len(tested) - 1))  # only the first is looked at before the training
     content = victim.read_bytes()
     victim.write_bytes(bytes(len(content)))
     capsys.readouterr()
-    assert train(parts, images, "--resume") == 1
+    assert train(parts, images, "--resume --steps 6 --evaluate-every 0") == 1
     err = capsys.readouterr().err
     assert f"error: {victim} can't be decoded" in err and "Traceback" not in err
     victim.write_bytes(content + bytes(10))  # the same pixels in a file of another size: it was repaired
-    assert train(parts, images, "--resume") == 0
+    assert train(parts, images, "--resume --steps 6") == 0
     assert hashes(parts) == hashes(run)
     victim.write_bytes(content)  # others use it
 

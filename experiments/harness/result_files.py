@@ -19,7 +19,7 @@ from fdg_jax.machine import facts
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_json, version
-from fdg_jax.training import child_runs, closing
+from fdg_jax.training import child_runs
 
 PLACES = ("data_dir", "run_dir")
 HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
@@ -118,6 +118,8 @@ def has_diverged(run: Run, runs_dir: Path) -> bool:
 
 def ended_lost(summary: Mapping[str, Any]) -> bool:
     """Whether a run that came to its end has diverged: its training loss is not finite (null in the file), or huge."""
+    from fdg_jax.training import closing  # it draws and so imports much, which `list` can do without
+
     loss = summary.get("train_loss")
     return closing.has_diverged({"updates": [], **summary, "train_loss": math.nan if loss is None else loss})
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.options.values import fits
 from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, written
@@ -173,9 +172,9 @@ def of_file(path: Path) -> list[Result]:
 def of_line(line: dict[str, Any]) -> Result:
     """The run in a line of a results file. KeyError, TypeError where it is something else."""
     options, curve = dict(line["options"]), line.get("training_curve") or {}
-    for option, value in options.items():
-        if option in FIELDS and option != "resume" and not fits(value, FIELDS[option].type):
-            raise TypeError(f"{option} is {reading.shown(value)}")
+    for option in options.keys() & FIELDS.keys() - {"resume"}:
+        if not reading.fits_option(option, options[option]):
+            raise TypeError(f"{option} is {reading.shown(options[option])}")
     size, batch_size, steps, epochs = options["train_size"] or 0, options["batch_size"], line["steps"], line["epochs"]
     per_epoch = steps / epochs if epochs else 1.0
     columns = zip(curve.get("epoch", ()), curve.get("train_loss", ()), strict=True)

@@ -92,6 +92,11 @@ def refuse_less(steps: int, done: int) -> None:
         raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
 
 
+def fits_option(name: str, value: Any) -> bool:
+    """Whether a value is of the type of an option."""
+    return fits(value, FIELDS[name].type)
+
+
 MISSING = object()
 
 

@@ -55,7 +55,8 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
 
 def refuse_lost(job: Job, path: Path) -> None:
     """Raises BadInput where a run has come so far that it had a checkpoint, and there is none: it would begin anew."""
-    o, every = job.options, run_files.read_json(path / run_files.CONFIG).get("checkpoint_every")
+    o, config = job.options, path / run_files.CONFIG
+    every = run_files.read_json(config).get("checkpoint_every") if config.is_file() else None
     due = max(job.steps_per_epoch if each is None else each for each in (every, o.checkpoint_every))
     step = max((event["step"] for event in reading.events(path)), default=0)
     # A second one is begun only when the first has been written. 0: none before the end.
