@@ -5,6 +5,7 @@ seeds. decisive.md has what was fixed before the first run; `decision/rules.py` 
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,8 +129,12 @@ WORDS = (
 
 def by_seed(lines: Lines, part: Part, arm: str) -> dict[int, float]:
     """The test errors of an arm, in percent, of the seeds that have finished and not diverged."""
-    names = {seed: part.name(arm, seed) for seed in part.seeds}
-    found = {seed: lines[name] for seed, name in names.items() if name in lines}
+    return errors_by_seed(lines, {seed: part.run(arm, seed) for seed in part.seeds})
+
+
+def errors_by_seed(lines: Lines, runs: Mapping[int, Run]) -> dict[int, float]:
+    """The test errors in percent of the runs that have finished and not diverged, by seed."""
+    found = {seed: lines[run.name] for seed, run in runs.items() if run.name in lines}
     return {seed: line["test_error_percent"] for seed, line in found.items() if not line.get("diverged")}
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments import decisive
 from experiments.decision.rules import SHRUNK
+from experiments.decisive import errors_by_seed
 from experiments.harness import markdown
 from experiments.harness.intervals import QUANTILES, Interval, by_seed_paragraph, carries, interval, paired
 from experiments.harness.run_table import Lines, Run, Table, command, shown
@@ -180,19 +181,13 @@ REGISTERED = (
 )
 
 
-def errors(lines: Lines, runs: Mapping[int, Run]) -> dict[int, float]:
-    """The test errors in percent of the runs that have finished and not diverged, by seed."""
-    found = {seed: lines[run.name] for seed, run in runs.items() if run.name in lines}
-    return {seed: line["test_error_percent"] for seed, line in found.items() if not line.get("diverged")}
-
-
 def of_arm(lines: Lines, arm: str) -> dict[int, float]:
-    return errors(lines, {seed: run_of(arm, seed) for seed in SEEDS})
+    return errors_by_seed(lines, {seed: run_of(arm, seed) for seed in SEEDS})
 
 
 def effect(lines: Lines, arm: str, instead: str = "") -> Interval | None:
     """An arm's errors minus those of the base, or of another arm instead, by seed."""
-    base = of_arm(lines, instead) if instead else errors(lines, BASE)
+    base = of_arm(lines, instead) if instead else errors_by_seed(lines, BASE)
     return interval(list(paired(of_arm(lines, arm), base).values()))
 
 
@@ -221,14 +216,14 @@ def row(lines: Lines, arm: str) -> list[str]:
 
 
 def rows(lines: Lines) -> list[list[str]]:
-    base = ["the base", "", "", *mean_of(errors(lines, BASE)), "", "", "", "", repeated(BASE[0])]
+    base = ["the base", "", "", *mean_of(errors_by_seed(lines, BASE)), "", "", "", "", repeated(BASE[0])]
     without = [[one.what, one.theirs, one.ours, *[""] * 5, one.note, ""] for one in WITHOUT_ARM]
     return [base, *(row(lines, arm) for arm in ARMS), *without]
 
 
 def rounding(lines: Lines) -> str:
     """What other machines change, of which the arm that trains as the base does is the measure. "" if nothing."""
-    seeds = errors(lines, BASE).keys() & of_arm(lines, SAME).keys()
+    seeds = errors_by_seed(lines, BASE).keys() & of_arm(lines, SAME).keys()
     both = [(lines[BASE[seed].name], lines[run_of(SAME, seed).name]) for seed in seeds]
     parted = sum(a["training_curve"]["train_loss"] != b["training_curve"]["train_loss"] for a, b in both)
     if not parted:

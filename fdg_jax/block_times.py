@@ -13,11 +13,11 @@ import hashlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,7 @@ from fdg_jax.stage.alike import Kinds
 ROUNDS, WHAT = 5, "block times"
 
 Step = Callable[[], float]
+T = TypeVar("T")
 
 
 def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float]:
@@ -45,25 +46,30 @@ def seconds(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -
     return found
 
 
-def known(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> list[float] | None:
-    """The seconds measured before under the same conditions; None where there are none."""
-    return kept_times.load(WHAT, conditions(blocks, x, device), len(blocks))
-
-
 def measure(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any, rounds: int = ROUNDS) -> list[float]:
     """Seconds of each block, measured now."""
-    kinds, of_block = Kinds[tuple[Step, Any, list[float]]](), []
     progress = Progress(len(blocks), "blocks", f"measuring block times on {device.platform}:{device.id}, once")
-    for number, block in enumerate(blocks):
-        first, before = number == 0, x
-        find = partial(lambda *case: (*warm(*case), []), block, before, device, first)
-        _, x, taken = kinds.of(block, (first, shapes.describe(before)), find)
-        of_block.append(taken)
+    steps = []
+    for step in of_each_kind(blocks, x, lambda block, x, first: warm(block, x, device, first)):
+        steps.append(step)
         progress.advance(1)
+    taken: dict[Step, list[float]] = {step: [] for step in steps}
     for _ in range(rounds):
-        for _, _, (step, _, taken) in kinds.found:
-            taken.append(step())
-    return [statistics.median(taken) for taken in of_block]
+        for step, times in taken.items():
+            times.append(step())
+    return [statistics.median(taken[step]) for step in steps]
+
+
+def of_each_kind(
+    blocks: Sequence[nn.Module], x: Any, find: Callable[[nn.Module, Any, bool], tuple[T, Any]]
+) -> Iterator[T]:
+    """For each block what find(block, x, first) says of it, beside the shape of what the block gives; it is asked once
+    for blocks that are alike. first: it is block 0, whose input needs no gradient."""
+    kinds = Kinds[tuple[T, Any]]()
+    for number, block in enumerate(blocks):
+        case = block, x, number == 0
+        found, x = kinds.of(block, (number == 0, shapes.describe(x)), partial(find, *case))
+        yield found
 
 
 class Programs(NamedTuple):
@@ -126,7 +132,6 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
 def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
     """A hash of each block's programs as XLA gets them: of blocks of one name and another computation it differs."""
-    kinds, texts = Kinds[tuple[str, Any]](), []
 
     def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
         found = programs_of(block, x, first)
@@ -134,11 +139,7 @@ def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
         backward = jax.jit(found.backward).lower(found.closure, found.params, x, found.y)
         return hashlib.sha256(f"{forward.as_text()}{backward.as_text()}".encode()).hexdigest(), found.y
 
-    for number, block in enumerate(blocks):
-        case = block, x, number == 0
-        text, x = kinds.of(block, (number == 0, shapes.describe(x)), partial(find, *case))
-        texts.append(text)
-    return texts
+    return list(of_each_kind(blocks, x, find))
 
 
 def conditions(blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct, device: Any) -> dict[str, Any]:

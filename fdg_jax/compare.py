@@ -29,7 +29,8 @@ def main(arguments: Sequence[str]) -> int:
         metavar="RUN",
         help="A run directory, or a *.jsonl file with a result in each line, as in experiments/results.",
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="Write a page with the curves, too.")
+    page = output.file_named(".html", ".htm")
+    parser.add_argument("--html", type=page, metavar="FILE", help="Write a page with the curves, too.")
     try:
         given = parser.parse_args(arguments)
         made = comparison.compare([run for path in given.runs for run in results.read(path)])

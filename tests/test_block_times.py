@@ -11,6 +11,7 @@ import pytest
 
 from fdg_jax import block_times, data, models, split
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import kept_times
 from fdg_jax.runs.options import Options
 from fdg_jax.training import partition, setup, stages
 
@@ -31,6 +32,11 @@ X = jax.ShapeDtypeStruct((8, 4), np.float32)
 
 def device():
     return jax.local_devices()[0]
+
+
+def known(blocks, x):
+    """The seconds that were kept."""
+    return kept_times.load(block_times.WHAT, block_times.conditions(blocks, x, device()), len(blocks))
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +76,7 @@ def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypat
 
 def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
     first = block_times.seconds(BLOCKS, X, device())
-    assert block_times.seconds(BLOCKS, X, device()) == first == block_times.known(BLOCKS, X, device())
+    assert block_times.seconds(BLOCKS, X, device()) == first == known(BLOCKS, X)
     assert counted == [(6, (8, 4))]
     assert [path.suffix for path in own_cache.iterdir()] == [".json"]
 
@@ -96,7 +102,7 @@ def test_another_machine_version_or_code_measures_anew(what, counted, monkeypatc
     block_times.seconds(BLOCKS, X, device())
     conditions = block_times.conditions
     monkeypatch.setattr(block_times, "conditions", lambda *case: {**conditions(*case), what: "another"})
-    assert block_times.known(BLOCKS, X, device()) is None
+    assert known(BLOCKS, X) is None
     block_times.seconds(BLOCKS, X, device())
     assert len(counted) == 2
 

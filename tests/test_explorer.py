@@ -313,11 +313,12 @@ def test_the_command_writes_what_it_is_asked_for_and_names_it(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--html", "x", "--K", "9"], "--K 9: the page has K up to 8."),
-        (["--html", "x", "--accumulate", "7"], "--accumulate 7: the page has 1, 2, 3, 4."),
-        (["--html", "x", "--ticks", "4"], "--ticks 4: the explorer has its own."),
+        (["--html", "x.html", "--K", "9"], "--K 9: the page has K up to 8."),
+        (["--html", "x.html", "--accumulate", "7"], "--accumulate 7: the page has 1, 2, 3, 4."),
+        (["--html", "x.html", "--ticks", "4"], "--ticks 4: the explorer has its own."),
+        (["--html", "run.jsonl"], "run.jsonl: give it a name that ends in .html"),
         (["--measured", "x"], "--measured belongs to the explorer."),
-        (["--html", "x", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
+        (["--html", "x.html", "--measured", "nowhere.json"], "nowhere.json cannot be read: No such file"),
         (["--svg", "nowhere/x.svg"], "--svg nowhere/x.svg cannot be written: No such file"),
     ],
 )

@@ -1,7 +1,7 @@
 """The commands for Tiny-ImageNet and ImageNet: defaults, exit codes, and streamed runs that go on exactly."""
 
 import json
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,6 +132,24 @@ def whole(tmp_path):
     return tmp_path / "whole", tmp_path / "images"
 
 
+@contextmanager
+def damaged(victim: Path, run: Path, images: Path, more: str, capsys):
+    """An image whose content is lost ends the run, by name; within the context it is so. Then it is repaired, and the
+    run goes on."""
+    content = victim.read_bytes()
+    victim.write_bytes(bytes(len(content)))  # of another size it would be refused before the work
+    capsys.readouterr()
+    assert train(run, images, more) == 1
+    err = capsys.readouterr().err
+    assert f"error: {victim} can't be decoded ({len(content):,} bytes; " in err
+    assert "-m fdg_jax.experiments.imagenet --run-dir" in err and "Traceback" not in err
+    assert not (run / "summary.json").exists()
+    yield
+    victim.write_bytes(content + bytes(10))  # the same pixels in a file of another size: it was repaired
+    assert train(run, images, more) == 0
+    victim.write_bytes(content)  # others use it
+
+
 @pytest.mark.slow
 def test_a_streamed_run_goes_on_exactly_from_the_middle_of_an_epoch_and_past_a_damaged_image(
     whole, tmp_path, monkeypatch, capsys
@@ -146,19 +164,9 @@ def test_a_streamed_run_goes_on_exactly_from_the_middle_of_an_epoch_and_past_a_d
     seen = [row(batches, g) for g in range(6)]
     lost = next(i for i in seen[5] if i not in {*seen[2], *seen[3], *seen[4]})
     victim = Path(batches.images.path(lost))  # type: ignore[attr-defined]
-    content = victim.read_bytes()
-    victim.write_bytes(bytes(len(content)))  # of another size it would be refused before the work
-    capsys.readouterr()
-    assert train(parts, images, "--resume --steps 6") == 1
-    err = capsys.readouterr().err
-    assert f"error: {victim} can't be decoded ({len(content):,} bytes; " in err
-    assert "-m fdg_jax.experiments.imagenet --run-dir" in err and "Traceback" not in err
-    assert not (parts / "summary.json").exists()
-    assert [path.name for path in sorted((parts / "checkpoints").iterdir())] == ["step-000000002", "step-000000005"]
-    victim.write_bytes(content + bytes(10))  # the same pixels in a file of another size: it was repaired
-    assert train(parts, images, "--resume --steps 6") == 0
+    with damaged(victim, parts, images, "--resume --steps 6", capsys):
+        assert [path.name for path in sorted((parts / "checkpoints").iterdir())] == ["step-000000002", "step-000000005"]
     assert hashes(parts) == hashes(run)
-    victim.write_bytes(content)  # others use it
 
 
 @pytest.mark.slow
@@ -171,16 +179,9 @@ def test_a_damaged_test_image_met_after_the_last_batch_is_named_and_the_run_goes
     assert train(parts, images, "--steps 2") == 0
     tested = data.load("imagenet", images).test_images
     victim = Path(tested.path(len(tested) - 1))  # only the first is looked at before the training
-    content = victim.read_bytes()
-    victim.write_bytes(bytes(len(content)))
-    capsys.readouterr()
-    assert train(parts, images, "--resume --steps 6 --evaluate-every 0") == 1
-    err = capsys.readouterr().err
-    assert f"error: {victim} can't be decoded" in err and "Traceback" not in err
-    victim.write_bytes(content + bytes(10))  # the same pixels in a file of another size: it was repaired
-    assert train(parts, images, "--resume --steps 6") == 0
+    with damaged(victim, parts, images, "--resume --steps 6 --evaluate-every 0", capsys):
+        pass
     assert hashes(parts) == hashes(run)
-    victim.write_bytes(content)  # others use it
 
 
 def test_a_stream_is_fed_batch_after_batch_and_begun_anew_where_a_run_goes_on(tmp_path):

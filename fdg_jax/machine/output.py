@@ -4,11 +4,12 @@ Everything that a command prints is in the files of the run as well. So a run of
 its exit code is that of the training.
 """
 
+import argparse
 import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,12 +154,20 @@ def write_to_stderr(text: str) -> None:
         os.write(2, text.encode("utf-8", "backslashreplace"))
 
 
+def file_named(*endings: str) -> Callable[[str], Path]:
+    """What makes a path of a flag's value and refuses the name of another kind of file, which the flag would get where
+    its own was forgotten: it then takes the next word, that of a run or of its results."""
+
+    def file(word: str) -> Path:
+        if Path(word).suffix.lower() not in endings:
+            raise argparse.ArgumentTypeError(f"{word}: give it a name that ends in {endings[0]}")
+        return Path(word)
+
+    return file
+
+
 def write_file(flag: str, file: Path, content: str) -> None:
-    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written, or where the
-    name is of another kind of file, as that of the first run is where the flag's own was forgotten."""
-    kind = {"--html": (".html", ".htm"), "--svg": (".svg",), "--trace": (".json",)}[flag]
-    if file.suffix.lower() not in kind:
-        raise BadInput(f"{flag} {file}: give it a name that ends in {kind[0]}.")
+    """Writes the file that a flag names, and prints its name. Raises BadInput where it cannot be written."""
     try:
         file.write_text(content, encoding="utf-8")
     except OSError as error:

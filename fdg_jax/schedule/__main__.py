@@ -34,12 +34,13 @@ def parser() -> Parser:
     add("--order", help="fdg: backward-first (the paper's, default) or forward-first")
     add("--accumulate", type=int, metavar="M", help="fdg, ddg: backward passes an update (ADL, PACI; default 1)")
     add("--micro-batches", type=int, metavar="M", help="gpipe: parts of a batch (default 4)")
-    add("--html", type=Path, metavar="FILE", help="write the explorer, a page that needs no network: every method, "
-        "K up to 8, times, weight versions, where late gradients become unstable")  # fmt: skip
+    add("--html", type=output.file_named(".html", ".htm"), metavar="FILE",
+        help="write the explorer, a page that needs no network: every method, K up to 8, times, weight versions, where "
+        "late gradients become unstable")  # fmt: skip
     add("--open", action="store_true", help="show the explorer in the browser (without --html in a temporary file)")
     add("--measured", type=Path, metavar="FILE", help="timeline.json of benchmarks.timeline, for the explorer")
-    add("--svg", type=Path, metavar="FILE", help="write the schedule as a picture")
-    add("--trace", type=Path, metavar="FILE", help="write it as a trace for ui.perfetto.dev")
+    add("--svg", type=output.file_named(".svg"), metavar="FILE", help="write the schedule as a picture")
+    add("--trace", type=output.file_named(".json"), metavar="FILE", help="write it as a trace for ui.perfetto.dev")
     return made
 
 

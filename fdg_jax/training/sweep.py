@@ -53,8 +53,7 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:
         option_checks.check(one.options, one.given)
-        if (folder / one.name).exists():
-            still_to_do(folder / one.name, one)  # refuses a run with other options
+        still_to_do(folder / one.name, one)  # refuses a run with other options
     for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
         option_checks.check_names(options, program.datasets)
     if asked.start.dry_run:
