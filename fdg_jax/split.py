@@ -244,8 +244,10 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
         x: the shape and dtype of what block 0 takes.
 
     Raises:
-        BadInput: a block cannot take what the one before it gives. The message names both.
+        BadInput: a block cannot take what the one before it gives. The message names both. Or JAX was told to do
+            without CPUs.
     """
+    _analyst()  # refused here if need be, since below every error is the block's
     kinds, found, before = Kinds[tuple[float, Any]](), [], f"the input is {describe(x)}"
     for number, block in enumerate(blocks):
         try:
@@ -267,8 +269,25 @@ def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
         return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"params": key, DROPOUT: key})[0]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
-    analysis: Any = forward.lower(variables, x, key).cost_analysis() or {}
-    return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x, key)
+    return _analysed(forward, variables, x, key), jax.eval_shape(forward, variables, x, key)
+
+
+def _analysed(forward: Any, *arguments: Any) -> float:
+    """FLOPs of the program that the kind of device takes on which JAX computes, analysed on a CPU."""
+    kind = jax.default_backend()
+    platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
+    with jax.default_device(_analyst()):
+        analysis: Any = forward.trace(*arguments).lower(lowering_platforms=(platform,)).cost_analysis() or {}
+    return float(analysis.get("flops", 0.0))
+
+
+def _analyst() -> jax.Device:
+    """A CPU: JAX has no analysis of programs that are not compiled for other devices. Raises BadInput."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        fact = f"the FLOPs of blocks are counted on a CPU, and JAX has none here: {sentence(error)}"
+        raise BadInput(f"{fact} Unset JAX_PLATFORMS, or add cpu to it: JAX_PLATFORMS=cuda,cpu") from error
 
 
 def balanced(costs: Sequence[float], K: int) -> Split:

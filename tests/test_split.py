@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
+from fdg_jax.layers import convolution
 
 IMAGES = (4, 8, 8, 3)
 
@@ -173,6 +174,24 @@ def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
     # the multiplications with padding (4%), norms and relus add a little.
     assert costs[2] == pytest.approx(2 * 2 * 9 * 64 * 64 * 32 * 32, rel=0.06)
     assert split.parse("balanced", "wrn16_4", 2, 8) == split.balanced(costs, 2)
+
+
+def test_on_a_gpu_the_flops_are_those_of_plain_convolutions(monkeypatch):
+    on_cpu = split.block_costs("resnet20")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    on_gpu = split.block_costs("resnet20")
+    monkeypatch.setattr(convolution, "PLAIN", True)
+    assert on_gpu == split.block_costs("resnet20")
+    assert on_gpu[1] < on_cpu[1] and on_gpu[-2] == on_cpu[-2]  # only narrow ones take another form on a CPU
+
+
+def test_flops_are_refused_without_a_cpu_to_count_them_on(monkeypatch):
+    def none(backend):
+        raise RuntimeError(f"Unknown backend {backend}. Available backends are ['cuda']")
+
+    monkeypatch.setattr(jax, "local_devices", none)
+    with pytest.raises(BadInput, match=r"counted on a CPU, and JAX has none here: Unknown backend cpu.*JAX_PLATFORMS"):
+        split.block_costs("resnet20")
 
 
 @pytest.mark.parametrize(
