@@ -42,7 +42,8 @@ WORDS = (
     "thirds of the tuning runs'. Where `--anneal-updates 0` was chosen, updates are divided by the staleness for ever: "
     "that is staleness-aware SGD and not T1, and with T2 no paper's method. Arms with a setting of their own keep "
     "momentum 0.9 (NAdam tunes its own), while FDG, BP and others could choose 0.7; part of a difference may be that. "
-    "The hours are of two kinds of core, some with other work beside; they compare no arms.",
+    "The hours are of two kinds of core, some with other work beside, or of a GPU that several runs shared; they "
+    "compare no arms.",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have. It stays "
     "blank where FDG's own gap may be chance, and for an arm of which a run has diverged. BP and FDG are trained with "
     "SGD, so for NAdam and basis rotation it contains what another optimizer brings without any delay, and so does "
@@ -131,6 +132,18 @@ def aim(lines: Lines) -> str:
     )
 
 
+def machines(lines: Lines) -> str:
+    """Which runs were made on a GPU, in a paragraph; "" if none was."""
+    told = ". ".join(said for part in PARTS if (said := arms.gpu_runs(part, lines)))
+    if not told:
+        return ""
+    n = sum(map(arms.on_gpu, lines.values()))
+    return (
+        f"**Two kinds of machine.** {n} of {len(lines)} runs were made on a GPU, all others on a CPU. {told}. [BP and "
+        "FDG on both](images_on_gpu.md) shows what that changes."
+    )
+
+
 def document(lines: Lines) -> str:
     """The question, the table, and what it was made with."""
     rows = (row(lines, part, arm) for part in PARTS for arm in part.arms)
@@ -143,6 +156,7 @@ def document(lines: Lines) -> str:
         f"![Test error of every arm]({NAME}.png)",
         markdown.origin(lines),
         *WORDS,
+        machines(lines),
         arms.at_edges(PARTS, lines),
     ]
     return "\n\n".join(part for part in parts if part)

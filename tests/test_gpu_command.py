@@ -1,8 +1,10 @@
 """The command for a GPU: its plan, what it keeps, what it carries, and, in small on a CPU, that it can be stopped."""
 
 import dataclasses
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 from gpu_fakes import Fake, at, failing, raises, until
 
 from experiments.gpu import __main__ as command
-from experiments.gpu import checks, children, plan, speed
+from experiments.gpu import checks, children, pages, plan, speed
 from experiments.gpu.clock import TimeIsUp
 from experiments.gpu.folder import Folder
 from experiments.gpu.plan import Choices
@@ -285,3 +287,30 @@ def test_the_rows_take_the_fastest_flags_that_change_no_bit(tmp_path, monkeypatc
     (line,) = speed.RowFlags().run(here)
     assert line["flags"] == "--no command buffers" and line["tried"] == ["exclusive lock: other bits"]
     assert [text.split("--")[-1] for text in asked] == ["exclusive lock", "no command buffers"]
+
+
+def test_finished_parts_are_kept_beside_those_of_other_devices_and_shown(tmp_path, capsys):
+    def measure(device, **parts):
+        folder = tmp_path / "folder"
+        shutil.rmtree(folder, ignore_errors=True)
+        for name, says in parts.items():
+            about = {"device": device, "jax": "1", "python": "3", "time": "2026-11-27T01:00:00", "commit": None}
+            Folder(folder).file(name, failed=name == "resume").parent.mkdir(parents=True, exist_ok=True)
+            line = {"part": name, "passed": name != "resume", "says": says, **about}
+            Folder(folder).file(name, failed=name == "resume").write_text(f"{json.dumps(line)}\n")
+        return command.main(["collect", "--folder", str(folder), "--results", str(tmp_path / "results")])
+
+    assert measure("A", devices="one", engines="two", resume="other bits") == 0
+    assert measure("B", devices="three") == 0
+    assert measure("A", engines="four") == 0
+    lines = pages.lines_of(tmp_path / "results" / pages.LINES)
+    assert [(line["device"], line["says"]) for line in lines] == [("A", "one"), ("A", "four"), ("B", "three")]
+    page = (tmp_path / "results" / pages.PAGE).read_text()
+    assert page.index("## A") < page.index("| engines | four | 2026-11-27 |") < page.index("## B")
+    assert "other bits" not in page  # a check that failed is not finished
+    assert measure("C") == 2 and "holds no finished part" in capsys.readouterr().err
+
+
+def test_the_page_of_gpus_is_made_of_its_lines():
+    lines = pages.lines_of(run_table.RESULTS / pages.LINES)
+    assert lines and (run_table.RESULTS / pages.PAGE).read_text() == pages.page(lines)

@@ -3,6 +3,7 @@
     python -m experiments.gpu --minutes 9 --folder runs/gpu                  any number of times, until all is finished
     python -m experiments.gpu pack --data-dir path/to/tfds --into parts      CIFAR-10 in parts, for a machine without it
     python -m experiments.gpu show --folder runs/gpu                         all results so far, one line each
+    python -m experiments.gpu collect --folder runs/gpu                      keep them in experiments/results/gpu.md
 
 Exit codes: 0 the time is over or all is finished; 1 a check failed or something could not be measured or trained; 2 bad
 input; 130, 143, 129 and 138 stopped by a signal, after checkpoints.
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from experiments.gpu import checks, packed, plan, speed
+from experiments.gpu import checks, packed, pages, plan, speed
 from experiments.gpu.clock import Clock, TimeIsUp
 from experiments.gpu.folder import Folder
 from experiments.gpu.plan import Choices, Part, Workplace
@@ -105,8 +106,7 @@ def pack(arguments: Sequence[str]) -> int:
 
 
 def show(arguments: Sequence[str]) -> int:
-    made = Parser(prog="python -m experiments.gpu show", description="All results so far, one line each.")
-    made.add_argument("--folder", type=Path, default=ROOT / "runs" / "gpu", metavar="DIR")
+    made = of_folder("show", "All results so far, one line each.")
     folder = Folder(made.parse_args(arguments).folder)
     for file in sorted(folder.results.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
         for line in folder.lines(file.name.removesuffix(".jsonl")):
@@ -114,11 +114,30 @@ def show(arguments: Sequence[str]) -> int:
     return 0
 
 
+def collect(arguments: Sequence[str]) -> int:
+    made = of_folder("collect", f"Keep all finished parts in {pages.LINES}, and write {pages.PAGE} from it.")
+    made.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: experiments/results")
+    given = made.parse_args(arguments)
+    for file in pages.collect(Folder(given.folder), given.results):
+        print(file)
+    return 0
+
+
+def of_folder(verb: str, description: str) -> Parser:
+    """The parser of a verb that reads a folder of results."""
+    made = Parser(prog=f"python -m experiments.gpu {verb}", description=description)
+    made.add_argument("--folder", type=Path, default=ROOT / "runs" / "gpu", metavar="DIR", help="default: runs/gpu")
+    return made
+
+
+VERBS = {"pack": pack, "show": show, "collect": collect}
+
+
 def main(arguments: Sequence[str]) -> int:
     with output.forgiving():
         try:
-            if arguments and arguments[0] in ("pack", "show"):
-                return {"pack": pack, "show": show}[arguments[0]](arguments[1:])
+            if arguments and arguments[0] in VERBS:
+                return VERBS[arguments[0]](arguments[1:])
             return do(parser().parse_args(arguments))
         except BadInput as error:
             print(f"error: {error}", file=sys.stderr)

@@ -125,9 +125,20 @@ def final_runs(parts: Sequence[Part], lines: Lines) -> tuple[Run, ...]:
     return tuple(run for part in parts for run in part.final_runs(lines))
 
 
-def core_hours(lines: Sequence[Mapping[str, Any]]) -> float:
-    """What runs took that were pinned to a core each, evaluations included. One that has diverged is not counted."""
-    return sum(line.get("seconds", 0.0) for line in lines) / 3600
+def hours(lines: Sequence[Mapping[str, Any]], unit: str = "core-hours") -> str:
+    """`1.5 core-hours, 0.2 h on a GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
+    several shared the device. One that has diverged is not counted."""
+
+    def took(gpu: bool) -> str:
+        return f"{sum(line.get('seconds', 0.0) for line in lines if on_gpu(line) == gpu) / 3600:.1f}"
+
+    places = {on_gpu(line) for line in lines} or {False}
+    told = {False: f"{took(False)} {unit}", True: f"{took(True)} h on a GPU"}
+    return ", ".join(told[place] for place in sorted(places))
+
+
+def on_gpu(line: Mapping[str, Any]) -> bool:
+    return line.get("hardware", {}).get("backend") == "gpu"
 
 
 def progress(parts: Sequence[Part], lines: Lines) -> str:
@@ -138,9 +149,23 @@ def progress(parts: Sequence[Part], lines: Lines) -> str:
         tuning, finals = tune_runs(alike), sum(len(part.arms) * len(part.seeds) for part in alike)
         tuned = [lines[run.name] for run in tuning if run.name in lines]
         done = [line for part in alike for arm in part.arms for line in part.finished(lines, arm).values()]
-        first = f"{len(tuned)} of {len(tuning)} tuning runs ({core_hours(tuned):.1f} core-hours), " if tuning else ""
-        said.append(f"{title}: {first}{len(done)} of {finals} final runs ({core_hours(done):.1f} core-hours)")
+        first = f"{len(tuned)} of {len(tuning)} tuning runs ({hours(tuned)}), " if tuning else ""
+        said.append(f"{title}: {first}{len(done)} of {finals} final runs ({hours(done)})")
     return f"**How much has run.** {'; '.join(said)}."
+
+
+def gpu_runs(part: Part, lines: Lines) -> str:
+    """Which runs of a part were made on a GPU, in words; "" if none."""
+    made: dict[str, list[str]] = {}
+    for arm in part.arms:
+        if any(on_gpu(lines.get(run.name, {})) for run in part.grid(arm)):
+            made.setdefault("the tuning", []).append(arm.label)
+    for seed in part.seeds:
+        for arm in part.arms:
+            if on_gpu(part.finished(lines, arm).get(seed, {})):
+                made.setdefault(f"the final run with seed {seed}", []).append(arm.label)
+    said = "; ".join(f"{what} of {' / '.join(labels)}" for what, labels in made.items())
+    return f"{part.title}: {said}" if said else ""
 
 
 def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
@@ -149,7 +174,7 @@ def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
     found = [lines[run.name] for run in runs if run.name in lines]
     diverged = sum(bool(line.get("diverged")) for line in found)
     rest = f", {diverged} diverged" if diverged else ""
-    return f"{len(found)} of {len(runs)} runs, {core_hours(found):.1f} h{rest}" if found else ""
+    return f"{len(found)} of {len(runs)} runs, {hours(found, 'h')}{rest}" if found else ""
 
 
 def chosen_words(choice: Flags | None) -> str:
