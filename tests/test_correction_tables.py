@@ -581,6 +581,7 @@ def test_the_page_of_images_says_which_runs_were_made_on_a_gpu_and_counts_their_
     assert shown(lines) == ""
     lines |= {part.final_name(arm, 1): gpu, part.grid(arm)[2].name: gpu}
     told = "**Two kinds of machine.** 2 of 8 runs were made on a GPU, all others on a CPU. K = 4: "
-    assert shown(lines).startswith(f"{told}the tuning of FDG, β; the final run with seed 1 of FDG, β. [BP and FDG on both]")
+    told += "the tuning of FDG, β; the final run with seed 1 of FDG, β. [BP and FDG on both]"
+    assert shown(lines).startswith(told)
     assert arms.tuning_cost(part, lines, arm) == "6 of 6 runs, 2.5 h, 0.5 h on a GPU"
     assert arms.hours([gpu]) == "0.5 h on a GPU" and arms.hours([]) == "0.0 core-hours"

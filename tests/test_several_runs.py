@@ -230,3 +230,17 @@ def test_a_refusal_on_the_way_stops_the_runs_under_way(tmp_path, monkeypatch):
 def test_two_values_that_would_share_a_directory_are_refused():
     with pytest.raises(BadInput, match="as another one would"):
         combinations("--sweep split=1/2;1:2")
+
+
+@pytest.mark.parametrize(("jobs", "told", "found"), [(1, None, "None"), (2, None, "false"), (2, "true", "true")])
+def test_runs_beside_each_other_leave_gpu_memory_to_the_others_unless_told_otherwise(
+    jobs, told, found, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    if told:
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", told)
+    asks = "import os; print(os.environ.get('XLA_PYTHON_CLIENT_PREALLOCATE'))"
+    planned = child_runs.Planned("one", tmp_path / "one.log", lambda: (["-c", asks], "started"))
+    with Signals() as signals:
+        assert child_runs.make_all([planned], jobs, signals) == 0
+    assert child_runs.last_line(planned.log) == found

@@ -72,7 +72,8 @@ def one_after_the_other(
             taken = [one.core for one in going if one.core is not None]
             one = queue.popleft()
             if (words := one.command()) is not None:
-                going.append(start(one, *words, next(core for core in cores if core not in taken), folder))
+                core = next(core for core in cores if core not in taken)
+                going.append(start(one, *words, core, folder, jobs == 1))
             continue
         time.sleep(POLL_SECONDS)
         if time.monotonic() - last_look > TELL_SECONDS:
@@ -99,8 +100,10 @@ def cores_for(jobs: int) -> list[int | None]:
     return list(cores[:jobs])
 
 
-def start(one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None) -> Going:
-    """Starts a run. words: after the interpreter. how: "started" or "continued"."""
+def start(
+    one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
+) -> Going:
+    """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no other one at a time."""
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
     one.log.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +111,15 @@ def start(one: Planned, words: Sequence[str], how: str, core: int | None, folder
         # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
         # second signal would make the run leave without a checkpoint).
         process = subprocess.Popen(
-            [sys.executable, *words], cwd=folder, start_new_session=True,
+            [sys.executable, *words], cwd=folder, start_new_session=True, env=environment(alone),
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     return Going(one.name, process, one.log, core)
+
+
+def environment(alone: bool) -> dict[str, str] | None:
+    """What a run starts with. JAX takes most of a GPU's memory at once, unless it is told that others want some."""
+    return None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
 
 
 def stop(going: Sequence[Going], number: int) -> int:
