@@ -53,7 +53,8 @@ WORDS = (
     "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
     "needs current weights and so the pipeline engine; the training is the schedule's all the same. A claim that does "
     "not hold here may hold there.",
-    "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
+    "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the "
+    "seed.",
 )
 
 
@@ -139,9 +140,18 @@ def machines(lines: Lines) -> str:
         return ""
     n = sum(map(arms.on_gpu, lines.values()))
     return (
-        f"**Two kinds of machine.** {n} of {len(lines)} runs were made on a GPU, all others on a CPU. {told}. [BP and "
-        "FDG on both](images_on_gpu.md) shows what that changes."
+        f"**Two kinds of machine.** {n} of {len(lines)} runs were made on a GPU, all others on a CPU. {told}. By "
+        "seed they are compared with the CPU's runs. [BP and FDG on both](images_on_gpu.md) shows what another machine "
+        f"changes. {repeat_on_gpu(lines)}"
     )
+
+
+def repeat_on_gpu(lines: Lines) -> str:
+    """What stands before the commands of runs that were made on a GPU."""
+    made = [line["hardware"] for line in lines.values() if arms.on_gpu(line)]
+    names = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
+    ways = (" ".join(f"{name}={each[key]}" for name, key in names.items() if each.get(key)) for each in made)
+    return f"Before a command on a GPU: `{markdown.either(ways)}`."
 
 
 def document(lines: Lines) -> str:

@@ -277,12 +277,12 @@ def _analysed(forward: Any, *arguments: Any) -> float:
     kind = jax.default_backend()
     platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
     with jax.default_device(_analyst()):
-        analysis: Any = forward.trace(*arguments).lower(lowering_platforms=(platform,)).cost_analysis() or {}
+        analysis: Any = forward.trace(*arguments).lower(lowering_platforms=(platform,)).cost_analysis()
     return float(analysis.get("flops", 0.0))
 
 
-def _analyst() -> jax.Device:
-    """A CPU: JAX has no analysis of programs that are not compiled for other devices. Raises BadInput."""
+def _analyst() -> Any:
+    """A CPU: only there JAX analyses programs before they are compiled. Raises BadInput."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:

@@ -575,13 +575,13 @@ def test_a_tiny_table_on_text_writes_its_text_and_trains_on_it(tmp_path):
 
 def test_the_page_of_images_says_which_runs_were_made_on_a_gpu_and_counts_their_hours_apart():
     shown = corrections_images.machines
-    cpu, gpu = ({"hardware": {"backend": name}, "seconds": 1800.0} for name in ("cpu", "gpu"))
+    cpu, gpu = ({"hardware": {"backend": name, "xla_flags": "--deft"}, "seconds": 1800.0} for name in ("cpu", "gpu"))
     part, arm = images.FOUR, images.FOUR.arms[1]
     lines = {run.name: cpu for run in part.grid(arm)} | {part.final_name(arm, 0): cpu}
     assert shown(lines) == ""
     lines |= {part.final_name(arm, 1): gpu, part.grid(arm)[2].name: gpu}
     told = "**Two kinds of machine.** 2 of 8 runs were made on a GPU, all others on a CPU. K = 4: "
-    told += "the tuning of FDG, β; the final run with seed 1 of FDG, β. [BP and FDG on both]"
-    assert shown(lines).startswith(told)
-    assert arms.tuning_cost(part, lines, arm) == "6 of 6 runs, 2.5 h, 0.5 h on a GPU"
-    assert arms.hours([gpu]) == "0.5 h on a GPU" and arms.hours([]) == "0.0 core-hours"
+    told += "the tuning of FDG, β; the final run with seed 1 of FDG, β. By seed"
+    assert shown(lines).startswith(told) and shown(lines).endswith("a GPU: `XLA_FLAGS=--deft`.")
+    assert arms.tuning_cost(part, lines, arm) == "6 of 6 runs, 2.5 h, 0.5 h on a shared GPU"
+    assert arms.hours([gpu]) == "0.5 h on a shared GPU" and arms.hours([]) == "0.0 core-hours"

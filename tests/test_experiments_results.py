@@ -234,3 +234,15 @@ def test_the_committed_results_are_plausible_and_name_no_place():
 
 def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
     assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}
+
+
+def test_a_run_is_the_tables_if_what_it_asked_for_was_settled_as_the_table_has_it(tmp_path):
+    run = run_of("fdg-K2-beta0.5")
+    path = make(tmp_path, run)
+    stored = json.loads((path / "config.json").read_text())
+    asked = {**stored.get("asked", stored), "split": None}
+    (path / "config.json").write_text(json.dumps({**stored, "split": "2,4,7", "asked": asked}))
+    named = run._replace(flags={**run.flags, "split": "2,4,7"})
+    assert run_table.state(named, tmp_path).kind == run_table.state(run, tmp_path).kind == run_table.DONE
+    with pytest.raises(BadInput, match="split is None, not 3,5,7"):
+        run_table.state(run._replace(flags={**run.flags, "split": "3,5,7"}), tmp_path)

@@ -290,11 +290,11 @@ def test_the_rows_take_the_fastest_flags_that_change_no_bit(tmp_path, monkeypatc
 
 
 def test_finished_parts_are_kept_beside_those_of_other_devices_and_shown(tmp_path, capsys):
-    def measure(device, **parts):
+    def measure(device, day=27, **parts):
         folder = tmp_path / "folder"
         shutil.rmtree(folder, ignore_errors=True)
         for name, says in parts.items():
-            about = {"device": device, "jax": "1", "python": "3", "time": "2026-11-27T01:00:00", "commit": None}
+            about = {"device": device, "jax": "1", "python": "3", "time": f"2026-11-{day}T01:00:00", "commit": None}
             Folder(folder).file(name, failed=name == "resume").parent.mkdir(parents=True, exist_ok=True)
             line = {"part": name, "passed": name != "resume", "says": says, **about}
             Folder(folder).file(name, failed=name == "resume").write_text(f"{json.dumps(line)}\n")
@@ -303,6 +303,7 @@ def test_finished_parts_are_kept_beside_those_of_other_devices_and_shown(tmp_pat
     assert measure("A", devices="one", engines="two", resume="other bits") == 0
     assert measure("B", devices="three") == 0
     assert measure("A", engines="four") == 0
+    assert measure("A", day=26, engines="older") == 0
     lines = pages.lines_of(tmp_path / "results" / pages.LINES)
     assert [(line["device"], line["says"]) for line in lines] == [("A", "one"), ("A", "four"), ("B", "three")]
     page = (tmp_path / "results" / pages.PAGE).read_text()

@@ -21,7 +21,7 @@ WORDS = (
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
-    """Adds the finished parts of a folder to the results, in the place of older lines of these parts on that device.
+    """Adds the finished parts of a folder to the results, or replaces those of the same device that are no newer.
 
     Returns: the two files that were written. Raises BadInput for a folder without a finished part.
     """
@@ -29,9 +29,10 @@ def collect(folder: Folder, results: Path) -> list[Path]:
     found = [line for line in found if line.get("passed", True)]
     if not found:
         raise BadInput(f"{folder.path} holds no finished part. `python -m experiments.gpu --minutes M` makes them.")
-    new = {key(line) for line in found}
-    kept = [line for line in lines_of(results / LINES) if key(line) not in new]
-    every = sorted([*kept, *found], key=lambda line: (line["device"], line["time"]))
+    old, new = by_part(lines_of(results / LINES)), by_part(found)
+    newer = {part: lines for part, lines in old.items() if lines[-1]["time"] > new.get(part, lines)[-1]["time"]}
+    every = [line for lines in (old | new | newer).values() for line in lines]
+    every.sort(key=lambda line: (line["device"], line["time"]))
     durable.make_folder(results)
     durable.write(results / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in every).encode())
     durable.write(results / PAGE, page(every).encode())
@@ -43,8 +44,12 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
-def key(line: Line) -> tuple[str, str]:
-    return line["device"], line["part"]
+def by_part(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
+    """The lines of each device and part."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        found.setdefault((line["device"], line["part"]), []).append(line)
+    return found
 
 
 def page(lines: Sequence[Line]) -> str:

@@ -22,7 +22,7 @@ from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_
 from fdg_jax.training import child_runs
 
 PLACES = ("data_dir", "run_dir")
-HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision")
+HARDWARE = ("backend", "processor", "devices", "cpus", "usable_cores", "cpu_devices", "matmul_precision", "xla_flags")
 NEEDED = {
     "versions": dict, "backend": str, "devices": list, "cpus": int | None, "platform": str,
     "git_commit": str | None, "started": str,

@@ -114,7 +114,7 @@ def state(run: Run, runs_dir: Path) -> State:
 
 
 def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput unless the run was made with the table's options and no others.
+    """Raises BadInput unless the run was made with the table's options and no others, as asked for or as settled.
 
     It ignores options that were added to the command after the run was made.
     """
@@ -123,7 +123,8 @@ def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
     rest = {name: field.default for name, field in FIELDS.items() if name not in free}
     wanted = {name: value for name, value in rest.items() if name in asked} | dict(run.flags)
-    differing = differences(wanted, asked)
+    settled = {name for name, value in wanted.items() if config.get(name) == value}  # "2,4,7" of a split that was asked
+    differing = differences({name: value for name, value in wanted.items() if name not in settled}, asked)
     if differing:
         raise BadInput(f"{path} holds another run than {run.name}: {differing}. Use another --runs-dir.")
 

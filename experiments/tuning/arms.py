@@ -126,14 +126,14 @@ def final_runs(parts: Sequence[Part], lines: Lines) -> tuple[Run, ...]:
 
 
 def hours(lines: Sequence[Mapping[str, Any]], unit: str = "core-hours") -> str:
-    """`1.5 core-hours, 0.2 h on a GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
+    """`1.5 core-hours, 0.2 h on a shared GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
     several shared the device. One that has diverged is not counted."""
 
     def took(gpu: bool) -> str:
         return f"{sum(line.get('seconds', 0.0) for line in lines if on_gpu(line) == gpu) / 3600:.1f}"
 
     places = {on_gpu(line) for line in lines} or {False}
-    told = {False: f"{took(False)} {unit}", True: f"{took(True)} h on a GPU"}
+    told = {False: f"{took(False)} {unit}", True: f"{took(True)} h on a shared GPU"}
     return ", ".join(told[place] for place in sorted(places))
 
 
