@@ -147,8 +147,10 @@ def machines(lines: Lines) -> str:
 
 
 def repeat_on_gpu(lines: Lines) -> str:
-    """What stands before the commands of runs that were made on a GPU."""
+    """What stands before the commands of runs that were made on a GPU; "" if none was."""
     made = [line["hardware"] for line in lines.values() if arms.on_gpu(line)]
+    if not made:
+        return ""
     names = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
     ways = (" ".join(f"{name}={each[key]}" for name, key in names.items() if each.get(key)) for each in made)
     return f"Before a command on a GPU: `{markdown.either(ways)}`."

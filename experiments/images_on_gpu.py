@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from experiments import corrections_images
 from experiments.harness import markdown, result_files
 from experiments.harness.intervals import Interval, by_seed_paragraph, carries, interval, paired
-from experiments.harness.run_table import RESULTS, Lines, Run, Table, command, shown
+from experiments.harness.run_table import RESULTS, Lines, Table
 from experiments.harness.table_command import main
-from experiments.tuning.arms import Arm, Part
+from experiments.tuning import arms
+from experiments.tuning.arms import Part
 from experiments.tuning.images import FOUR, OF_BP
+from experiments.tuning.verdicts import Values
 
-ARMS = ((OF_BP, OF_BP.arms[0]), (FOUR, FOUR.arms[0]))
+PARTS = (OF_BP, FOUR._replace(arms=FOUR.arms[:1]))  # one arm each
 HEADS = ("arm", "n on a GPU", "on a CPU: by seed", "mean", "on a GPU: by seed", "mean", "command")
 WORDS = (
     "**Equal in both:** the options, a seed's first weights, order and augmentation, full float32 products, and the "
@@ -29,23 +31,15 @@ def of_cpu() -> Lines:
     return result_files.entries(corrections_images.TABLE, RESULTS)
 
 
-def runs_of(part: Part, arm: Arm, cpu: Lines) -> tuple[Run, ...]:
-    choice = part.choice(cpu, arm)
-    return () if choice is None else tuple(part.final_run(arm, choice, seed) for seed in part.seeds)
+def errors(lines: Lines, part: Part) -> Values:
+    return corrections_images.values(lines, part, part.arms[0])
 
 
-def errors(lines: Lines, part: Part, arm: Arm) -> dict[int, float]:
-    return dict(corrections_images.values(lines, part, arm).by_seed)
-
-
-def row(gpu: Lines, cpu: Lines, part: Part, arm: Arm) -> list[str]:
-    cells, found = [], [errors(lines, part, arm) for lines in (cpu, gpu)]
-    for each in found:
-        mean = interval(list(each.values()))
-        by_seed = ", ".join(f"{seed}: {error:.2f}" for seed, error in each.items())
-        cells += [by_seed, f"{mean.mean:.2f}" if mean else ""]
-    line = shown(command(runs_of(part, arm, cpu)[0], None, None)).replace("--seed 0", "--seed S")
-    return [arm.label, str(len(found[1]) or ""), *cells, f"`{line}`"]
+def row(gpu: Lines, cpu: Lines, part: Part) -> list[str]:
+    _, mean, _, by_seed = arms.measured(part, errors(cpu, part), digits=2)
+    n, gpu_mean, _, gpu_by_seed = arms.measured(part, errors(gpu, part), digits=2)
+    *_, line = arms.how_made(part, cpu, part.arms[0])
+    return [part.arms[0].label, n, by_seed, mean, gpu_by_seed, gpu_mean, line]
 
 
 def answer(found: Sequence[Interval | None]) -> str:
@@ -61,17 +55,14 @@ def answer(found: Sequence[Interval | None]) -> str:
 
 def document(gpu: Lines) -> str:
     cpu = of_cpu()
-    differences = [paired(errors(gpu, part, arm), errors(cpu, part, arm)) for part, arm in ARMS]
-    said = [
-        carries(f"{arm.label}, GPU minus CPU", interval(list(found.values())))
-        for (_, arm), found in zip(ARMS, differences, strict=True)
-    ]
+    labels = [part.arms[0].label for part in PARTS]
+    found = [interval(list(paired(errors(gpu, part).by_seed, errors(cpu, part).by_seed).values())) for part in PARTS]
     parts = [
         "**The question.** Does it matter for [the table of corrections](corrections_images.md) that some of its runs "
         f"were made on a GPU? {len(gpu)} of {len(TABLE.runs)} runs are finished. Test error in percent.",
-        markdown.table(HEADS, (row(gpu, cpu, part, arm) for part, arm in ARMS)),
-        by_seed_paragraph(said),
-        answer([interval(list(found.values())) for found in differences]),
+        markdown.table(HEADS, (row(gpu, cpu, part) for part in PARTS)),
+        by_seed_paragraph([carries(f"{label}, GPU minus CPU", one) for label, one in zip(labels, found, strict=True)]),
+        answer(found),
         f"**On the GPU.** {markdown.origin(gpu)}",
         corrections_images.repeat_on_gpu(gpu),
         *WORDS,
@@ -83,7 +74,7 @@ TABLE = Table(
     name="images_on_gpu",
     summary="BP and FDG of corrections_images once more on a GPU: what another machine changes",
     title="BP and FDG of the table of corrections, on a CPU and on a GPU",
-    runs=tuple(run for part, arm in ARMS for run in runs_of(part, arm, of_cpu())),
+    runs=arms.final_runs(PARTS, of_cpu()),
     document=document,
 )
 

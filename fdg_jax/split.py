@@ -247,11 +247,11 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
         BadInput: a block cannot take what the one before it gives. The message names both. Or JAX was told to do
             without CPUs.
     """
-    _analyst()  # refused here if need be, since below every error is the block's
+    cpu = _analyst()  # refused here if need be, since below every error is the block's
     kinds, found, before = Kinds[tuple[float, Any]](), [], f"the input is {describe(x)}"
     for number, block in enumerate(blocks):
         try:
-            flops, y = kinds.of(block, describe(x), partial(_flops, block, x))
+            flops, y = kinds.of(block, describe(x), partial(_flops, block, x, cpu))
         except Exception as error:  # whatever a block raises when shapes do not fit
             who = f"block {number} ({type(block).__name__}) of the network cannot take {describe(x)}; {before}"
             raise BadInput(f"{who}. {sentence(error)} Change one of the two.") from error
@@ -260,8 +260,9 @@ def costs(blocks: Sequence[nn.Module], x: Any) -> list[float]:
     return found
 
 
-def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
-    """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x."""
+def _flops(block: nn.Module, x: Any, cpu: Any) -> tuple[float, Any]:
+    """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x. The program is that of the
+    kind of device on which JAX computes, and is analysed on a CPU."""
     key = jax.eval_shape(jax.random.key, 0)
     train: dict[str, Any] = {"train": True} if takes_train(block) else {}
 
@@ -269,16 +270,11 @@ def _flops(block: nn.Module, x: Any) -> tuple[float, Any]:
         return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"params": key, DROPOUT: key})[0]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
-    return _analysed(forward, variables, x, key), jax.eval_shape(forward, variables, x, key)
-
-
-def _analysed(forward: Any, *arguments: Any) -> float:
-    """FLOPs of the program that the kind of device takes on which JAX computes, analysed on a CPU."""
     kind = jax.default_backend()
     platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
-    with jax.default_device(_analyst()):
-        analysis: Any = forward.trace(*arguments).lower(lowering_platforms=(platform,)).cost_analysis()
-    return float(analysis.get("flops", 0.0))
+    with jax.default_device(cpu):
+        analysis: Any = forward.trace(variables, x, key).lower(lowering_platforms=(platform,)).cost_analysis()
+    return float(analysis.get("flops", 0.0)), jax.eval_shape(forward, variables, x, key)
 
 
 def _analyst() -> Any:

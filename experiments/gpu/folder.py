@@ -19,6 +19,16 @@ Line = Mapping[str, Any]
 CHOSEN = "chosen.json"
 
 
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of results; [] if it is not there."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def write_lines(file: Path, lines: Sequence[Line]) -> None:
+    """Writes a file of results, whole or not at all."""
+    durable.write(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+
+
 class Folder:
     """path: the folder. rows: where the run directories are. scratch: emptied at the beginning and at the end."""
 
@@ -60,22 +70,18 @@ class Folder:
 
     def lines(self, part: str, failed: bool = False) -> list[dict[str, Any]]:
         """The results of a part; [] if there are none."""
-        file = self.file(part, failed)
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+        return lines_of(self.file(part, failed))
 
     def line(self, part: str) -> dict[str, Any]:
         """The result of a part that has one line; {} if it is not finished."""
         return next(iter(self.lines(part)), {})
 
     def finish(self, part: str, lines: Sequence[Line]) -> None:
-        self._write(self.file(part), lines)
+        write_lines(self.file(part), lines)
         self.file(part, failed=True).unlink(missing_ok=True)
 
     def fail(self, part: str, lines: Sequence[Line]) -> None:
-        self._write(self.file(part, failed=True), lines)
-
-    def _write(self, file: Path, lines: Sequence[Line]) -> None:
-        durable.write(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+        write_lines(self.file(part, failed=True), lines)
 
     def place(self, name: str) -> Path:
         """A new path for something that is thrown away at the end."""

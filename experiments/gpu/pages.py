@@ -1,11 +1,9 @@
 """What was measured on GPUs, kept in the repository: lines of finished parts, and the page that is made of them."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from experiments.gpu.folder import Folder, Line
+from experiments.gpu.folder import Folder, Line, lines_of, write_lines
 from experiments.harness import markdown
 from fdg_jax.errors import BadInput
 from fdg_jax.storage import durable
@@ -34,14 +32,9 @@ def collect(folder: Folder, results: Path) -> list[Path]:
     every = [line for lines in (old | new | newer).values() for line in lines]
     every.sort(key=lambda line: (line["device"], line["time"]))
     durable.make_folder(results)
-    durable.write(results / LINES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in every).encode())
+    write_lines(results / LINES, every)
     durable.write(results / PAGE, page(every).encode())
     return [results / LINES, results / PAGE]
-
-
-def lines_of(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file; [] if it is not there."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
 def by_part(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
@@ -66,7 +59,7 @@ def page(lines: Sequence[Line]) -> str:
     return "\n\n".join([*parts, WORDS]) + "\n"
 
 
-def made(lines: Sequence[Mapping[str, Any]]) -> str:
+def made(lines: Sequence[Line]) -> str:
     """The versions and commits of one device's lines."""
     commits = markdown.either(markdown.short(line["commit"]) for line in lines)
     versions = markdown.either(f"Python {line['python']}, JAX {line['jax']}" for line in lines)

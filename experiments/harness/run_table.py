@@ -123,8 +123,8 @@ def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
     rest = {name: field.default for name, field in FIELDS.items() if name not in free}
     wanted = {name: value for name, value in rest.items() if name in asked} | dict(run.flags)
-    settled = {name for name, value in wanted.items() if config.get(name) == value}  # "2,4,7" of a split that was asked
-    differing = differences({name: value for name, value in wanted.items() if name not in settled}, asked)
+    unsettled = {name: value for name, value in wanted.items() if config.get(name) != value}
+    differing = differences(unsettled, asked)
     if differing:
         raise BadInput(f"{path} holds another run than {run.name}: {differing}. Use another --runs-dir.")
 
