@@ -164,7 +164,7 @@ def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
     lines = tuned(images.OF_BP, 0)
     lines |= {run.name: line(run) for run in images.OF_BP.final_runs(lines)}
     table = written(tmp_path, corrections_images.TABLE, lines)
-    assert len(result_files.read(table, tmp_path)) == 6 + 3
+    assert len(result_files.read(table, tmp_path)) == 3 * (6 + 3)
     lines |= tuned(images.OF_BP, 1)
     table = written(tmp_path, corrections_images.TABLE, lines)
     with pytest.raises(BadInput, match=r"final-K1-bp-seed0 is of another run: learning_rate is 0\.05, not 0\.1"):
@@ -371,7 +371,22 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
     assert "The aim of 28%, half of the gap that was known before, is reached." in text
     assert re.search(r"^\*\*At the edge", text, re.M) is None  # run 1 of each grid has the usual rate
     edge = {name: each for part in images.PARTS for name, each in tuned(part, 0).items()}
-    assert "30 of 30 arms chose the smallest or the largest rate" in corrections_images.document(edge)
+    assert "32 of 32 arms chose the smallest or the largest rate" in corrections_images.document(edge)
+
+
+def test_an_arm_with_another_optimizer_is_told_beside_the_best_with_sgd_and_beside_its_own_bp():
+    lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
+    errors = {"bp": 22.0, "bp-rotation": 16.5, "fdg": 34.0, "beta": 29.0, "rotation": 18.0}
+    for run, arm, seed in finals(images.PARTS[:2], errors, lines):
+        lines[run.name] = line(run, errors[arm.name] + NOISE[seed])
+    text = corrections_images.document(lines)
+    best = "is basis rotation: 18.00%; of those with SGD, as BP has it, FDG, β: 29.00%. BP 22.00% (n = 3)"
+    assert best in text and "is reached. Of the gap in this table FDG, β closes 42%." in text
+    assert "**Minus BP with the same optimizer**, by seed, in points: K = 4, basis rotation: +1.50 (+1.50 to" in text
+    (own,) = [cells for cells in rows(text) if cells[1] == "BP, basis rotation"]
+    found = dict(zip(corrections_images.HEADS, own, strict=True))
+    assert (found["K"], found["gap to BP closed"]) == ("any", "")
+    assert found["minus BP, by seed: mean (95% interval)"] == "-5.50 (-5.50 to -5.50)"
 
 
 def test_the_page_on_images_tells_what_has_diverged_and_closes_no_gap_that_may_be_chance():

@@ -16,7 +16,12 @@ QUARTER = 244  # of a final run's updates at the first learning rate: PipeMare's
 MULTIPLES, SEEDS = (0.5, 1.0, 2.0), (0, 1, 2)
 SGD_RATE, ADAM_RATE = 0.1, 1e-3
 FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
+BPS: dict[str, Any] = {"method": "bp", "engine": "delay-line"}
+DECOUPLED = {"weight_decay": 0.1, "decay": "matrices"}
+NADAM = {"optimizer": "nadam", **DECOUPLED}
+ROTATION = {"optimizer": "rotation", **DECOUPLED}
 MOMENTA = ({"momentum": 0.9}, {"momentum": 0.7})  # what is tuned where an arm has no option of its own
+NADAM_MOMENTA = ({"momentum": 0.99}, {"momentum": 0.9})
 ANNEALED = ({"anneal_updates": 0}, {"anneal_updates": QUARTER})
 BETAS = ({"beta": 0.5}, {"beta": 0.3})
 CURRENT = {"method": "fdg", "engine": "pipeline", "weights": "current"}
@@ -35,7 +40,12 @@ def arm(
     return Arm(name, label, flags, own, rate, claim, rule)
 
 
-BP = Arm("bp", "BP", {"method": "bp", "engine": "delay-line"}, MOMENTA, SGD_RATE)
+BP = arm("bp", "BP", BPS, MOMENTA)
+# Arms with another optimizer than SGD -> BP with that one: what the optimizer brings without any delay.
+OWN_BP = {
+    "nadam": arm("bp-nadam", "BP, NAdam", {**BPS, **NADAM}, NADAM_MOMENTA, rate=ADAM_RATE),
+    "rotation": arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}, MOMENTA, rate=ADAM_RATE),
+}
 STALE = arm("fdg", "FDG, β = 1", FDG, MOMENTA, "FDG: without shrinking late gradients cost accuracy", "worse")
 ARMS = (
     STALE,
@@ -63,11 +73,9 @@ ARMS = (
     arm("t2", "PipeMare's T2", {**CURRENT, "correct": "t2"}, ({"discrepancy": 0.135}, {"discrepancy": 0.5})),
     arm("pipemare", "PipeMare: rate or T1, and T2", {**CURRENT, "correct": "rate,t2"}, ANNEALED,
         "PipeMare (from memory): level with synchronous training", "level"),
-    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, "optimizer": "nadam", "weight_decay": 0.1,
-        "decay": "matrices"}, ({"momentum": 0.99}, {"momentum": 0.9}),
+    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM}, NADAM_MOMENTA,
         "AsyncPP: level with synchronous training or better", "level", ADAM_RATE),
-    arm("rotation", "basis rotation", {**FDG, "optimizer": "rotation", "weight_decay": 0.1, "decay": "matrices"},
-        MOMENTA, rate=ADAM_RATE),
+    arm("rotation", "basis rotation", {**FDG, **ROTATION}, MOMENTA, rate=ADAM_RATE),
 )  # fmt: skip
 # The balanced cuts on a CPU, where the first of these runs were made. On a GPU others are balanced, as narrow
 # convolutions take fewer FLOPs there.
@@ -86,7 +94,7 @@ def part(K: int, title: str, arms: tuple[Arm, ...]) -> Part:
     return Part(f"K{K}", title, arms, shared, tuned, final, MULTIPLES, SEEDS)
 
 
-OF_BP = part(1, "BP", (BP,))
+OF_BP = part(1, "BP", (BP, *OWN_BP.values()))
 FOUR = part(4, "K = 4", ARMS)
 TWO = part(2, "K = 2", tuple(arm for arm in ARMS if arm.name not in SAME_AT_ONE))
 PARTS = (OF_BP, FOUR, TWO)
