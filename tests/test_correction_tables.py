@@ -106,7 +106,8 @@ def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
     counted = {
         "images: tuning BP and K = 4, then final": images.PARTS[:2],
         "text: tuning, then final, K = 8": texts.PARTS[:2],
-        "images: tuning K = 2, then final": images.PARTS[2:],
+        "images: tuning BP with other optimizers, then final": images.PARTS[2:3],
+        "images: tuning K = 2, then final": images.PARTS[3:],
     }
     total = 0
     for what, parts in counted.items():
@@ -164,7 +165,7 @@ def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
     lines = tuned(images.OF_BP, 0)
     lines |= {run.name: line(run) for run in images.OF_BP.final_runs(lines)}
     table = written(tmp_path, corrections_images.TABLE, lines)
-    assert len(result_files.read(table, tmp_path)) == 3 * (6 + 3)
+    assert len(result_files.read(table, tmp_path)) == 6 + 3
     lines |= tuned(images.OF_BP, 1)
     table = written(tmp_path, corrections_images.TABLE, lines)
     with pytest.raises(BadInput, match=r"final-K1-bp-seed0 is of another run: learning_rate is 0\.05, not 0\.1"):
@@ -355,10 +356,10 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
         lines[run.name] = line(run, errors[arm.name] + NOISE[seed] * (1 + len(arm.name) / 10))
     told = {(cells[0], cells[1]): dict(zip(corrections_images.HEADS, cells, strict=True)) for cells in
             rows(corrections_images.document(lines))}  # fmt: skip
-    bp, beta = told["any", "BP"], told["4", "FDG, β"]
+    bp, beta = told["any", "BP, SGD"], told["4", "FDG, β"]
     assert (bp["n"], bp["test error %, mean"], bp["gap to BP closed"]) == ("3", "22.00", "")
     assert beta["gap to BP closed"] == "50%" and beta["here"].startswith("holds here. The gain is +6.00")
-    assert beta["minus BP, by seed: mean (95% interval)"].startswith("+6.00 (")
+    assert beta["minus BP with SGD, by seed: mean (95% interval)"].startswith("+6.00 (")
     assert beta["chosen"] == "--learning-rate 0.1 --beta 0.5" and beta["tuning"] == "6 of 6 runs, 0.6 h"
     assert "--hold-out 0 " in beta["command"] and "--learning-rate 0.1 --beta 0.5 --seed S`" in beta["command"]
     assert told["4", "anticipate, last update"]["here"].startswith("does not hold here. Behind BP by +11.95")
@@ -374,19 +375,28 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
     assert "32 of 32 arms chose the smallest or the largest rate" in corrections_images.document(edge)
 
 
-def test_an_arm_with_another_optimizer_is_told_beside_the_best_with_sgd_and_beside_its_own_bp():
+def test_an_arm_with_another_optimizer_is_told_beside_the_best_with_sgd_and_beside_its_own_bp(monkeypatch, tmp_path):
     lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
     errors = {"bp": 22.0, "bp-rotation": 16.5, "fdg": 34.0, "beta": 29.0, "rotation": 18.0}
-    for run, arm, seed in finals(images.PARTS[:2], errors, lines):
+    for run, arm, seed in finals(images.PARTS[:3], errors, lines):
         lines[run.name] = line(run, errors[arm.name] + NOISE[seed])
     text = corrections_images.document(lines)
-    best = "is basis rotation: 18.00%; of those with SGD, as BP has it, FDG, β: 29.00%. BP 22.00% (n = 3)"
-    assert best in text and "is reached. Of the gap in this table FDG, β closes 42%." in text
-    assert "**Minus BP with the same optimizer**, by seed, in points: K = 4, basis rotation: +1.50 (+1.50 to" in text
+    best = "is basis rotation: 18.00%; of those with SGD, FDG, β: 29.00%. BP with SGD: 22.00% (n = 3)"
+    assert best in text and "is reached, but not with SGD. Of the gap in this table FDG, β closes 42%." in text
+    assert "with the 95% interval: basis rotation, K = 4: +1.50 (+1.50 to +1.50), n = 3." in text
     (own,) = [cells for cells in rows(text) if cells[1] == "BP, basis rotation"]
     found = dict(zip(corrections_images.HEADS, own, strict=True))
     assert (found["K"], found["gap to BP closed"]) == ("any", "")
-    assert found["minus BP, by seed: mean (95% interval)"] == "-5.50 (-5.50 to -5.50)"
+    assert found["minus BP with SGD, by seed: mean (95% interval)"] == "-5.50 (-5.50 to -5.50)"
+    drawn = {}
+    monkeypatch.setattr(corrections_images.bars, "draw", lambda groups, *_: drawn.update(groups))
+    corrections_images.picture(lines, tmp_path / "images.png")
+    assert list(drawn["BP: nothing is late"]) == ["BP, SGD", "BP, basis rotation"]
+    lost = {"diverged": True, **WHENCE}
+    lines |= {"final-K4-rotation-seed0": lost, "final-K1-bp-rotation-seed1": lost, "final-K4-nadam-seed0": lost}
+    told = corrections_images.optimizers(lines)
+    assert "(NAdam), K = 4: 1 diverged; basis" in told
+    assert told.endswith("basis rotation, K = 4: +1.50, n = 1, 1 diverged, 1 of BP diverged.")
 
 
 def test_the_page_on_images_tells_what_has_diverged_and_closes_no_gap_that_may_be_chance():

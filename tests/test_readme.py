@@ -102,7 +102,7 @@ def test_what_came_out_is_what_the_decisive_experiments_page_says():
 
 
 ARMS = {  # a row of the README -> (its arm on the page of images, its arm and optimizer on that of text)
-    "BP: nothing is late": ("BP", ""),
+    "BP: nothing is late": ("BP, SGD", ""),
     "FDG": ("FDG, β = 1", "FDG, adamw"),
     "FDG, `--beta 0.3`": ("FDG, β", ""),
     "PipeDream (`--method pipedream`), half as stale": ("", "DDG, which is PipeDream (half as stale), adamw"),
@@ -141,7 +141,7 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         arm, of_text = ARMS[name]
         assert not arm or f" | {arm} | " in images
         assert on_images == shown_images.get(arm, "")  # blank until it has three seeds
-        assert on_text == ("0" if arm == "BP" else shown_text[of_text])
+        assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
     assert "No arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
     assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text

@@ -52,6 +52,8 @@ def draw(
                     fontsize=9,
                 )  # fmt: skip
             axes.margins(x=0.08)  # for the numbers
+            if by_number:
+                axes.set_ylim(-0.6, max(3, len(values)) - 0.4)  # bars of one height in all panels
             axes.set_title(group, loc="left", fontsize=10)
             axes.grid(axis="x", color=FAINT, lw=0.6)
             axes.set_axisbelow(True)
