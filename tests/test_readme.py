@@ -144,5 +144,7 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
     assert "No arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
+    of_rotation = re.search(r"^\| any \| BP, basis rotation \| 3 \|", images, re.M)
+    assert ("BP with these two is not trained yet" in said) == (not of_rotation)
     assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
     assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 22
