@@ -49,7 +49,7 @@ def draw(
                     axes.plot(found, [at] * len(found), "o", color=INK, ms=3.5)
                 axes.annotate(
                     f"{means[label]:.2f}", (max(found), at), xytext=(5, 0), textcoords="offset points", va="center",
-                    fontsize=9,
+                    fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},  # the line may cross it
                 )  # fmt: skip
             axes.margins(x=0.08)  # for the numbers
             if by_number:
