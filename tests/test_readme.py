@@ -134,7 +134,8 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     text = (ROOT / "experiments/results/corrections_text.md").read_text()
     errors = re.findall(r"^\| (?:any|4) \| (.*?) \| 3 \| ([\d.]+) \| .*? \| .*? \|.*?\| (-?\d+%)? ?\|", images, re.M)
     shown_images = {arm: f"{error}, {closed}" if closed else error for arm, error, closed in errors}
-    shown_images |= {arm: f"{shown_images[arm].split(',')[0]}; BP with it {shown_images[own]}" for arm, own in OWN_BP}
+    mean = {arm: error for arm, error, _ in errors}
+    shown_images |= {arm: f"{mean[arm]}; BP with it {mean[own]}" for arm, own in OWN_BP}
     above = r"^\| transformer8x64 \| 8 \| (.*?) \| 3 \| [\d.]+ \| [\d.]+ \| .*? \| \+([\d.]+) \("
     shown_text = {**dict(re.findall(above, text, re.M)), "": ""}
     rows = rows_below("three seeds, mean")
