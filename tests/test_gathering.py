@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.ports import free_port
+from fdg_jax.machine.ports import endpoint, hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.gathering import Absent, gather
 
@@ -18,7 +18,8 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def place():
-    return f"{HOST}:{free_port(HOST)}"
+    with hold_port(HOST) as held:
+        yield endpoint(held)
 
 
 def outcomes(place, numbers, processes, seconds=5.0, delay=0.0):
@@ -77,6 +78,7 @@ def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(place, mo
     host, _, port = place.rpartition(":")
     got = []
     with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind((host, int(port)))
         other.listen()
 

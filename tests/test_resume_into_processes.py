@@ -9,7 +9,7 @@ import pytest
 from cifar_processes import QUICK, ROOT, SHORT, read
 from training_processes import PROGRAM, each_needs_a_core, finish, same, started, trained
 
-from fdg_jax.machine.ports import free_port
+from fdg_jax.machine.ports import endpoint, hold_port
 
 pytestmark = [pytest.mark.slow, each_needs_a_core]
 INTO = "--resume-into"
@@ -77,19 +77,20 @@ def damaged(run, copy):
 
 def refused(words):
     """What two processes that are started by hand print on stderr; each ends with exit code 2."""
-    joining = ["--coordinator", f"127.0.0.1:{free_port('127.0.0.1')}", "--processes", "2", "--process-id"]
-    both = [
-        subprocess.Popen(
-            [sys.executable, *PROGRAM, *words, *joining, str(number)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},
-        )
-        for number in range(2)
-    ]
-    outs = [process.communicate(timeout=300)[1] for process in both]
+    with hold_port("127.0.0.1") as held:
+        joining = ["--coordinator", endpoint(held), "--processes", "2", "--process-id"]
+        both = [
+            subprocess.Popen(
+                [sys.executable, *PROGRAM, *words, *joining, str(number)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},
+            )
+            for number in range(2)
+        ]
+        outs = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [2, 2], outs
     return outs
 
