@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.gathering import Absent, gather
 
@@ -18,8 +18,9 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def place():
-    with hold_port(HOST) as held:
-        yield endpoint(held)
+    free, held = hold_port(HOST)
+    with held:
+        yield free
 
 
 def outcomes(place, numbers, processes, seconds=5.0, delay=0.0):

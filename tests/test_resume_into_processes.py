@@ -9,7 +9,7 @@ import pytest
 from cifar_processes import QUICK, ROOT, SHORT, read
 from training_processes import PROGRAM, each_needs_a_core, finish, same, started, trained
 
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 
 pytestmark = [pytest.mark.slow, each_needs_a_core]
 INTO = "--resume-into"
@@ -77,8 +77,9 @@ def damaged(run, copy):
 
 def refused(words):
     """What two processes that are started by hand print on stderr; each ends with exit code 2."""
-    with hold_port("127.0.0.1") as held:
-        joining = ["--coordinator", endpoint(held), "--processes", "2", "--process-id"]
+    coordinator, held = hold_port("127.0.0.1")
+    with held:
+        joining = ["--coordinator", coordinator, "--processes", "2", "--process-id"]
         both = [
             subprocess.Popen(
                 [sys.executable, *PROGRAM, *words, *joining, str(number)],

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.harness.ranks import Ranks
 from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import Side
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 
 HOST = "127.0.0.1"
 COORDINATOR = "FDG_JAX_COORDINATOR"  # in the environment of a rank: where rank 0 listens
@@ -26,8 +26,8 @@ class Joined(Ranks):
 
     def __init__(self, side: Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
-        self.held = hold_port(HOST)  # for process 0, where no host's address is given
-        meeting = {} if hosts else {COORDINATOR: endpoint(self.held)}
+        coordinator, self.held = hold_port(HOST)  # for rank 0, unless that is on a host of its own
+        meeting = {} if hosts else {COORDINATOR: coordinator}
         super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts)
 
     def memory(self, batches: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fdg_jax.launch.attempt import BAD_INPUT, STOPPED, Attempt, Received, Signal
 from fdg_jax.launch.group import Group
 from fdg_jax.launch.lines import Printer
 from fdg_jax.machine.placement import processes_of_stages
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 
 HOST = "127.0.0.1"
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
@@ -39,11 +39,11 @@ def run(plan: Plan, printers: tuple[Printer, Printer]) -> int:
         done, words = 0, plan.words
         while True:
             stages = stages_of(words, len(plan.cores))
-            with hold_port(HOST) as held:
-                each = commands(words, len(plan.cores), endpoint(held))
-                with Group(each, plan.cores, events, printers, stages) as group:
-                    attempt = Attempt(group, events, plan.grace, say)
-                    attempt.wait()
+            coordinator, held = hold_port(HOST)
+            each = commands(words, len(plan.cores), coordinator)
+            with held, Group(each, plan.cores, events, printers, stages) as group:
+                attempt = Attempt(group, events, plan.grace, say)
+                attempt.wait()
             if attempt.signals:
                 say(f"{attempt.told()}.{go_on(plan.words)}")
                 return 128 + attempt.signals[0]
@@ -77,7 +77,7 @@ def go_on(words: Sequence[str]) -> str:
 
 
 def commands(words: Sequence[str], count: int, coordinator: str) -> list[list[str]]:
-    """The words of each of so many processes, the first of which is to listen at the coordinator's address and port."""
+    """The words of each of so many processes. coordinator: address and port, where the first of them is to listen."""
     common = [sys.executable, *words, "--coordinator", coordinator, "--processes", str(count), "--process-id"]
     return [[*common, str(index)] for index in range(count)]
 

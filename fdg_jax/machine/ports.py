@@ -1,13 +1,17 @@
-"""Ports of the network, held until who is to listen there does."""
+"""Ports of the network, held for servers that will listen there later."""
 
 import socket
+import sys
 
 
-def hold_port(address: str) -> socket.socket:
-    """A socket that holds a port of its own at an IPv4 address, until it is closed or its process ends.
+def hold_port(address: str) -> tuple[str, socket.socket]:
+    """A free port at an IPv4 address, and a socket that holds it until it is closed or its process ends.
 
     Meanwhile the system gives the port to no other program and to no connection, but a server that sets SO_REUSEADDR
-    can listen there: JAX's servers do, and so does `fdg_jax.transport.gathering`.
+    can listen there: JAX's servers do, and so does `fdg_jax.transport.gathering`. That is so on Linux. Other systems
+    would refuse these servers, so there the socket is closed already, and the port may be taken a moment later.
+
+    Returns: (address and port, e.g. "127.0.0.1:40001", the socket).
 
     Raises OSError if the address is not one of this machine's.
     """
@@ -18,10 +22,7 @@ def hold_port(address: str) -> socket.socket:
     except OSError:
         holder.close()
         raise
-    return holder
-
-
-def endpoint(holder: socket.socket) -> str:
-    """The address and the port that a socket has, e.g. "127.0.0.1:40001"."""
-    address, port = holder.getsockname()
-    return f"{address}:{port}"
+    place = f"{address}:{holder.getsockname()[1]}"
+    if sys.platform != "linux":
+        holder.close()
+    return place, holder

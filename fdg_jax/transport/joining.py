@@ -10,7 +10,7 @@ import jax
 
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import jax_internals
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.devices import request_cpu_devices
 
@@ -56,13 +56,13 @@ def join_processes(
             "Use 1 to K processes."
         )
     try:
-        held = hold_port(address)
+        transfers, held = hold_port(address)
     except OSError as error:
         raise BadInput(
             f"address {address} cannot be used on this host ({reason(error)}). Give one of its own."
         ) from error
     with held:
-        set_up(K, address, endpoint(held))
+        set_up(K, address, transfers)
         gathering.gather(coordinator, process, processes, JOINING_SECONDS)
         initialize(coordinator, process, processes, detect)
         held.detach()  # it stays open, for JAX listens at the port only when the first array is copied
@@ -74,6 +74,8 @@ def set_up(K: int, address: str, transfers: str) -> None:
 
     Raises: BadInput if JAX has already started.
     """
+    if jax_internals.has_started() or jax.distributed.is_initialized():
+        raise BadInput(TOO_LATE)
     # Each process emulates K CPU devices, as one process for all stages would: XLA's thread pools are then as large.
     if not request_cpu_devices(K, exactly=True):
         raise BadInput(TOO_LATE)
@@ -81,8 +83,6 @@ def set_up(K: int, address: str, transfers: str) -> None:
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces
     jax.config.update("jax_cross_host_transfer_transfer_size", TRANSFER_BYTES)
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
-    if jax_internals.has_started() or jax.distributed.is_initialized():
-        raise BadInput(TOO_LATE)
 
 
 def initialize(coordinator: str, process: int, processes: int, detect: bool) -> None:

@@ -13,7 +13,7 @@ from fault_runs import ROOT, Config, assert_same, newest
 from launched_runs import EPOCHS, STEPS, Launched
 from training_processes import each_needs_a_core
 
-from fdg_jax.machine.ports import endpoint, hold_port
+from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import joining
 
 pytestmark = each_needs_a_core
@@ -28,8 +28,9 @@ mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/new,workdir=$1/work" "$2" &
 @pytest.fixture
 def meeting():
     """Where process 0 can listen, as HOST:PORT."""
-    with hold_port("127.0.0.1") as held:
-        yield endpoint(held)
+    free, held = hold_port("127.0.0.1")
+    with held:
+        yield free
 
 
 def begun_by_hand(number, words, meeting, *before):
