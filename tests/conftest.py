@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport.devices import emulate_cpu
 
 
@@ -54,6 +55,14 @@ def own_cache(tmp_path_factory, monkeypatch) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     return cache / "fdg_jax"
+
+
+@pytest.fixture
+def coordinator():
+    """Where process 0 of a run can listen, as HOST:PORT. Nobody else is given this port."""
+    place, held = hold_port("127.0.0.1")
+    with held:
+        yield place
 
 
 @pytest.fixture

@@ -9,27 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import gathering
 from fdg_jax.transport.gathering import Absent, gather
 
-HOST = "127.0.0.1"
 
-
-@pytest.fixture
-def place():
-    free, held = hold_port(HOST)
-    with held:
-        yield free
-
-
-def outcomes(place, numbers, processes, seconds=5.0, delay=0.0):
+def outcomes(coordinator, numbers, processes, seconds=5.0, delay=0.0):
     """What became of each process, begun one after the other: None, or what it raised."""
 
     def one(index, number):
         time.sleep(index * delay)
         try:
-            gather(place, number, processes, seconds)
+            gather(coordinator, number, processes, seconds)
         except (BadInput, Absent) as error:
             return error
 
@@ -38,50 +28,47 @@ def outcomes(place, numbers, processes, seconds=5.0, delay=0.0):
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_all_go_on_when_the_last_has_come_whoever_is_first(order, place):
-    assert outcomes(place, order, 3, delay=0.1) == [None] * 3
-    assert outcomes(place, order, 3) == [None] * 3  # the port is free again
+def test_all_go_on_when_the_last_has_come_whoever_is_first(order, coordinator):
+    assert outcomes(coordinator, order, 3, delay=0.1) == [None] * 3
+    assert outcomes(coordinator, order, 3) == [None] * 3  # the port is free again
 
 
-def test_who_is_missing_is_named(place):
-    first, second = outcomes(place, (0, 2), 3, seconds=0.5)
+def test_who_is_missing_is_named(coordinator):
+    first, second = outcomes(coordinator, (0, 2), 3, seconds=0.5)
     assert type(first) is type(second) is Absent
-    assert str(first) == "process 1" and f"process 0 at {place}, or another one" in str(second)
+    assert str(first) == "process 1" and f"process 0 at {coordinator}, or another one" in str(second)
 
 
-def test_a_number_that_is_there_already_is_refused(place):
+def test_a_number_that_is_there_already_is_refused(coordinator):
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(outcomes, place, (0, 1), 3, 2.0)
+        waiting = pool.submit(outcomes, coordinator, (0, 1), 3, 2.0)
         time.sleep(0.5)
-        with pytest.raises(BadInput, match=f"process 0 at {place} has a process 1 already, or expects none"):
-            gather(place, 1, 3, 1.0)
+        with pytest.raises(BadInput, match=f"process 0 at {coordinator} has a process 1 already, or expects none"):
+            gather(coordinator, 1, 3, 1.0)
         with pytest.raises(BadInput, match="a process 3 already, or expects none"):
-            gather(place, 3, 4, 1.0)
-        gather(place, 2, 3, 1.0)
+            gather(coordinator, 3, 4, 1.0)
+        gather(coordinator, 2, 3, 1.0)
         assert waiting.result() == [None, None]
 
 
-def test_one_that_has_gone_may_come_again(place):
-    host, _, port = place.rpartition(":")
+def test_one_that_has_gone_may_come_again(coordinator):
+    host, _, port = coordinator.rpartition(":")
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(gather, place, 0, 2, 5.0)
+        waiting = pool.submit(gather, coordinator, 0, 2, 5.0)
         time.sleep(0.2)
         with socket.create_connection((host, int(port))) as lost:
             assert lost.recv(20) == gathering.GREETING
         with socket.create_connection((host, int(port))) as stray:
             stray.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        gather(place, 1, 2, 5.0)
+        gather(coordinator, 1, 2, 5.0)
         waiting.result()
 
 
-def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(place, monkeypatch):
+def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(coordinator, monkeypatch):
     monkeypatch.setattr(gathering, "STRANGE_SECONDS", 0.1)
-    host, _, port = place.rpartition(":")
+    host, _, port = coordinator.rpartition(":")
     got = []
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind((host, int(port)))
-        other.listen()
+    with socket.create_server((host, int(port))) as other:
 
         def serve():
             while True:
@@ -94,9 +81,9 @@ def test_the_port_of_another_program_is_refused_and_it_is_sent_nothing(place, mo
                     got.append(way.recv(100))
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises(BadInput, match=f"process 0 cannot listen at {place}: Address already in use"):
-            gather(place, 0, 2, 1.0)
-        with pytest.raises(BadInput, match=f"another program listens at {place}"):
-            gather(place, 1, 2, 3.0)
+        with pytest.raises(BadInput, match=f"process 0 cannot listen at {coordinator}: Address already in use"):
+            gather(coordinator, 0, 2, 1.0)
+        with pytest.raises(BadInput, match=f"another program listens at {coordinator}"):
+            gather(coordinator, 1, 2, 3.0)
         other.shutdown(socket.SHUT_RDWR)
     assert not any(got)

@@ -43,14 +43,12 @@ os._exit(0)
 # A process of the launcher; process 0 looks at the coordinator's port and then listens there.
 BEGINNING = f"""
 import socket
-if me == 0:
-    host, port = sys.argv[sys.argv.index("--coordinator") + 1].split(":")
-    {STRANGER.replace(chr(10), chr(10) + "    ")}
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((host, int(port)))
-        server.listen()
-        print("listens")
+if me:
+    sys.exit()
+host, port = sys.argv[sys.argv.index("--coordinator") + 1].split(":")
+{STRANGER}
+with socket.create_server((host, int(port))):  # it sets SO_REUSEADDR
+    print("listens")
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ports are held on Linux only")
@@ -88,23 +86,18 @@ def test_no_connection_is_given_a_port_while_it_is_held(bound):
 
 def test_a_server_that_comes_late_listens_at_a_held_port_and_is_reached():
     place, held = hold_port(HOST)
-    with held, socket.socket() as stranger, pytest.raises(OSError, match=TAKEN):
-        stranger.bind(split(place))
-    place, held = hold_port(HOST)
-    with held, socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(split(place))
-        server.listen()
-        with socket.create_connection(split(place)) as way, server.accept()[0] as other:
+    with held:
+        with socket.socket() as stranger, pytest.raises(OSError, match=TAKEN):
+            stranger.bind(split(place))
+        server = socket.create_server(split(place))  # it sets SO_REUSEADDR
+        with server, socket.create_connection(split(place)) as way, server.accept()[0] as other:
             other.sendall(b"here")
             assert way.recv(4) == b"here"
 
 
-def test_the_port_of_copies_is_held_although_jax_does_not_listen_yet():
-    coordinator, held = hold_port(HOST)
-    with held:
-        words = [sys.executable, "-c", JOINED, coordinator]
-        told = subprocess.run(words, capture_output=True, text=True, timeout=120)
+def test_the_port_of_copies_is_held_although_jax_does_not_listen_yet(coordinator):
+    words = [sys.executable, "-c", JOINED, coordinator]
+    told = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert told.stdout.splitlines() == [TAKEN, "True"], told.stderr
 
 

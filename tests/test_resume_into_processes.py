@@ -9,8 +9,6 @@ import pytest
 from cifar_processes import QUICK, ROOT, SHORT, read
 from training_processes import PROGRAM, each_needs_a_core, finish, same, started, trained
 
-from fdg_jax.machine.ports import hold_port
-
 pytestmark = [pytest.mark.slow, each_needs_a_core]
 INTO = "--resume-into"
 
@@ -48,7 +46,7 @@ def test_the_same_stages_go_on_exactly_in_several_processes(old, tmp_path):
 @pytest.mark.parametrize(
     "what", ["a directory that holds a run", "a damaged checkpoint", "the delay line", "one stage"]
 )
-def test_what_cannot_be_gone_on_with_is_one_sentence_and_exit_code_2_in_all_processes(what, old, tmp_path):
+def test_what_cannot_be_gone_on_with_is_one_sentence_and_exit_code_2_in_all_processes(what, old, tmp_path, coordinator):
     run, new, more = old[2], tmp_path / "new", []
     if what == "a directory that holds a run":
         new, fact = old[1], "already holds a run. Choose another --resume-into"
@@ -60,7 +58,7 @@ def test_what_cannot_be_gone_on_with_is_one_sentence_and_exit_code_2_in_all_proc
     else:
         more, fact = ["--K", "1"], "--processes 2: each process needs a stage, and there are K=1"
     words = ["--run-dir", str(run), INTO, str(new), "--steps", "8", *more]
-    outs = refused(words)
+    outs = refused(words, coordinator)
     early = what in ("the delay line", "one stage")  # what each finds by itself, each says
     assert [out.count("error: ") for out in outs] == ([1, 1] if early else [1, 0]), outs
     assert fact in outs[0] and "Traceback" not in "".join(outs)
@@ -75,23 +73,21 @@ def damaged(run, copy):
     return copy
 
 
-def refused(words):
+def refused(words, coordinator):
     """What two processes that are started by hand print on stderr; each ends with exit code 2."""
-    coordinator, held = hold_port("127.0.0.1")
-    with held:
-        joining = ["--coordinator", coordinator, "--processes", "2", "--process-id"]
-        both = [
-            subprocess.Popen(
-                [sys.executable, *PROGRAM, *words, *joining, str(number)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},
-            )
-            for number in range(2)
-        ]
-        outs = [process.communicate(timeout=300)[1] for process in both]
+    joining = ["--coordinator", coordinator, "--processes", "2", "--process-id"]
+    both = [
+        subprocess.Popen(
+            [sys.executable, *PROGRAM, *words, *joining, str(number)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", **QUICK},
+        )
+        for number in range(2)
+    ]
+    outs = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [2, 2], outs
     return outs
 

@@ -26,8 +26,9 @@ class Joined(Ranks):
 
     def __init__(self, side: Side):
         hosts = json.loads(os.environ.get(HOSTS, "[]"))
-        coordinator, self.held = hold_port(HOST)  # for rank 0, unless that is on a host of its own
-        meeting = {} if hosts else {COORDINATOR: coordinator}
+        meeting = dict[str, str]()
+        if not hosts:
+            meeting[COORDINATOR], self.held = hold_port(HOST)
         super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts)
 
     def memory(self, batches: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.curve_plot import FAINT, INK, MARK
+from experiments.harness.curve_plot import FAINT, INK, MARK, NO_RESULT
 
 # Told apart by colour-blind eyes, and by their shapes.
 LOOKS = (("#d55e00", "s"), ("#0072b2", "o"), ("#009e73", "^"), ("#555555", "D"))
@@ -56,7 +56,7 @@ def draw(
         if handles:
             figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=13)
         else:
-            panels[0].text(0.5, 0.6, "nothing has been run yet", transform=panels[0].transAxes, ha="center")
+            panels[0].text(0.5, 0.6, NO_RESULT, transform=panels[0].transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

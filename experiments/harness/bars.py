@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness.curve_plot import FAINT, INK
+from experiments.harness.curve_plot import FAINT, INK, NO_RESULT
 
 BAR, REFERENCE = "#0072b2", "#d55e00"
 
@@ -61,7 +61,7 @@ def draw(
                 axes.spines[side].set_visible(False)
             if not values:
                 axes.set_yticks([])
-                axes.text(0.5, 0.5, "no result yet", transform=axes.transAxes, ha="center")
+                axes.text(0.5, 0.5, NO_RESULT, transform=axes.transAxes, ha="center")
             if reference:
                 axes.axvline(reference[1], color=REFERENCE, lw=1.2, ls="--")
         if reference:
@@ -94,7 +94,7 @@ def draw_beside(
         for nth, ((name, values), colour) in enumerate(zip(series.items(), (REFERENCE, BAR), strict=True)):
             places = [(at + (nth - (len(series) - 1) / 2) * width, value) for at, value in enumerate(values)]
             there = [(at, value) for at, value in places if value is not None]
-            label = name if there else f"{name}: no result yet"
+            label = name if there else f"{name}: {NO_RESULT}"
             bars = axes.bar([at for at, _ in there], [value for _, value in there], width, color=colour, label=label)
             axes.bar_label(bars, fmt="%.2f", padding=2, fontsize=8)
         shown = [value for values in series.values() for value in values if value is not None]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 INK, FAINT, MARK = "#1f2933", "#dfe4ea", "#9aa5b1"
+NO_RESULT = "no result yet"  # where a picture would be empty; runs that only tune may have been made
 
 
 class Curve(NamedTuple):
@@ -55,7 +56,7 @@ def draw(curves: Sequence[Curve], path: Path, title: str, x_label: str, long: bo
             figure.legend(*handles, loc="outside right upper", frameon=False, handlelength=4)
         else:
             for axes in grid[0]:
-                axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
+                axes.text(0.5, 0.5, NO_RESULT, transform=axes.transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

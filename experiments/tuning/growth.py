@@ -5,7 +5,7 @@ from itertools import cycle, product
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness.curve_plot import FAINT, INK
+from experiments.harness.curve_plot import FAINT, INK, NO_RESULT
 
 # Told apart by colour-blind eyes, and by their shapes.
 STYLES, COLOURS = ("-", "--", ":"), ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")
@@ -55,7 +55,7 @@ def draw(
                 arm, (K, value), xytext=(max(stages) * 1.12, at), va="center", fontsize=9, color=colour, arrowprops=line
             )
         if not ends:
-            axes.text(0.5, 0.5, "nothing has been run yet", transform=axes.transAxes, ha="center")
+            axes.text(0.5, 0.5, NO_RESULT, transform=axes.transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})
 
 

@@ -74,10 +74,9 @@ def set_up(K: int, address: str, transfers: str) -> None:
 
     Raises: BadInput if JAX has already started.
     """
-    if jax_internals.has_started() or jax.distributed.is_initialized():
-        raise BadInput(TOO_LATE)
+    started = jax_internals.has_started() or jax.distributed.is_initialized()
     # Each process emulates K CPU devices, as one process for all stages would: XLA's thread pools are then as large.
-    if not request_cpu_devices(K, exactly=True):
+    if started or not request_cpu_devices(K, exactly=True):
         raise BadInput(TOO_LATE)
     jax.config.update("jax_cross_host_transfer_socket_address", transfers)
     jax.config.update("jax_cross_host_transport_addresses", f"{address}:0")  # JAX's default is all interfaces

@@ -13,7 +13,6 @@ from fault_runs import ROOT, Config, assert_same, newest
 from launched_runs import EPOCHS, STEPS, Launched
 from training_processes import each_needs_a_core
 
-from fdg_jax.machine.ports import hold_port
 from fdg_jax.transport import joining
 
 pytestmark = each_needs_a_core
@@ -25,18 +24,10 @@ mount -t overlay overlay -o "lowerdir=$2,upperdir=$1/new,workdir=$1/work" "$2" &
 """
 
 
-@pytest.fixture
-def meeting():
-    """Where process 0 can listen, as HOST:PORT."""
-    free, held = hold_port("127.0.0.1")
-    with held:
-        yield free
-
-
-def begun_by_hand(number, words, meeting, *before):
+def begun_by_hand(number, words, coordinator, *before):
     """One of two processes, on a core of its own. before: words before those of the command."""
     core = sorted(os.sched_getaffinity(0))[number]
-    joining = ["--coordinator", meeting, "--processes", "2", "--process-id", str(number)]
+    joining = ["--coordinator", coordinator, "--processes", "2", "--process-id", str(number)]
     return subprocess.Popen(
         ["taskset", "-c", str(core), *before, sys.executable, *FDG.program, *words, *joining],
         stdin=subprocess.DEVNULL,
@@ -65,7 +56,7 @@ def mounts(disk, seen) -> bool:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone, cache, tmp_path, meeting, tell):
+def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone, cache, tmp_path, coordinator, tell):
     if not mounts(tmp_path / "disk", tmp_path / "seen"):
         pytest.skip("no small file system can be mounted here (that takes root)")
     path, whole = tmp_path / "run", left_alone(FDG, 2)
@@ -73,7 +64,7 @@ def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone
         assert run.finish() == 0, run.told()
     words = ["--run-dir", str(path), "--resume", "--steps", str(STEPS)]
     full = ["unshare", "-m", "sh", "-c", FULL, "sh", str(tmp_path / "disk"), str(path / "checkpoints")]
-    both = [begun_by_hand(number, words, meeting, *(full if number else [])) for number in range(2)]
+    both = [begun_by_hand(number, words, coordinator, *(full if number else [])) for number in range(2)]
     codes, said = zip(*map(ended, both), strict=True)
     tell(f"exit codes {codes}: {said[0].strip().splitlines()[-1]}")
     assert codes == (1, 1), said
@@ -87,35 +78,35 @@ def test_a_disk_that_is_full_for_one_process_only_costs_no_checkpoint(left_alone
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_process_whose_others_never_come_ends_with_a_sentence(number, tmp_path, meeting, tell):
+def test_a_process_whose_others_never_come_ends_with_a_sentence(number, tmp_path, coordinator, tell):
     words = [*FDG.words(), "--run-dir", str(tmp_path / "run")]
     began = time.monotonic()
-    code, said = ended(begun_by_hand(number, words, meeting))
+    code, said = ended(begun_by_hand(number, words, coordinator))
     tell(f"process {number}: exit code {code} after {time.monotonic() - began:.0f} s: {said.strip()}")
     assert time.monotonic() - began < joining.JOINING_SECONDS + 60
     assert code == 1 and said.strip().count("\n") == 0 and "Traceback" not in said, said
-    who = f"process 0 at {meeting}, or another one that it waits for," if number else "process 1"
+    who = f"process 0 at {coordinator}, or another one that it waits for," if number else "process 1"
     assert f"error: after {joining.JOINING_SECONDS} s, {who.rstrip(',')} has not come" in said
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_a_second_run_at_the_same_port_is_refused_and_the_first_goes_on(left_alone, tmp_path, meeting, tell):
+def test_a_second_run_at_the_same_port_is_refused_and_the_first_goes_on(left_alone, tmp_path, coordinator, tell):
     path, whole = tmp_path / "run", left_alone(FDG, 2)
     (tmp_path / "temporary").mkdir()
     words = [*FDG.words(), "--epochs", str(EPOCHS), "--run-dir"]
-    first = [begun_by_hand(number, [*words, str(path)], meeting) for number in range(2)]
+    first = [begun_by_hand(number, [*words, str(path)], coordinator) for number in range(2)]
     try:
         until = time.monotonic() + 120
         while not (path / "config.json").exists():  # so they have joined
             assert time.monotonic() < until
             time.sleep(0.1)
-        second = [begun_by_hand(number, [*words, str(tmp_path / "second")], meeting) for number in range(2)]
+        second = [begun_by_hand(number, [*words, str(tmp_path / "second")], coordinator) for number in range(2)]
         codes, said = zip(*map(ended, second), strict=True)
         tell(f"exit codes {codes}: {' '.join(said)}")
         assert codes == (2, 2) and [each.count("\n") for each in said] == [1, 1], said
-        assert f"error: process 0 cannot listen at {meeting}: Address already in use" in said[0]
-        assert f"error: another program listens at {meeting}" in said[1]
+        assert f"error: process 0 cannot listen at {coordinator}: Address already in use" in said[0]
+        assert f"error: another program listens at {coordinator}" in said[1]
         assert [ended(process)[0] for process in first] == [0, 0]
     finally:
         for process in first:
