@@ -1,5 +1,6 @@
 """Small networks and batches that the tests of the engines share."""
 
+import time
 from functools import partial
 
 import flax.linen as nn
@@ -91,6 +92,17 @@ def first_of(stages, x, options):
     except (TypeError, ValueError, AttributeError):  # a module that holds lists, inputs that will be refused
         return None
     return kind
+
+
+def nothing_unfinished(unfinished):
+    """Whether no operation is unfinished, or none is within 10 s.
+
+    For use after `wait`: JAX may call an array ready some milliseconds after it has done so for one computed from it.
+    """
+    until = time.monotonic() + 10
+    while unfinished.oldest() is not None and time.monotonic() < until:
+        time.sleep(0.001)
+    return unfinished.oldest() is None and not any(unfinished.queues.values())
 
 
 def as_functions(modules):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from small import batches, pipeline
+from small import batches, nothing_unfinished, pipeline
 
 from fdg_jax import methods
 from fdg_jax.engine.occupancy import Occupancy, computed_now, occupancy
@@ -61,7 +61,7 @@ def trained(n=6, **options):
     for batch in data:
         made.step(batch)
     made.engine.wait()
-    assert occupied
+    assert occupied and nothing_unfinished(occupied.unfinished)
     return made, occupied
 
 

@@ -8,7 +8,7 @@ from threading import Event
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import batches, parts, pipeline
+from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
 from fdg_jax.engine.evaluate import Tally, evaluate
@@ -166,10 +166,7 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
             for kind in "FB":
                 assert [op.first for op, _ in seen if (op.kind, op.k) == (kind, k)] == list(range(1, 8))
     ours.wait()
-    until = time.monotonic() + 10  # one result of a program may be told a moment after another, which `wait` has seen
-    while unfinished.oldest() is not None and time.monotonic() < until:
-        time.sleep(0.001)
-    assert unfinished.oldest() is None and not any(unfinished.queues.values())
+    assert nothing_unfinished(unfinished)
     assert not any(unfinished.messages.values())
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
@@ -214,7 +211,7 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
 
     with Watchdog(unfinished, 0.1, tmp_path):
         evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], unfinished)
-    assert unfinished.oldest() is None
+    assert nothing_unfinished(unfinished)
     assert "the evaluation is compiling the program for its test batch 2, for" in capfd.readouterr().err
 
 
