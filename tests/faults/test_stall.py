@@ -211,7 +211,7 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
 
     with Watchdog(unfinished, 0.1, tmp_path):
         evaluate(run, [(x, x) for x in (np.zeros(2), np.zeros(3))], unfinished)
-    assert nothing_unfinished(unfinished)
+    assert unfinished.oldest() is None
     assert "the evaluation is compiling the program for its test batch 2, for" in capfd.readouterr().err
 
 
