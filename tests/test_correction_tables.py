@@ -216,6 +216,22 @@ def test_a_run_that_ended_with_a_huge_loss_has_diverged(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, capsys):
+    table = corrections_images.TABLE
+    before, new = table.runs[:2]
+    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
+    path = make(tmp_path / "runs", before, error=44.0, trained=2)
+    assert table_command.main(table, ["collect", *where]) == 0
+    path.rename(tmp_path / "elsewhere")
+    make(tmp_path / "runs", new, error=44.0, trained=2)
+    capsys.readouterr()
+    assert table_command.main(table, ["collect", *where]) == 0
+    collected, kept, lacking = capsys.readouterr().out.splitlines()
+    assert collected.endswith(f": collected {new.name}")
+    assert kept == f"as they were: {before.name}"
+    assert lacking == f"not finished: {len(table.runs) - 2} runs, see `list`"
+
+
 def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):
     table = corrections_images.TABLE
     run, other = table.runs[:2]

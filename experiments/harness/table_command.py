@@ -273,10 +273,15 @@ def collect(table: Table, options: argparse.Namespace) -> None:
     new, kept = result_files.collect(table, options.runs_dir, options.results)
     print(f"{result_files.file(table, options.results)}: collected {', '.join(new)}")
     if kept:
-        print(f"as they were: {', '.join(kept)}")
+        print(f"as they were: {names_of(kept)}")
     lacking = [run.name for run in table.runs if run.name not in [*new, *kept]]
     if lacking:
-        print(f"not finished: {', '.join(lacking) if len(lacking) <= 10 else f'{len(lacking)} runs, see `list`'}")
+        print(f"not finished: {names_of(lacking)}")
+
+
+def names_of(runs: list[str]) -> str:
+    """Their names, or their number where so many names would hide the rest of what is said."""
+    return ", ".join(runs) if len(runs) <= 10 else f"{len(runs)} runs, see `list`"
 
 
 def render(table: Table, options: argparse.Namespace) -> None:
