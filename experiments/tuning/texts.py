@@ -56,7 +56,7 @@ OF_ADAMW = (
     arm("cosine", "cosine gate", corrected(ADAMW, "cosine"), f"CGAD (the gate's form is ours): {LESS}"),
     arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
     arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
-        "PipeMare (from memory): level with synchronous training", "within"),
+        "PipeMare (abstract): level with synchronous training", "within"),
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM},
         "AsyncPP: level with synchronous AdamW or better", "within"),
     arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}),

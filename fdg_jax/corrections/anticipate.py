@@ -19,8 +19,8 @@ largest stable learning rate smaller; c = 1 does so for a small τ (python -m ex
 spike is msnag for SGD, and for Adam by its b1: without gradients their updates shrink by m. Lion's and Muon's keep
 their length, so there spike looks less far ahead than they go; linear does not.
 
-2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Its text was not at
-hand: what is said of it is from memory.
+2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Of its text only the
+abstract was at hand: its equations are told from memory.
 """
 
 import dataclasses
