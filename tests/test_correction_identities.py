@@ -1,5 +1,7 @@
 """Corrections that are the same thing under another name, and what others' rules of prediction come to."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ from small import CurrentPart, as_functions, cross_entropy, leaves, parts, pipel
 from stages_of_layers import ROUNDING
 from test_correction_oracles import DATA, Anticipating, M, each
 
+from fdg_jax.corrections import cosine, shrink
 from fdg_jax.corrections.anticipate import coefficient, make
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.methods.fdg import fdg
+from fdg_jax.methods.fdg import Order, fdg
 
 # In float64, where 40 steps round by less than 1e-13 of weights of order 1.
 STEPS, DELAY = 40, 4
@@ -219,6 +222,20 @@ def test_the_newest_weights_without_the_last_tau_updates_are_the_stashed_ones(me
         np.testing.assert_allclose(a, b, **ROUNDING)
     off = max(np.abs(a - b).max() for a, b in zip(found["current"], found["stashed"], strict=True))
     assert off > 1e-3  # as ROUNDING says of what is wrong
+
+
+def test_cgads_decay_is_fdgs_beta_where_the_staleness_is_constant():
+    """2605.09126, before its cutoff: g exp(-a τ). In Figure 1's order τ = 2(K-k), so β = exp(-2a); in the experiments'
+    order τ = 2(K-k) - 1 and every late stage has exp(a) times that."""
+    a, K, g = 0.3, 4, jnp.ones(3)
+    orders: tuple[tuple[Order, float], ...] = (("forward-first", 1.0), ("backward-first", math.exp(a)))
+    for order, times in orders:
+        for k, tau in enumerate(fdg(K, order).staleness[:-1], 1):
+            late = Late(k, K, tau)
+            # Of gradients that point one way the cosine is 1, so of the gate its decay is left.
+            gated, _ = cosine.make(late, a).gradient(g, None, None, g)
+            shrunk, _ = shrink.make(late, math.exp(-2 * a)).before.update(g, optax.EmptyState())
+            np.testing.assert_allclose(gated, times * shrunk, rtol=1e-6)  # float32
 
 
 def x_form(inner, c):

@@ -53,7 +53,7 @@ OF_ADAMW = (
     arm("dc-adaptive", "DC-ASGD, adaptive λ", corrected(ADAMW, "dc_asgd", compensation="adaptive"),
         "marin: next to nothing under Adam", "none"),
     arm("gap-aware", "Gap-Aware", corrected(ADAMW, "gap_aware"), f"Gap-Aware: {LESS}"),
-    arm("cosine", "cosine gate", corrected(ADAMW, "cosine"), f"CGAD (the gate's form is ours): {LESS}"),
+    arm("cosine", "cosine gate", corrected(ADAMW, "cosine")),
     arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
     arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
         "PipeMare (abstract): level with synchronous training", "within"),

@@ -2,9 +2,13 @@
 
     g <- g (1 + cos(g, m)) / 2 exp(-a τ),    m <- 0.9 m + 0.1 g
 
-The cosine is taken over all weights of the stage; the first gradient passes. CGAD (2605.09126) gates gradients of
-distributed workers by their cosine to the momentum and by exp(-a τ). That the gate runs from 0 to 1 by (1 + cos) / 2,
-and the 0.9, are ours. Before Adam or Muon the constant exp(-a τ) cancels, while a gate that varies does not.
+The cosine is taken over all weights of the stage; the first gradient passes. Before Adam or Muon the constant exp(-a τ)
+cancels, while a gate that varies does not.
+
+This gate is ours and no paper's. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ), and its gate γ is a
+cosine of the staleness that reaches 0 at a cutoff. Here the staleness of a stage is constant, so all that is a
+constant factor: before the cutoff FDG's β = exp(-2a) where τ = 2(K-k) (tested). Adaptive Braking (2007.01397) does
+scale gradients by how they agree with the momentum. Its rule is not here, as only its abstract was at hand.
 """
 
 import dataclasses
