@@ -225,14 +225,14 @@ def test_the_newest_weights_without_the_last_tau_updates_are_the_stashed_ones(me
 
 
 def test_cgads_decay_is_fdgs_beta_where_the_staleness_is_constant():
-    """2605.09126, before its cutoff: g exp(-a τ). In Figure 1's order τ = 2(K-k), so β = exp(-2a); in the experiments'
+    """2605.09126 without its gate: g exp(-a τ). In Figure 1's order τ = 2(K-k), so β = exp(-2a); in the experiments'
     order τ = 2(K-k) - 1 and every late stage has exp(a) times that."""
     a, K, g = 0.3, 4, jnp.ones(3)
     orders: tuple[tuple[Order, float], ...] = (("forward-first", 1.0), ("backward-first", math.exp(a)))
     for order, times in orders:
         for k, tau in enumerate(fdg(K, order).staleness[:-1], 1):
             late = Late(k, K, tau)
-            # Of gradients that point one way the cosine is 1, so of the gate its decay is left.
+            # The gradient points the way of the mean, so the cosine is 1 and of our gate only the decay is left.
             gated, _ = cosine.make(late, a).gradient(g, None, None, g)
             shrunk, _ = shrink.make(late, math.exp(-2 * a)).before.update(g, optax.EmptyState())
             np.testing.assert_allclose(gated, times * shrunk, rtol=1e-6)  # float32

@@ -218,18 +218,17 @@ def test_a_run_that_ended_with_a_huge_loss_has_diverged(tmp_path, capsys):
 
 def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, capsys):
     table = corrections_images.TABLE
-    before, new = table.runs[:2]
-    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
-    path = make(tmp_path / "runs", before, error=44.0, trained=2)
-    assert table_command.main(table, ["collect", *where]) == 0
-    path.rename(tmp_path / "elsewhere")
-    make(tmp_path / "runs", new, error=44.0, trained=2)
-    capsys.readouterr()
-    assert table_command.main(table, ["collect", *where]) == 0
-    collected, kept, lacking = capsys.readouterr().out.splitlines()
-    assert collected.endswith(f": collected {new.name}")
-    assert kept == f"as they were: {before.name}"
-    assert lacking == f"not finished: {len(table.runs) - 2} runs, see `list`"
+    *before, new = [run for run in table.runs if "split" not in run.flags][:12]  # made-up runs have another one
+    for folder, runs in (("before", before), ("now", [new])):
+        for run in runs:
+            make(tmp_path / folder, run, error=44.0, trained=2)
+        where = ["--runs-dir", str(tmp_path / folder), "--results", str(tmp_path)]
+        assert table_command.main(table, ["collect", *where]) == 0
+        collected, *others = capsys.readouterr().out.splitlines()
+        assert collected.endswith(f": collected {', '.join(run.name for run in runs)}")
+    kept, lacking = others
+    assert kept == "as they were: 11 runs, see `list`"
+    assert re.fullmatch(r"not finished: \d+ runs, see `list`", lacking)
 
 
 def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):

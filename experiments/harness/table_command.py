@@ -280,7 +280,7 @@ def collect(table: Table, options: argparse.Namespace) -> None:
 
 
 def names_of(runs: list[str]) -> str:
-    """Their names, or their number where so many names would hide the rest of what is said."""
+    """The runs' names, or how many there are where more than ten would hide the rest of what is said."""
     return ", ".join(runs) if len(runs) <= 10 else f"{len(runs)} runs, see `list`"
 
 

@@ -16,6 +16,12 @@ from fdg_jax.runs.options import words
 
 Flags = Mapping[str, Any]
 
+# A sentence for both pages.
+CLAIMS = (
+    "Claims marked (abstract) are from a paper's abstract alone, those marked (from memory) were not looked up, all "
+    "others are from the text. The cosine gate is a rule of ours, so no claim stands beside it."
+)
+
 
 class Arm(NamedTuple):
     """One way to train.

@@ -2,8 +2,7 @@
 
 Muon is not among them: optax's has Adam for the kernels of convolutions, so it is compared on text alone.
 
-Published claims are from the papers' texts, or from their abstracts where no more was at hand. What T1 alone gains is
-told from memory. The page says which.
+Published claims are from the papers' texts, but for those marked (abstract) or (from memory).
 """
 
 from collections.abc import Mapping

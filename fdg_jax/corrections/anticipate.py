@@ -20,7 +20,7 @@ spike is msnag for SGD, and for Adam by its b1: without gradients their updates 
 their length, so there spike looks less far ahead than they go; linear does not.
 
 2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Of its text only the
-abstract was at hand: its equations are told from memory.
+abstract was at hand: all else that is said of it is from memory.
 """
 
 import dataclasses

@@ -5,10 +5,11 @@
 The cosine is taken over all weights of the stage; the first gradient passes. Before Adam or Muon the constant exp(-a τ)
 cancels, while a gate that varies does not.
 
-This gate is ours and no paper's. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ), and its gate γ is a
-cosine of the staleness that reaches 0 at a cutoff. Here the staleness of a stage is constant, so all that is a
-constant factor: before the cutoff FDG's β = exp(-2a) where τ = 2(K-k) (tested). Adaptive Braking (2007.01397) does
-scale gradients by how they agree with the momentum. Its rule is not here, as only its abstract was at hand.
+This gate is ours and no paper's. CGAD (2605.09126), by its abstract, multiplies by γ(τ) exp(-a τ) before Adam, and its
+gate γ falls to 0 at a cutoff of the staleness. The staleness of a stage is constant once the pipeline is full, so here
+all that would be one number per stage, which Adam cancels. Without γ it is FDG's shrinking with β = exp(-2a) if τ =
+2(K-k), so with `--order forward-first` (tested). Adaptive Braking (2007.01397), by its abstract, scales gradients by
+how well they agree with the momentum. Its rule is not here, as no more of it was at hand.
 """
 
 import dataclasses

@@ -5,9 +5,10 @@
 g g stands for the diagonal of the Hessian. "constant": λ as given, 0.04 in the paper. "adaptive": λ = λ0 / sqrt(s +
 1e-7) with s <- 0.95 s + 0.05 g g, and λ0 = 2 in the paper. For a parabola h w²/2 and λ = h/g² the guess is exact.
 
-Both forms and 1e-7 are those of the authors' code (github.com/Microsoft/Delayed-Compensation-Asynchronous-Stochastic-
-Gradient-Descent-for-Multiverso). It leaves the other numbers to its user, and of the paper's text only the abstract was
-at hand. 0.04 is MXNet's default, too (DCASGD); 2 and 0.95 are those of another public code (github.com/botkop/scorch).
+Both forms and 1e-7 are those of the authors' code, which leaves the other numbers to its user:
+https://github.com/Microsoft/Delayed-Compensation-Asynchronous-Stochastic-Gradient-Descent-for-Multiverso
+That 0.04, 2 and 0.95 are the paper's is told from memory, as only its abstract was at hand. MXNet's DCASGD has 0.04,
+and github.com/botkop/scorch has all three.
 """
 
 import dataclasses

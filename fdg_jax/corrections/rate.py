@@ -6,8 +6,8 @@ Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950).
 al., 1910.05124): the n-th update is divided by τ^(1 - n/T), until after T updates nothing is divided any more. PipeMare
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
-T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP). Of
-PipeMare's text only the abstract was at hand: its choices of T are told from memory.
+T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
+counts n from 1. Of PipeMare's text only the abstract was at hand: its choices of T are told from memory.
 
 The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
 on weight decay. A staleness below 1 divides nothing.
