@@ -54,7 +54,8 @@ WORDS = (
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "
     "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
     "needs current weights and so the pipeline engine; the training is the schedule's all the same. A claim that does "
-    f"not hold here may hold there. {arms.CLAIMS}",
+    "not hold here may hold there.",
+    arms.CLAIMS,
     "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the "
     "seed.",
 )

@@ -69,8 +69,8 @@ WORDS = (
     f"as pinned in requirements.txt, in one file with the sha256 `{corpus.SHA256}`. `run` writes it to `{texts.TEXT}` "
     "and refuses other bytes.",
     "**Not the papers' settings:** 427,072 weights (16 layers: 821,312), 2,000 to 3,000 steps, FDG's schedule "
-    "(staleness 2(K-k)-1; PipeDream's is about half). β is not here: before AdamW and Muon it cancels. "
-    f"{arms.CLAIMS}",
+    "(staleness 2(K-k)-1; PipeDream's is about half). β is not here: before AdamW and Muon it cancels.",
+    arms.CLAIMS,
     "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
 )
 

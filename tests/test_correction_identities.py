@@ -15,7 +15,7 @@ from test_correction_oracles import DATA, Anticipating, M, each
 from fdg_jax.corrections import cosine, shrink
 from fdg_jax.corrections.anticipate import coefficient, make
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.methods.fdg import Order, fdg
+from fdg_jax.methods.fdg import fdg
 
 # In float64, where 40 steps round by less than 1e-13 of weights of order 1.
 STEPS, DELAY = 40, 4
@@ -224,18 +224,17 @@ def test_the_newest_weights_without_the_last_tau_updates_are_the_stashed_ones(me
     assert off > 1e-3  # as ROUNDING says of what is wrong
 
 
-def test_cgads_decay_is_fdgs_beta_where_the_staleness_is_constant():
+@pytest.mark.parametrize(("order", "less"), [("forward-first", 0), ("backward-first", 1)])
+def test_cgads_decay_is_fdgs_beta_where_the_staleness_is_constant(order, less):
     """2605.09126 without its gate: g exp(-a τ). In Figure 1's order τ = 2(K-k), so β = exp(-2a); in the experiments'
-    order τ = 2(K-k) - 1 and every late stage has exp(a) times that."""
+    order τ is 1 less, and every late stage has exp(a) times that."""
     a, K, g = 0.3, 4, jnp.ones(3)
-    orders: tuple[tuple[Order, float], ...] = (("forward-first", 1.0), ("backward-first", math.exp(a)))
-    for order, times in orders:
-        for k, tau in enumerate(fdg(K, order).staleness[:-1], 1):
-            late = Late(k, K, tau)
-            # The gradient points the way of the mean, so the cosine is 1 and of our gate only the decay is left.
-            gated, _ = cosine.make(late, a).gradient(g, None, None, g)
-            shrunk, _ = shrink.make(late, math.exp(-2 * a)).before.update(g, optax.EmptyState())
-            np.testing.assert_allclose(gated, times * shrunk, rtol=1e-6)  # float32
+    for k, tau in enumerate(fdg(K, order).staleness[:-1], 1):
+        late = Late(k, K, tau)
+        # The gradient points the way of the mean, so the cosine is 1 and of our gate only the decay is left.
+        gated, _ = cosine.make(late, a).gradient(g, None, None, g)
+        shrunk, _ = shrink.make(late, math.exp(-2 * a)).before.update(g, optax.EmptyState())
+        np.testing.assert_allclose(gated, math.exp(a * less) * shrunk, rtol=1e-6)  # float32
 
 
 def x_form(inner, c):

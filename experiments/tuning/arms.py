@@ -16,10 +16,10 @@ from fdg_jax.runs.options import words
 
 Flags = Mapping[str, Any]
 
-# A sentence for both pages.
+# What the pages on images and on text say of their column of claims.
 CLAIMS = (
-    "Claims marked (abstract) are from a paper's abstract alone, those marked (from memory) were not looked up, all "
-    "others are from the text. The cosine gate is a rule of ours, so no claim stands beside it."
+    "**Where claims are from:** the paper's text or its authors' code; where it says (abstract), the abstract alone; "
+    "where it says (from memory), neither was found. The cosine gate is a rule of ours, so no claim stands beside it."
 )
 
 
