@@ -71,9 +71,19 @@ def test_parts_that_arrive_one_by_one_are_the_data_set_in_the_end(tmp_path, pack
         np.testing.assert_array_equal(getattr(loaded, name), getattr(arrays, name))
 
 
+def test_a_cache_in_which_training_would_not_find_the_images_is_refused(tmp_path, packed_cifar, monkeypatch):
+    _, folder = packed_cifar
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    with pytest.raises(
+        BadInput, match=rf"kept in {tmp_path}/other/fdg_jax, .* Set XDG_CACHE_HOME={tmp_path}/data/cache$"
+    ):
+        packed.Brought(tmp_path / "data", [folder]).collect()
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_damaged_part_is_refused(tmp_path, packed_cifar, monkeypatch):
     _, folder = packed_cifar
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "data" / "cache"))
     file = folder / "cifar10-part2.bin"
     file.write_bytes(b"x" + file.read_bytes()[1:])
     with pytest.raises(BadInput, match=r"cifar10-part2\.bin is damaged"):
@@ -81,13 +91,14 @@ def test_a_damaged_part_is_refused(tmp_path, packed_cifar, monkeypatch):
     (tmp_path / "data" / "parts" / file.name).write_bytes(file.read_bytes())  # damaged after it arrived
     with pytest.raises(BadInput, match="were damaged, so they were removed"):
         packed.Brought(tmp_path / "data", [folder]).collect()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other" / "cache"))
     assert packed.Brought(tmp_path / "other", []).collect() == [packed.MANIFEST]
 
 
 def test_rows_say_which_parts_are_missing(tmp_path, packed_cifar, monkeypatch):
     _, folder = packed_cifar
     brought = bring(folder, tmp_path / "brought", "cifar10-part1.bin")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "data" / "cache"))
     here = at(tmp_path, data_dir=tmp_path / "data", brought=(brought,))._replace(settings=FULL)
     said = Rows("resnet20", rows(FULL)[:3], ()).refused(here)
     assert said == "of CIFAR-10 still to be brought with --parts: cifar10-part2.bin, cifar10-part3.bin"

@@ -103,9 +103,13 @@ class Brought:
 
     def collect(self) -> list[str]:
         """Takes what has arrived, and makes the data directory once all is here. Returns the names of the parts that
-        are still missing. Raises BadInput for a part that is damaged."""
+        are still missing. Raises BadInput for a part that is damaged, and where images would be kept elsewhere."""
         if self.done():
             return []
+        home = self.cache_home()
+        if cache.cache_dir().resolve() != home / "fdg_jax":
+            fact = f"decoded images are kept in {cache.cache_dir()}, and not beside the data in {self.data_dir}"
+            raise BadInput(f"{fact}, so training would not find them there. Set XDG_CACHE_HOME={home}")
         manifest = self.manifest()
         if manifest is None:
             return [MANIFEST]
