@@ -1,12 +1,13 @@
 """What makes the site of the documentation (tools/docs), without Sphinx: .ci/run builds the site itself."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 from fdg_jax import corrections, methods
-from tools.docs import docstrings, equations, links, made, staging
+from tools.docs import docstrings, equations, hours, links, made, staging
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = '<body id="top"><a href="b.html#there">b</a><a href="https://jax.dev">out</a><img src="a.png"></body>'
@@ -76,3 +77,15 @@ def test_every_method_and_correction_says_on_its_page_what_it_does():
         for name in package.names():
             file = Path(package.__file__).parent / f"{name}.py"
             assert len(file.read_text().split('"""')[1]) > 40, name
+
+
+def test_the_hours_of_open_runs_are_those_of_a_cpu_core_whatever_a_gpu_took(tmp_path, monkeypatch):
+    flags = {"model": "resnet20", "dataset": "cifar10", "method": "bp", "K": 1, "batch_size": 128}
+    took = {"cpu": (1100.0, 1000.0), "gpu": (10.0,)}
+    lines = [
+        {"name": f"{backend}{i}", "options": flags, "steps": 100, "seconds": each, "hardware": {"backend": backend}}
+        for backend, seconds in took.items() for i, each in enumerate(seconds)
+    ]  # fmt: skip
+    (tmp_path / "some.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.setattr(hours.run_table, "RESULTS", tmp_path)
+    assert hours.seconds_per_step() == {hours.kind(flags): 10.0}

@@ -146,7 +146,7 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         assert on_images == shown_images.get(arm, "")  # blank until it has three seeds
         assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
-    assert "No arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
+    assert "At K = 8 no arm reaches its BP's loss with any seed in 1.5 times the tokens" in said and "all 22 arms" in said
     (sgd,) = re.findall(r"^\| 4 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
     nadam, rotation = re.findall(r"K = 4: ([+-].*?\)), n = 3", images)
     assert f"the delay costs {sgd} points with SGD, {nadam} with NAdam and {rotation} with basis rotation" in said

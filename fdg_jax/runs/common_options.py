@@ -107,9 +107,9 @@ class CommonOptions:
     correct: str = flag(
         "none",
         "correction",
-        "What is done about late gradients: {corrections}; or several, separated by commas, in the order in which they "
-        "act. Whatever changes a gradient at its use acts before what stands in front of the optimizer (shrink, which "
-        "is --beta by its other name). docs/corrections.md says what each is and costs.",
+        "What is done about late gradients: {corrections}; or several, separated by commas. First "
+        "those act that change a gradient, in the order named; then shrink, which is --beta by its other name, before "
+        "the optimizer; then rate, behind it. docs/corrections.md says what each is and costs.",
         metavar="NAME[,NAME]",
     )
 

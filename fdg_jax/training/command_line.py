@@ -139,7 +139,8 @@ def parser(program: Program) -> Parser:
         epilog=examples(program),
     )
     for group, about in GROUPS.items():
-        box = made.add_argument_group(f"{group} options", about)
+        title = "options of other methods" if group == "others" else f"{group} options"
+        box = made.add_argument_group(title, about)
         for name, field in FIELDS.items():
             if field.metadata["group"] == group:
                 add(box, name, program)

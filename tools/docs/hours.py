@@ -6,27 +6,32 @@ from typing import Any
 
 import experiments
 from experiments.harness import estimate, result_files, run_table
+from experiments.tuning import arms
 
 KIND = ("model", "dataset", "method", "K", "batch_size")  # runs that are alike in these take alike
 
 
 def table() -> str:
-    """The page's table in Markdown: runs finished, hours they took, hours that the others would take."""
+    """The page's table in Markdown: runs finished, hours they took, hours that the others would take on a CPU core."""
     known = seconds_per_step()
-    lines = ["| table | runs finished | hours they took | hours of the others, at least | others not measured |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = ["| table | runs finished | hours they took on CPU cores | on a shared GPU | hours of the others on a CPU "
+             "core, at least | others not measured |", "|---|---|---|---|---|---|"]  # fmt: skip
     for name in experiments.names():
         found = experiments.find(name)
         if not found.runs or found.measure:
             continue
         found = result_files.complete(found, run_table.RESULTS)
         done = result_files.read(found, run_table.RESULTS)
-        took = sum(line.get("seconds") or 0 for line in done.values()) / 3600
+        cpu, gpu = (
+            sum(line.get("seconds") or 0 for line in done.values() if arms.on_gpu(line) == here) / 3600
+            for here in (False, True)
+        )
         open_runs = [run for run in found.runs if run.name not in done]
         estimates = [seconds_of(run, known) for run in open_runs]
         rest = sum(each for each in estimates if each) / 3600
         unknown = sum(each is None for each in estimates)
-        cells = [f"`{name}`", f"{len(done)} of {len(found.runs)}", hours(took), hours(rest), str(unknown or "")]
+        numbers = map(hours, (cpu, gpu, rest))
+        cells = [f"`{name}`", f"{len(done)} of {len(found.runs)}", *numbers, str(unknown or "")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -37,11 +42,12 @@ def hours(number: float) -> str:
 
 
 def seconds_per_step() -> dict[tuple[Any, ...], float]:
-    """The fewest seconds of a step of every kind of run that has results: other work slows a run, nothing speeds it."""
+    """The fewest seconds of a step on a CPU of every kind of run that has results there: other work slows a run,
+    nothing speeds it."""
     found: dict[tuple[Any, ...], float] = {}
     for file in sorted(run_table.RESULTS.glob("*.jsonl")):
         for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if line.get("seconds") and line.get("steps"):
+            if line.get("seconds") and line.get("steps") and not arms.on_gpu(line):
                 seconds = line["seconds"] / line["steps"]
                 found[kind(line)] = min(seconds, found.get(kind(line), seconds))
     return found
