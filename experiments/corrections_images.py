@@ -55,7 +55,7 @@ WORDS = (
     "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
     "needs current weights and so the pipeline engine; the training is the schedule's all the same. A claim that does "
     "not hold here may hold there.",
-    arms.CLAIMS,
+    *arms.CLAIMS,
     "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the "
     "seed.",
 )
@@ -78,6 +78,8 @@ def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
     """Whether the published claim holds here, by the registered rule; None where there is no claim."""
     if not arm.claim:
         return None
+    if said := part.beyond(arm):
+        return said
     own, bp = values(lines, part, arm), of_name(lines, part, arm.reference)
     if arm.rule == "level":
         return verdicts.level(own, bp, LEVEL, POINTS)

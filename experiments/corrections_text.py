@@ -6,7 +6,8 @@ was fixed before the first run.
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -19,8 +20,8 @@ from experiments.harness.table_command import main
 from experiments.tuning import arms, corpus, growth, texts, verdicts
 from experiments.tuning.arms import Arm, Part
 from experiments.tuning.texts import (
+    AT_EIGHT,
     EIGHT,
-    EIGHT_MUON,
     GROWTH,
     GROWTH_OF_REST,
     OF_ADAMW,
@@ -30,18 +31,18 @@ from experiments.tuning.texts import (
     STEPS,
     TARGET_STEPS,
 )
-from experiments.tuning.verdicts import Scale, Values, Verdict
+from experiments.tuning.tokens import TIMES, of_name, times_at_end, times_bp, times_words, values
+from experiments.tuning.verdicts import Scale, Verdict
 
 NAME = "corrections_text"
 GAIN = 0.02  # nats per byte: a smaller gain is none
 NATS = Scale("nats", GAIN, digits=3)
 MOST = {"within": 1.1, "within-1.27": 1.27}  # times BP's tokens; the first is the issue's aim
-TIMES = STEPS / TARGET_STEPS  # a longer way to BP's loss is not measured
 
 HEADS = (
     "network", "K", "arm", "n", "test loss, mean (nats/byte)", "standard deviation", "by seed",
-    "minus BP, by seed: mean (95% interval)", "tokens to BP's loss / BP's tokens", "published", "here", "chosen",
-    "tuning", "command",
+    "minus BP, by seed: mean (95% interval)", "tokens to BP's loss / BP's tokens",
+    "tokens / BP's to the arm's last loss", "published", "here", "chosen", "tuning", "command",
 )  # fmt: skip
 
 STAGES = tuple(sorted({part.shared["K"] for part in GROWTH}))
@@ -53,7 +54,9 @@ WORDS = (
     f"tested every {texts.STEPS_PER_EPOCH}; between two tests the loss is taken as linear in the logarithm of the "
     f"steps. So 1.00 is BP, and an arm that does not reach BP's loss needs more than {TIMES:g}. An arm that has it at "
     f"its first test is given that test's {texts.STEPS_PER_EPOCH / TARGET_STEPS:.2f}, which may be too much. NAdam is "
-    f"held against AdamW's BP. The other columns are of {TARGET_STEPS:,} steps, too.",
+    f"held against AdamW's BP. The other columns are of {TARGET_STEPS:,} steps, too, but for the one beside it: that "
+    f"takes the loss which the arm has after {STEPS:,} steps, and asks how many steps BP needed for it. It is "
+    f"{STEPS:,} steps over those, so also a number where BP's loss was not reached.",
     f"**Equal in all arms:** blocks of {texts.BLOCK} bytes, batches of {texts.BATCH}, {texts.BLOCKS:,} training "
     f"blocks, which are seen {texts.EPOCHS} times, a learning rate that rises for {texts.WARMUP} steps and is constant "
     "then, decoupled weight decay 0.1 of matrices, b2 0.99, momentum 0.9 (Muon 0.95, NAdam 0.99), the gradient of each "
@@ -70,74 +73,17 @@ WORDS = (
     "and refuses other bytes.",
     "**Not the papers' settings:** 427,072 weights (16 layers: 821,312), 2,000 to 3,000 steps, FDG's schedule "
     "(staleness 2(K-k)-1; PipeDream's is about half). β is not here: before AdamW and Muon it cancels.",
-    arms.CLAIMS,
+    *arms.CLAIMS,
     "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
 )
-
-
-def at_target(line: Mapping[str, Any]) -> float | None:
-    """The test loss after BP's steps; None if the run has diverged, or if the loss was not finite."""
-    if line.get("diverged"):
-        return None
-    return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
-
-
-def values(lines: Lines, part: Part, arm: Arm) -> Values:
-    """The arm's test losses after BP's steps."""
-    found = {seed: at_target(line) for seed, line in part.finished(lines, arm).items()}
-    reached = {seed: loss for seed, loss in found.items() if loss is not None}
-    return Values(reached, tuple(seed for seed in found if seed not in reached))
-
-
-def of_name(lines: Lines, part: Part, name: str) -> Values:
-    """The same of an arm of the same K and network, by its name."""
-    found = [(each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name]
-    return values(lines, *found[0])
-
-
-def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
-    """The steps after which a run first has that loss; between two tests it is linear in log(steps). None if it never
-    does. A run that has it at its first test is given that test's steps, which may be too many."""
-    before = None
-    for test in evaluations:
-        if test["test_loss"] is None:  # it was not finite
-            continue
-        if test["test_loss"] <= loss:
-            if before is None:
-                return test["step"]
-            part = (before["test_loss"] - loss) / (before["test_loss"] - test["test_loss"])
-            return math.exp(math.log(before["step"]) + part * math.log(test["step"] / before["step"]))
-        before = test
-    return None
-
-
-def times_bp(lines: Lines, part: Part, arm: Arm) -> dict[int, float | None]:
-    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached."""
-    bp = of_name(lines, part, arm.reference).by_seed
-    found = {}
-    for seed, line in part.finished(lines, arm).items():
-        if seed in bp:
-            steps = None if line.get("diverged") else steps_to(line["evaluations"], bp[seed])
-            found[seed] = steps and steps / TARGET_STEPS
-    return found
-
-
-def times_words(times: Mapping[int, float | None]) -> str:
-    """`1.22 (1.02 to 1.42)`, or `more than 1.5 (1 of 3 seeds reach it)`."""
-    reached = [each for each in times.values() if each is not None]
-    if not times:
-        return ""
-    if len(reached) < len(times):
-        return f"more than {TIMES:g} ({len(reached)} of {len(times)} seeds reach it)"
-    found = interval(reached)
-    assert found is not None
-    return f"{found.mean:.2f}" + ("" if found.deviation is None else f" ({found.low:.2f} to {found.high:.2f})")
 
 
 def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
     """Whether the published claim holds here, by the registered rule; None where there is no claim."""
     if not arm.claim:
         return None
+    if said := part.beyond(arm):
+        return said
     own = values(lines, part, arm)
     if arm.rule in MOST:
         bp = of_name(lines, part, arm.reference)
@@ -160,6 +106,7 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
         *arms.measured(part, own, digits=4),
         minus.told(3) if minus else "",
         "" if is_bp else times_words(times_bp(lines, part, arm)),
+        "" if is_bp else times_at_end(lines, part, arm),
         arm.claim if said else "",
         f"{said.word}. {said.why}" if said and own.n else "",
         *arms.how_made(part, lines, arm),
@@ -244,6 +191,28 @@ def aim(lines: Lines) -> str:
     )
 
 
+def machines(lines: Lines) -> str:
+    """Which final runs were made on another kind of machine than most, in a paragraph; "" if none was."""
+
+    def kind(line: Mapping[str, Any]) -> str:
+        return f"{line['hardware'].get('processor', 'a CPU')} with JAX {line['versions']['jax']}"
+
+    counts = Counter(map(kind, lines.values())).most_common()
+    if len(counts) < 2:
+        return ""
+    (usual, _), *others = counts
+    told = []
+    for part in PARTS:
+        runs = {full_label(arm): part.finished(lines, arm).values() for arm in part.arms}
+        labels = [label for label, found in runs.items() if any(kind(line) != usual for line in found)]
+        told += [f"{part.shared['model']}, K = {part.shared['K']}: {' / '.join(labels)}"] if labels else []
+    made = ", ".join(f"{n} of {len(lines)} runs were made on {other}" for other, n in others)
+    return (
+        f"**Several kinds of machine.** {made}, the others on {usual}. Final runs among them: {'; '.join(told)}. What "
+        "another machine changes is in their differences from BP as well."
+    )
+
+
 def document(lines: Lines) -> str:
     """The question, the table, and what it was made with."""
     parts = [
@@ -252,11 +221,12 @@ def document(lines: Lines) -> str:
         "many, and how does it grow with K? Arms, grids, seeds and rules were [registered](../corrections.md) before "
         "the first run.",
         aim(lines),
-        markdown.table(HEADS, (row(lines, part, arm) for part in (EIGHT, EIGHT_MUON) for arm in part.arms)),
+        markdown.table(HEADS, (row(lines, part, arm) for part in AT_EIGHT for arm in part.arms)),
         f"![Test loss of every arm minus BP's]({NAME}.png)",
         growing(lines),
         markdown.origin(lines),
         *WORDS,
+        machines(lines),
         arms.at_edges(PARTS, lines),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -283,7 +253,9 @@ def picture(lines: Lines, path: Path) -> None:
     """Two: the arms at K = 8, and beside it, `_growth`, their gaps over K."""
     title = f"A transformer on text, {TARGET_STEPS:,} steps: test loss minus BP's (mean, and each seed)"
     label = "nats per byte behind BP with the same optimizer (NAdam: with AdamW)"
-    groups = {part.title: with_diverged(lines, part) for part in (EIGHT, EIGHT_MUON)}
+    groups: dict[str, dict[str, list[float]]] = {}
+    for part in AT_EIGHT:
+        groups.setdefault(part.title, {}).update(with_diverged(lines, part))
     bars.draw(groups, path, title, label, None, by_number=True)
     gaps: dict[str, dict[int, list[float]]] = {}
     for part in (*GROWTH, *GROWTH_OF_REST):

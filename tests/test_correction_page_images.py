@@ -24,7 +24,9 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
     assert beta["minus BP with SGD, by seed: mean (95% interval)"].startswith("+6.00 (")
     assert beta["chosen"] == "--learning-rate 0.1 --beta 0.5" and beta["tuning"] == "6 of 6 runs, 0.6 h"
     assert "--hold-out 0 " in beta["command"] and "--learning-rate 0.1 --beta 0.5 --seed S`" in beta["command"]
-    assert told["4", "anticipate, last update"]["here"].startswith("does not hold here. Behind BP by +11.95")
+    late = "not judged. It was published for a staleness of 1 at most, and here it is up to 5."
+    assert told["4", "anticipate, last update"]["here"] == late
+    assert told["2", "anticipate, last update"]["here"].startswith("does not hold here. Behind BP by +11.95")
     assert told["4", "PipeMare: rate or T1, and T2"]["here"].startswith("holds here. Behind BP by +0.30")
     blank = told["2", "Gap-Aware"]
     assert (blank["n"], blank["here"], blank["chosen"]) == ("", "", "--learning-rate 0.1 --momentum 0.9")

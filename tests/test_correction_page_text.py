@@ -7,7 +7,7 @@ from correction_lines import NOISE, WHENCE, finals, line, tables, tuned
 
 from experiments import corrections_text
 from experiments.harness import estimate, result_files, run_table, table_command
-from experiments.tuning import corpus, growth, images, texts
+from experiments.tuning import corpus, growth, images, texts, tokens
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -29,7 +29,7 @@ def test_the_arms_left_out_of_growth_at_two_stages_would_be_others_runs_again():
     lines = result_files.entries(corrections_text.TABLE, run_table.ROOT / "experiments" / "results")
     assert methods.find("ddg").schedule(2).staleness == methods.find("fdg").schedule(2).staleness == (1, 0)
     own = ("method", "correct", "prediction", "anneal_updates")  # `rate` divides by 1
-    at_eight = {arm.name: (part, arm) for part in texts.PARTS[:2] for arm in part.arms}
+    at_eight = {arm.name: (part, arm) for part in texts.AT_EIGHT for arm in part.arms}
     for name, other in texts.SAME_AT_TWO.items():
         flags = []
         for part, arm in (at_eight[name], at_eight[other]):
@@ -44,11 +44,11 @@ def test_the_arms_left_out_of_growth_at_two_stages_would_be_others_runs_again():
 
 def test_tokens_to_a_loss_are_found_between_two_tests():
     tests = [{"step": step, "test_loss": loss} for step, loss in ((500, 3.0), (2000, 2.0), (2500, 2.1), (3000, 1.9))]
-    assert corrections_text.steps_to(tests, 2.5) == pytest.approx(1000)  # half of the way from log 500 to log 2000
-    assert corrections_text.steps_to(tests, 2.0) == pytest.approx(2000)
-    assert corrections_text.steps_to(tests, 3.5) == 500
-    assert corrections_text.steps_to(tests, 1.8) is None
-    assert corrections_text.steps_to([{"step": 250, "test_loss": None}, *tests], 2.5) == pytest.approx(1000)
+    assert tokens.steps_to(tests, 2.5) == pytest.approx(1000)  # half of the way from log 500 to log 2000
+    assert tokens.steps_to(tests, 2.0) == pytest.approx(2000)
+    assert tokens.steps_to(tests, 3.5) == 500
+    assert tokens.steps_to(tests, 1.8) is None
+    assert tokens.steps_to([{"step": 250, "test_loss": None}, *tests], 2.5) == pytest.approx(1000)
 
 
 def test_a_loss_that_is_not_finite_is_the_largest():
@@ -60,7 +60,7 @@ def test_a_loss_that_is_not_finite_is_the_largest():
 
 
 def test_the_page_on_text_tells_tokens_to_bps_loss():
-    lines = {name: each for part in texts.PARTS[:2] for name, each in tuned(part, 1, 3.0).items()}
+    lines = {name: each for part in texts.AT_EIGHT for name, each in tuned(part, 1, 3.0).items()}
     losses = {"bp": 3.0, "fdg": 3.5, "t1": 3.05, "bp-muon": 2.6, "fdg-muon": 2.65}
     for run, arm, seed in finals(texts.PARTS, losses, lines):
         lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed] / 100 * (1 + len(arm.name)))
@@ -71,6 +71,9 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert told["transformer8x64", "8", "BP, adamw"]["test loss, mean (nats/byte)"] == "2.9000"  # after 2,000 steps
     assert told["transformer8x64", "8", "FDG, adamw"][times] == "more than 1.5 (0 of 3 seeds reach it)"
     assert told["transformer8x64", "8", "PipeMare's T1, adamw"][times].startswith("1.22 (")  # exp(log(1.5) / 2)
+    at_end = "tokens / BP's to the arm's last loss"
+    assert told["transformer8x64", "8", "FDG, adamw"][at_end] == "3 or more (3 of 3 seeds)"
+    assert told["transformer8x64", "8", "PipeMare's T1, adamw"][at_end].startswith("1.22 (")  # 3,000 / 2,449
     muon = told["transformer8x64", "8", "FDG, muon"]
     assert muon["here"].startswith("holds here. Its gap is smaller by +0.450 (") and muon[times].startswith("1.22 (")
     grown = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in of_growth}
@@ -83,6 +86,31 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert re.search(r"with all seeds is PipeMare's T1, adamw: 1\.22 .* aim of 1\.1 is not reached", text)
     behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
     assert "of 1 arms that have all seeds none reaches its BP's loss with any seed" in corrections_text.document(behind)
+
+
+def test_an_arm_that_ends_below_bp_needs_fewer_tokens_than_bp():
+    lines = tuned(texts.EIGHT, 1, 3.0)
+    for run, arm, seed in finals((texts.EIGHT,), {"bp": 3.0, "rate": 2.75}, lines):
+        lines[run.name] = line(run, loss=3.0 if arm.name == "bp" else 2.75 + 0.2 * seed)
+    (rate,) = (arm for arm in texts.EIGHT.arms if arm.name == "rate")
+    # 2.55, 2.75 and 2.95 against BP's 2.8
+    assert tokens.times_at_end(lines, texts.EIGHT, rate) == "less than 1 (2 of 3 seeds)"
+    lines["final-K8-rate-seed2"] = {"diverged": True, **WHENCE}
+    del lines["final-K8-bp-seed0"]
+    assert tokens.times_at_end(lines, texts.EIGHT, rate) == "less than 1 (1 of 1 seeds)"
+    assert tokens.times_at_end({}, texts.EIGHT, rate) == ""
+
+
+def test_the_page_on_text_says_which_runs_were_made_on_another_kind_of_machine():
+    lines = tuned(texts.EIGHT, 1, 3.0)
+    part = texts.GROWTH[0]
+    assert corrections_text.machines(lines) == ""
+    for seed in (0, 1):
+        run = part.final_run(texts.STALE, {"learning_rate": 0.001}, seed)
+        lines[run.name] = {**line(run, loss=3.0), "versions": {"jax": "2"}, "hardware": {"processor": "Z80"}}
+    told = corrections_text.machines(lines)
+    assert told.startswith(f"**Several kinds of machine.** 2 of {len(lines)} runs were made on Z80 with JAX 2, ")
+    assert "transformer16x64, K = 8: FDG, adamw. What" in told
 
 
 def test_growth_tells_what_has_diverged_and_draws_the_rest(tmp_path):

@@ -71,7 +71,8 @@ def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
     text = (run_table.ROOT / "experiments" / "corrections.md").read_text()
     counted = {
         "images: tuning BP and K = 4, then final": images.PARTS[:2],
-        "text: tuning, then final, K = 8": texts.PARTS[:2],
+        "text: tuning, then final, K = 8": texts.AT_EIGHT[:2],
+        "text: two more arms with Muon, tuning, then final": texts.AT_EIGHT[2:],
         "images: tuning BP with other optimizers, then final": images.PARTS[2:3],
         "images: tuning K = 2, then final": images.PARTS[3:],
     }
@@ -188,7 +189,7 @@ def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, 
 def test_without_results_a_page_has_every_row_and_no_number(name, tmp_path):
     table = TABLES[name]
     assert table_command.main(table.TABLE, ["render", "--results", str(tmp_path)]) == 0
-    parts = table.PARTS if name == "corrections_images" else texts.PARTS[:2]  # growth has a table of its own
+    parts = table.PARTS if name == "corrections_images" else texts.AT_EIGHT  # growth has a table of its own
     text = (tmp_path / f"{name}.md").read_text()
     found, head = tables(text)[0], {title: at for at, title in enumerate(table.HEADS)}
     assert len(found) == sum(len(part.arms) for part in parts)

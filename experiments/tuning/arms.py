@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from experiments.harness.intervals import interval
 from experiments.harness.run_table import Lines, Run, command, shown
-from experiments.tuning.verdicts import Values
+from experiments.tuning import verdicts
+from experiments.tuning.verdicts import Values, Verdict
+from fdg_jax import methods
 from fdg_jax.runs.options import words
 
 Flags = Mapping[str, Any]
@@ -19,7 +21,19 @@ Flags = Mapping[str, Any]
 # What the pages on images and on text say of their column of claims.
 CLAIMS = (
     "**Where claims are from:** the paper's text or its authors' code; where it says (abstract), the abstract alone; "
-    "where it says (from memory), neither was found. The cosine gate is a rule of ours, so no claim stands beside it."
+    "where it says (from memory), neither was found. Error feedback is published for a staleness of 1, and judged only "
+    "where no gradient is later. PipeMare also begins with some synchronous epochs (its T3), which no arm here does. "
+    "Asynchronous Nesterov is its form with stashed weights; that without them has rates and momenta by stage. The "
+    "cosine gate is a rule of ours, so no claim stands beside it.",
+    "**Sources:** staleness-aware SGD "
+    "[1511.05950](https://arxiv.org/abs/1511.05950), DC-ASGD [1609.08326](https://arxiv.org/abs/1609.08326), Gap-Aware "
+    "[1909.10802](https://arxiv.org/abs/1909.10802), PipeMare [1910.05124](https://arxiv.org/abs/1910.05124), spike "
+    "compensation and linear weight prediction (LWP) [2003.11666](https://arxiv.org/abs/2003.11666), asynchronous "
+    "Nesterov (AsyncPP) [2505.01099](https://arxiv.org/abs/2505.01099), basis rotation "
+    "[2602.03515](https://arxiv.org/abs/2602.03515), error feedback [2606.30634](https://arxiv.org/abs/2606.30634); "
+    "msnag: the code of [FTPipe](https://github.com/saareliad/FTPipe); XPipe and PipeOptim: that of "
+    "[PipeOptim](https://github.com/guanleics/PipeOptim); marin: a "
+    "[pull request](https://github.com/marin-community/marin/pull/6423).",
 )
 
 
@@ -31,6 +45,7 @@ class Arm(NamedTuple):
     own: the settings of its own that are tried; as many as every other arm has.
     usual_rate: of its optimizer; the grid has multiples of it.
     claim: what was published of it, in a sentence. rule: how the page judges that (a key of the table's rules).
+    most_late: the largest staleness that the claim is about.
     reference: the arm of plain BP that it is held against, and stale: the one without a correction.
     """
 
@@ -43,6 +58,7 @@ class Arm(NamedTuple):
     rule: str = ""
     reference: str = "bp"
     stale: str = "fdg"
+    most_late: float = math.inf
 
 
 class Part(NamedTuple):
@@ -116,6 +132,11 @@ class Part(NamedTuple):
         choices = {arm.name: self.choice(lines, arm) for arm in self.arms}
         found = ((arm, choices[arm.name], seed) for seed in self.seeds for arm in self.arms)
         return tuple(self.final_run(arm, choice, seed) for arm, choice, seed in found if choice is not None)
+
+    def beyond(self, arm: Arm) -> Verdict | None:
+        """What the page says in place of a verdict where gradients are later here than the arm's claim is about."""
+        staleness = methods.find(arm.flags["method"]).schedule(self.shared["K"]).staleness
+        return verdicts.beyond(max(staleness), arm.most_late)
 
     def finished(self, lines: Lines, arm: Arm) -> dict[int, Mapping[str, Any]]:
         """The lines of an arm's final runs by seed, those that have diverged included."""

@@ -34,9 +34,9 @@ def corrected(name: str, **options: Any) -> dict[str, Any]:
 
 def arm(
     name: str, label: str, flags: Mapping[str, Any], own: tuple[Any, ...], claim: str = "", rule: str = "less",
-    rate: float = SGD_RATE,
+    rate: float = SGD_RATE, **about: Any,
 ) -> Arm:  # fmt: skip
-    return Arm(name, label, flags, own, rate, claim, rule)
+    return Arm(name, label, flags, own, rate, claim, rule, **about)
 
 
 BP = arm("bp", "BP, SGD", BPS, MOMENTA)
@@ -52,7 +52,8 @@ ARMS = (
     arm("rate", "rates by staleness, or PipeMare's T1", corrected("rate"), ANNEALED,
         f"staleness-aware SGD, PipeMare's T1 (from memory): it {LESS}"),
     arm("last", "anticipate, last update", corrected("anticipate", prediction="last"), MOMENTA,
-        "error feedback: level with synchronous training (published for 10B weights, a staleness of 1)", "level"),
+        "error feedback: level with synchronous training (published for 10B weights, a staleness of 1)", "level",
+        most_late=1),
     arm("spike", "anticipate, spike compensation", corrected("anticipate", prediction="spike"), MOMENTA,
         f"spike compensation (abstract), msnag: it {LESS}"),
     arm("rate-last", "rate or T1, and anticipate, last update",
@@ -70,7 +71,7 @@ ARMS = (
     arm("cosine", "cosine gate", corrected("cosine"), ({"gate_decay": 0.0}, {"gate_decay": 0.1})),
     arm("t2", "PipeMare's T2", {**CURRENT, "correct": "t2"}, ({"discrepancy": 0.135}, {"discrepancy": 0.5})),
     arm("pipemare", "PipeMare: rate or T1, and T2", {**CURRENT, "correct": "rate,t2"}, ANNEALED,
-        "PipeMare (abstract): level with synchronous training", "level"),
+        "PipeMare (abstract; here without its T3): level with synchronous training", "level"),
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM}, NADAM_MOMENTA,
         "AsyncPP: level with synchronous training or better", "level", ADAM_RATE),
     arm("rotation", "basis rotation", {**FDG, **ROTATION}, MOMENTA, rate=ADAM_RATE),

@@ -27,8 +27,8 @@ ROTATION = {"optimizer": "rotation", "momentum": 0.9}
 LESS = "it errs less than FDG without a correction"
 
 
-def arm(name: str, label: str, flags: dict[str, Any], claim: str = "", rule: str = "less", **against: str) -> Arm:
-    return Arm(name, label, flags, ({},), RATE, claim, rule, **against)
+def arm(name: str, label: str, flags: dict[str, Any], claim: str = "", rule: str = "less", **about: Any) -> Arm:
+    return Arm(name, label, flags, ({},), RATE, claim, rule, **about)
 
 
 def corrected(optimizer: dict[str, Any], name: str, **options: Any) -> dict[str, Any]:
@@ -45,9 +45,9 @@ OF_ADAMW = (
     ANNEAL,
     arm("rate", "rates by staleness", corrected(ADAMW, "rate"), f"staleness-aware rates: {LESS}"),
     arm("last", "anticipate, last update", corrected(ADAMW, "anticipate", prediction="last"),
-        f"error feedback: {LESS} (published for a staleness of 1)"),
+        f"error feedback: {LESS} (published for a staleness of 1)", most_late=1),
     arm("linear", "anticipate, linear", corrected(ADAMW, "anticipate", prediction="linear"),
-        f"marin: {LESS} (published for Muon)"),
+        f"XPipe, PipeOptim: {LESS}"),
     arm("spike", "anticipate, spike", corrected(ADAMW, "anticipate", prediction="spike"), f"msnag: {LESS}"),
     arm("t1-last", "T1 and anticipate, last update", corrected(ADAMW, "rate,anticipate", prediction="last", **T1)),
     arm("dc-adaptive", "DC-ASGD, adaptive λ", corrected(ADAMW, "dc_asgd", compensation="adaptive"),
@@ -56,7 +56,7 @@ OF_ADAMW = (
     arm("cosine", "cosine gate", corrected(ADAMW, "cosine")),
     arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
     arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
-        "PipeMare (abstract): level with synchronous training", "within"),
+        "PipeMare (abstract; here without its T3): level with synchronous training", "within"),
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM},
         "AsyncPP: level with synchronous AdamW or better", "within"),
     arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}),
@@ -70,9 +70,15 @@ OF_MUON = (
     arm("t1-muon", "PipeMare's T1", corrected(MUON, "rate", **T1), f"PipeMare (from memory): with T1 {LESS}",
         reference="bp-muon", stale="fdg-muon"),
     arm("last-muon", "anticipate, last update", corrected(MUON, "anticipate", prediction="last"),
-        f"error feedback: {LESS} (published for a staleness of 1)", reference="bp-muon", stale="fdg-muon"),
+        f"error feedback: {LESS} (published for a staleness of 1)", reference="bp-muon", stale="fdg-muon", most_late=1),
     arm("t1-last-muon", "T1 and anticipate, last update",
         corrected(MUON, "rate,anticipate", prediction="last", **T1), reference="bp-muon", stale="fdg-muon"),
+)  # fmt: skip
+# Added when all of the above were known: marin's claim is about Muon, and `rate` is what helps AdamW most.
+LATER_OF_MUON = (
+    arm("rate-muon", "rates by staleness", corrected(MUON, "rate"), reference="bp-muon", stale="fdg-muon"),
+    arm("linear-muon", "anticipate, linear", corrected(MUON, "anticipate", prediction="linear"), f"marin: {LESS}",
+        reference="bp-muon", stale="fdg-muon"),
 )  # fmt: skip
 SHARED = {
     "dataset": "text", "text": TEXT, "block_size": BLOCK, "batch_size": BATCH, "train_size": BLOCKS,
@@ -106,10 +112,12 @@ def grown(
 
 EIGHT = part("K8", "AdamW, K = 8", OF_ADAMW, "transformer8x64", 8)
 EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
+LATER_MUON = part("K8", "Muon, K = 8", LATER_OF_MUON, "transformer8x64", 8)
 FIRST = (BP, STALE, ANNEAL)
 GROWTH = grown("BP, FDG and T1", FIRST, EIGHT)
 GROWTH_OF_REST = (
     *grown("Muon", OF_MUON, EIGHT_MUON, seeds=(0,)),
     *grown("the other arms", tuple(arm for arm in OF_ADAMW if arm not in FIRST), EIGHT, seeds=(0,)),
 )
-PARTS = (EIGHT, EIGHT_MUON, *GROWTH, *GROWTH_OF_REST)
+AT_EIGHT = (EIGHT, EIGHT_MUON, LATER_MUON)
+PARTS = (*AT_EIGHT, *GROWTH, *GROWTH_OF_REST)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from experiments.harness.intervals import Interval, interval, paired
 
 MIN_SEEDS = 3
-HOLDS, FAILS, UNDECIDED = "holds here", "does not hold here", "undecided"
+HOLDS, FAILS, UNDECIDED, BEYOND = "holds here", "does not hold here", "undecided", "not judged"
 
 
 class Verdict(NamedTuple):
@@ -39,6 +39,12 @@ class Values(NamedTuple):
     def n(self) -> int:
         """The runs that have ended, in either way."""
         return len(self.by_seed) + len(self.diverged)
+
+
+def beyond(staleness: float, most: float) -> Verdict | None:
+    """What is said where gradients are later than a claim is about; None where they are not."""
+    why = f"It was published for a staleness of {most:g} at most, and here it is up to {staleness:g}."
+    return Verdict(BEYOND, why) if staleness > most else None
 
 
 def too_few(n: int) -> Verdict:

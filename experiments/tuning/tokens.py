@@ -1,0 +1,99 @@
+"""How many tokens an arm on text needs, over those that BP needs for the same loss."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.harness.intervals import interval
+from experiments.harness.run_table import Lines
+from experiments.tuning.arms import Arm, Part
+from experiments.tuning.texts import PARTS, STEPS, TARGET_STEPS
+from experiments.tuning.verdicts import Values
+
+TIMES = STEPS / TARGET_STEPS  # a longer way to BP's loss is not measured
+
+
+def at_target(line: Mapping[str, Any]) -> float | None:
+    """The test loss after BP's steps; None if the run has diverged, or if the loss was not finite."""
+    if line.get("diverged"):
+        return None
+    return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
+
+
+def values(lines: Lines, part: Part, arm: Arm) -> Values:
+    """The arm's test losses after BP's steps."""
+    found = {seed: at_target(line) for seed, line in part.finished(lines, arm).items()}
+    reached = {seed: loss for seed, loss in found.items() if loss is not None}
+    return Values(reached, tuple(seed for seed in found if seed not in reached))
+
+
+def of_name(lines: Lines, part: Part, name: str) -> Values:
+    """The same of an arm of the same K and network, by its name."""
+    found = [(each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name]
+    return values(lines, *found[0])
+
+
+def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
+    """The steps after which a run first has that loss; between two tests it is linear in log(steps). None if it never
+    does. A run that has it at its first test is given that test's steps, which may be too many."""
+    before = None
+    for test in evaluations:
+        if test["test_loss"] is None:  # it was not finite
+            continue
+        if test["test_loss"] <= loss:
+            if before is None:
+                return test["step"]
+            part = (before["test_loss"] - loss) / (before["test_loss"] - test["test_loss"])
+            return math.exp(math.log(before["step"]) + part * math.log(test["step"] / before["step"]))
+        before = test
+    return None
+
+
+def times_bp(lines: Lines, part: Part, arm: Arm) -> dict[int, float | None]:
+    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached."""
+    bp = of_name(lines, part, arm.reference).by_seed
+    found = {}
+    for seed, line in part.finished(lines, arm).items():
+        if seed in bp:
+            steps = None if line.get("diverged") else steps_to(line["evaluations"], bp[seed])
+            found[seed] = steps and steps / TARGET_STEPS
+    return found
+
+
+def times_words(times: Mapping[int, float | None]) -> str:
+    """`1.22 (1.02 to 1.42)`, or `more than 1.5 (1 of 3 seeds reach it)`."""
+    reached = [each for each in times.values() if each is not None]
+    if not times:
+        return ""
+    if len(reached) < len(times):
+        return f"more than {TIMES:g} ({len(reached)} of {len(times)} seeds reach it)"
+    return spread(reached)
+
+
+def spread(numbers: Sequence[float]) -> str:
+    """The mean of one number at least, and its 95% interval if there are several."""
+    found = interval(numbers)
+    assert found is not None
+    return f"{found.mean:.2f}" + ("" if found.deviation is None else f" ({found.low:.2f} to {found.high:.2f})")
+
+
+def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
+    """An arm's tokens over those that BP needed for the loss that the arm ended with: `2.17 (1.68 to 2.67)`, or how
+    much it is at least, where BP has that loss at its first test already."""
+    of_bp = (each.finished(lines, bp) for each in PARTS if each.name == part.name
+             for bp in each.arms if bp.name == arm.reference)  # fmt: skip
+    own, bps = (
+        {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}
+        for found in (part.finished(lines, arm), next(of_bp))
+    )
+    ends = {seed: tests[-1]["test_loss"] for seed, tests in own.items()}
+    seeds = [seed for seed in ends if seed in bps and ends[seed] is not None]
+    first = max((bps[seed][0]["step"] for seed in seeds), default=STEPS)
+    needed = [steps_to(bps[seed], ends[seed]) for seed in seeds]
+    if not seeds:
+        return ""
+    if any(steps is None for steps in needed):
+        return f"less than 1 ({sum(steps is None for steps in needed)} of {len(seeds)} seeds)"
+    if any(steps == first for steps in needed):
+        return f"{STEPS / first:g} or more ({sum(steps == first for steps in needed)} of {len(seeds)} seeds)"
+    return spread([STEPS / steps for steps in needed])
