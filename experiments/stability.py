@@ -58,6 +58,12 @@ WORDS = (
     "and raises the limit by less than a tenth at a large one (c = m and spike compensation are then no correction at "
     "all). With momentum looking ahead helps, the more the larger the momentum, and less and less with the staleness. "
     "A stable rate is not a good rate: this page is about where training diverges, not about how well it trains.",
+    "**What is not here.** β at stage k divides the limit of no correction by β^(K-k). T1 ends, and its limit is then "
+    "that of no correction. So is T2's: the gradient of a parabola depends on the activations alone, which are those "
+    "of the forward pass. DC-ASGD adds a product of gradients and distances, which vanishes for small errors, so near "
+    "the minimum its limit is that, too. Gap-Aware and the cosine gate multiply gradients by a factor that depends on "
+    "the path and not on its scale, so there are no eigenvalues. NAdam, Muon and basis rotation divide gradients by "
+    "their size: at a constant rate their steps stay as long as they are, whatever the curvature.",
 )
 
 

@@ -102,8 +102,16 @@ def chained(scale):
     return optax.chain(scale, optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.02))
 
 
-def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordinates():
-    """A problem whose rows and columns are turned, from bases that are turned alike, takes the turned path."""
+def eigenvectors(grads):
+    """Of the sums of both products of ten gradients, which have full rank: found anew for each problem."""
+    G = [g["kernel"] for g in grads[:10]]
+    return np.linalg.eigh(sum(g @ g.T for g in G))[1], np.linalg.eigh(sum(g.T @ g for g in G))[1]
+
+
+@pytest.mark.parametrize("begun_by", ["turned identities", "eigenvectors"])
+def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordinates(begun_by):
+    """A problem whose rows and columns are turned takes the turned path: from bases that are turned alike, and from
+    the eigenvectors of each problem."""
     P, Q = (np.linalg.qr(RNG.normal(size=(n, n)))[0] for n in (4, 3))
     scales = np.outer([8.0, 4.0, 2.0, 1.0], [9.0, 3.0, 1.0])  # so that the power iteration converges
     grads = [{"kernel": scales * RNG.normal(size=(4, 3))} for _ in range(60)]
@@ -111,13 +119,9 @@ def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordina
     start = {"kernel": np.zeros((4, 3))}
     chain = scale_by_rotation(every=7)  # by then the products have full rank, so that QR is well conditioned
     with jax.enable_x64(True):
-        first: Any = chain.init(start)
-        second: Any = chain.init(start)
-        leaf = second.leaves["kernel"]
-        leaf = leaf._replace(
-            left=leaf.left._replace(basis=jnp.asarray(P)), right=leaf.right._replace(basis=jnp.asarray(Q))
-        )
-        second = RotationState(second.updates, {"kernel": leaf})
+        own = eigenvectors(grads), eigenvectors(turned)
+        bases = own if begun_by == "eigenvectors" else ((np.eye(4), np.eye(3)), (P, Q))
+        first, second = (begin(chain.init(start), *each) for each in bases)
         update = jax.jit(chain.update)
         for g, h in zip(grads, turned, strict=True):
             a, first = update(jax.tree.map(jnp.asarray, g), first)
@@ -128,6 +132,13 @@ def test_rotation_turns_into_the_eigenvectors_and_is_the_same_in_turned_coordina
         inner = np.asarray(basis.T @ product @ basis)
     # The power iteration has made eight steps: it has nearly converged.
     assert np.abs(inner - np.diag(np.diag(inner))).max() < 0.02 * inner.max()
+
+
+def begin(state: Any, U, V) -> Any:
+    """The state with these bases."""
+    leaf = state.leaves["kernel"]
+    left, right = (side._replace(basis=jnp.asarray(basis)) for side, basis in ((leaf.left, U), (leaf.right, V)))
+    return RotationState(state.updates, {"kernel": leaf._replace(left=left, right=right)})
 
 
 def test_rotation_takes_bfloat16_and_a_stage_without_parameters():

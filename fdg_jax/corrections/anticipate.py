@@ -10,11 +10,15 @@ One coefficient c makes five published corrections of it (τ: staleness, m: mome
     spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe; with momentum only
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
 
-The weights that are evaluated and saved are y. They see clipping and weight decay as without a correction, since both
-are part of the last update. A horizon is counted in updates, also with --accumulate. After `drain` d is 0 again, as no
-update comes before the gradient of the next batch. For one update after a drop of the
-learning rate d still has the old rate, and x lies as many times too far ahead. Without momentum, c = τ makes the
-largest stable learning rate smaller; c = 1 does so for a small τ (python -m experiments.stability).
+As an optax chain this would be a wrapper that trains x in place of y (tests/test_correction_identities.py has it; it
+trains the same). Here it is around the stage instead, so that the weights which are evaluated and saved are y, whoever
+asks for them. That takes one copy of the weights more.
+
+The weights y see clipping and weight decay as without a correction, since both are part of the last update. A horizon
+is counted in updates, also with --accumulate. After `drain` d is 0 again, as no update comes before the gradient of the
+next batch. For one update after a drop of the learning rate d still has the old rate, and x lies as many times too far
+ahead. Without momentum, c = τ makes the largest stable learning rate smaller; c = 1 does so for a small τ (python -m
+experiments.stability).
 
 spike is msnag for SGD, and for Adam by its b1: without gradients their updates shrink by m. Lion's and Muon's keep
 their length, so there spike looks less far ahead than they go; linear does not.

@@ -6,7 +6,8 @@ optax.nadam is another one: its momentum is constant, here it rises with the upd
     step = mu_(n+1) M / (1 - mu_1 ... mu_(n+1)) + (1 - mu_n) g / (1 - mu_1 ... mu_n), over sqrt(V / (1 - b2^n)) + eps
 
 M and V are Adam's running means of g and g g. The step looks ahead by one momentum step, as Nesterov's does: this is
-what makes a large b1 help against staleness. At b1 = 0.99 M is a mean over 100 updates, so short runs are slow.
+what makes a large b1 help against staleness. 2505.01099 also has a form without stashed weights, whose rates and
+momenta differ from stage to stage; it is not here. At b1 = 0.99 M is a mean over 100 updates, so short runs are slow.
 """
 
 from typing import Any, NamedTuple
