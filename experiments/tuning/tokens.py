@@ -90,10 +90,11 @@ def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
     seeds = [seed for seed in ends if seed in bps and ends[seed] is not None]
     first = max((bps[seed][0]["step"] for seed in seeds), default=STEPS)
     needed = [steps_to(bps[seed], ends[seed]) for seed in seeds]
+    reached = [steps for steps in needed if steps is not None]
     if not seeds:
         return ""
-    if any(steps is None for steps in needed):
-        return f"less than 1 ({sum(steps is None for steps in needed)} of {len(seeds)} seeds)"
-    if any(steps == first for steps in needed):
-        return f"{STEPS / first:g} or more ({sum(steps == first for steps in needed)} of {len(seeds)} seeds)"
-    return spread([STEPS / steps for steps in needed])
+    if below := len(needed) - len(reached):
+        return f"less than 1 ({below} of {len(seeds)} seeds)"
+    if at_first := reached.count(first):
+        return f"{STEPS / first:g} or more ({at_first} of {len(seeds)} seeds)"
+    return spread([STEPS / steps for steps in reached])
