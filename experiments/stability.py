@@ -21,6 +21,8 @@ ARMS = {
     "linear": "anticipate, c = τ (weight prediction)",
     "spike": "anticipate, c = (m - m^(τ+1))/(1-m) (spike compensation)",
     "nesterov": "anticipate, c = m (one Nesterov step)",
+    "combined": "anticipate, c = τ + that of spike compensation",
+    "double": "anticipate, c = 2τ",
 }
 GRID = tuple(
     Run(f"{arm}-m{m:g}-tau{tau}", {"arm": arm, "momentum": m, "staleness": tau})

@@ -33,6 +33,7 @@ SAID = {
     "--correct anticipate --lr-schedule cosine": [],
     "--correct anticipate --lr-schedule cosine --momentum 0": ["without momentum it looks no update ahead"],
     "--K 3 --correct rate,anticipate --lr-schedule wsd --momentum 0 --prediction linear": ["it makes the largest"],
+    "--K 3 --correct anticipate --lr-schedule wsd --momentum 0 --prediction combined": ["it makes the largest"],
     "--correct rate --clip-norm 1 --K 3": ["each stage clips its own gradient"],
     "--beta 0.5 --clip-norm 1": ["each stage clips its own gradient"],
     "--clip-norm 1": [],

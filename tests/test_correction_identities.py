@@ -65,6 +65,20 @@ def test_spike_compensation_is_anticipation_with_the_geometric_coefficient():
     np.testing.assert_allclose(delayed(spike), delayed(anticipated("spike", DELAY)), **EXACTLY)
 
 
+def test_spike_compensation_with_a_prediction_behind_it_is_anticipation_by_the_sum_of_both():
+    """Kosson et al.: spike compensation trains w, and the forward pass is at w - D rate v."""
+    w, v = np.ones(3), np.zeros(3)
+
+    def both(g):
+        nonlocal w, v
+        if g is not None:
+            v = M * v + g
+            w = w - 0.002 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
+        return w - DELAY * 0.002 * v
+
+    np.testing.assert_allclose(delayed(both), delayed(anticipated("combined", DELAY, rate=0.002)), **EXACTLY)
+
+
 def test_error_feedback_is_anticipation_by_the_last_update():
     """2606.30634, for a delay of one: x <- x - 2 s + (s before), s the optimizer's step."""
     x, v, before = np.ones(3), np.zeros(3), np.zeros(3)
@@ -99,10 +113,11 @@ def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
     np.testing.assert_allclose(found, delayed(anticipated("nesterov", DELAY)), **EXACTLY)
 
 
-def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference():
+@pytest.mark.parametrize(("prediction", "times"), [("linear", 1), ("double", 2)])
+def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference(prediction, times):
     """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
     for tau in (1, 3):
-        chain, correction = optax.sgd(0.02, momentum=M), make(Late(1, 3, tau), "linear")
+        chain, correction = optax.sgd(0.02, momentum=M), make(Late(1, 3, tau), prediction)
         assert correction.forward and correction.updated
         with jax.enable_x64(True):
             y = jnp.ones(3)
@@ -112,7 +127,7 @@ def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_differe
                 updates, state = chain.update(jnp.asarray(g), state, y)
                 before, y, v = y, y + updates, M * v + g
                 last = correction.updated(before, y, last)
-                np.testing.assert_allclose(correction.forward(y, last), y - tau * 0.02 * v, **EXACTLY)
+                np.testing.assert_allclose(correction.forward(y, last), y - times * tau * 0.02 * v, **EXACTLY)
 
 
 def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():

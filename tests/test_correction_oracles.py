@@ -103,6 +103,8 @@ RULES = {
     "anticipate linear": ({"prediction": "linear"}, Anticipating),
     "anticipate last": ({"prediction": "last"}, lambda tau: Anticipating(1.0)),
     "anticipate nesterov": ({"prediction": "nesterov"}, lambda tau: Anticipating(M)),
+    "anticipate combined": ({"prediction": "combined"}, lambda tau: Anticipating(tau + (M - M ** (tau + 1)) / (1 - M))),
+    "anticipate double": ({"prediction": "double"}, lambda tau: Anticipating(2.0 * tau)),
     "dc_asgd": ({"compensation_strength": 20.0}, lambda tau: Compensating(20.0)),
     "dc_asgd adaptive": ({"compensation": "adaptive"}, lambda tau: Compensating(2.0, adaptive=True)),
     "gap_aware": ({}, lambda tau: GapAware()),

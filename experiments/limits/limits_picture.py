@@ -14,6 +14,8 @@ LOOKS = {
     "linear": ("#d55e00", "^"),
     "spike": ("#0072b2", "v"),
     "nesterov": ("#009e73", "x"),
+    "combined": ("#b8860b", "P"),
+    "double": ("#777777", "*"),
 }
 
 
@@ -52,5 +54,5 @@ def draw(
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("largest stable rate · h / (1 - m)")
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(path, dpi=110, metadata={"Software": None})

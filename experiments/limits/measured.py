@@ -43,15 +43,18 @@ def loss(outputs, targets):
     return 0.5 * jnp.sum((outputs - targets) ** 2)
 
 
-def limit(m: float, tau: int, correct: str, options: dict[str, Any], points: int = 2000, steps: int = STEPS) -> float:
-    """The smallest curvature, of `points` between 0.01 and 20 times 1 - m, at which the weight's largest modulus in the
-    last WINDOW updates is not less than in the WINDOW updates at half of the run; halfway to the one below.
+def limit(
+    m: float, tau: int, correct: str, options: dict[str, Any], points: int = 2000, steps: int = STEPS, low: float = 0.01
+) -> float:
+    """The smallest curvature, of `points` between `low` and 2,000 `low` times 1 - m, at which the weight's largest
+    modulus in the last WINDOW updates is not less than in the WINDOW updates at half of the run; halfway to the one
+    below. Where there is none, it is looked for above.
 
     Raises: AssertionError where the measured staleness is not τ.
     """
     K, odd = divmod(tau + 3, 2)
     assert not odd, f"FDG backward first has odd staleness, and {tau} was asked for"
-    h = np.geomspace(0.01, 20, points) * (1 - m)
+    h = np.geomspace(low, 2000 * low, points) * (1 - m)
     stages = [Parabolas(tuple(h.tolist())), *[Same()] * (K - 1)]
     made = fdg_jax.Pipeline(
         stages, loss, optax.sgd(1.0, momentum=m or None), method="fdg", engine="delay-line", correct=correct,
@@ -65,6 +68,8 @@ def limit(m: float, tau: int, correct: str, options: dict[str, Any], points: int
     assert made.staleness[0] == tau
     with np.errstate(invalid="ignore"):
         stable = (largest[1] < largest[0]) | (largest[1] < GONE)
+    if stable.all():
+        return limit(m, tau, correct, options, points, steps, low=1000 * low)
     first = int(np.argmin(stable))
     return float(np.sqrt(h[first] * h[first - 1]))
 

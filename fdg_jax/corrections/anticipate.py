@@ -2,13 +2,15 @@
 
     x = y + c d        y: the stage's weights; d: their last update; gradients are taken at x, the optimizer updates y
 
-One coefficient c makes five published corrections of it (τ: staleness, m: momentum):
+One coefficient c makes seven published corrections of it (τ: staleness, m: momentum):
 
     last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
     linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
                                             (whose AdamW decays the newest weights, here those before the update)
     spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe; with momentum only
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
+    combined   c = τ + that of spike        spike compensation and a prediction by the velocity behind it (2003.11666)
+    double     c = 2 τ                      weight prediction by twice the delay (2003.11666)
 
 As an optax chain this would be a wrapper that trains x in place of y (tests/test_correction_identities.py has it; it
 trains the same). Here it is around the stage instead, so that the weights which are evaluated and saved are y, whoever
@@ -17,14 +19,13 @@ asks for them. That takes one copy of the weights more.
 The weights y see clipping and weight decay as without a correction, since both are part of the last update. A horizon
 is counted in updates, also with --accumulate. After `drain` d is 0 again, as no update comes before the gradient of the
 next batch. For one update after a drop of the learning rate d still has the old rate, and x lies as many times too far
-ahead. Without momentum, c = τ makes the largest stable learning rate smaller; c = 1 does so for a small τ (python -m
-experiments.stability).
+ahead. Without momentum, c = τ makes the largest stable learning rate smaller, and so do larger c; c = 1 does so for a
+small τ (python -m experiments.stability).
 
 spike is msnag for SGD, and for Adam by its b1: without gradients their updates shrink by m. Lion's and Muon's keep
 their length, so there spike looks less far ahead than they go; linear does not.
 
-2003.11666 also combines spike with a prediction behind it, and predicts by 2τ; neither is here. Of its text only the
-abstract was at hand: all else that is said of it is from memory.
+Of 2003.11666's text only the abstract was at hand: all else that is said of it is from memory.
 """
 
 import dataclasses
@@ -37,17 +38,19 @@ import optax
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.options.fields import option
 
-Prediction = Literal["spike", "linear", "last", "nesterov"]
+Prediction = Literal["spike", "linear", "last", "nesterov", "combined", "double"]
+BY_MOMENTUM = ("spike", "nesterov", "combined")
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """prediction: which c of the table above."""
 
-    prediction: Literal["spike", "linear", "last", "nesterov"] = option(
+    prediction: Literal["spike", "linear", "last", "nesterov", "combined", "double"] = option(
         "spike",
         "anticipate: how many times the last update a forward pass looks ahead, by staleness t and momentum m. spike: "
-        "(m - m^(t+1)) / (1 - m), as spike compensation and msnag do; linear: t; last: 1, error feedback; nesterov: m.",
+        "(m - m^(t+1)) / (1 - m), as spike compensation and msnag do; linear: t; last: 1, error feedback; nesterov: m; "
+        "combined: linear and spike; double: 2 t.",
     )
 
 
@@ -55,13 +58,15 @@ def coefficient(prediction: Prediction, staleness: float, momentum: float) -> fl
     """c of the table above, in updates: by how many times the last update a forward pass looks ahead.
 
     Arguments:
-        prediction: one of the four names.
+        prediction: one of the names above.
         staleness: τ, in updates.
-        momentum: m in [0, 1); "linear" and "last" do not look at it.
+        momentum: m in [0, 1); of the names only BY_MOMENTUM look at it.
     """
-    if prediction == "spike":
-        return (momentum - momentum ** (staleness + 1)) / (1 - momentum)
-    return {"linear": staleness, "last": 1.0, "nesterov": momentum}[prediction]
+    spike = (momentum - momentum ** (staleness + 1)) / (1 - momentum)
+    return {
+        "last": 1.0, "linear": staleness, "double": 2 * staleness,
+        "spike": spike, "nesterov": momentum, "combined": staleness + spike,
+    }[prediction]  # fmt: skip
 
 
 def make(late: Late, prediction: Prediction) -> Correction:
@@ -69,7 +74,7 @@ def make(late: Late, prediction: Prediction) -> Correction:
 
     Gradients at the newest weights (--weights current) would be taken at y and not at x, so they are refused.
     """
-    if prediction in ("spike", "nesterov"):
+    if prediction in BY_MOMENTUM:
         late.check("momentum", "anticipate")
     c = coefficient(prediction, late.staleness, late.momentum or 0.0)
 

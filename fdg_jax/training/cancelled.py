@@ -48,10 +48,10 @@ def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[
 def about_prediction(o: Options) -> Iterator[str]:
     """Warnings about --correct anticipate."""
     if o.momentum == 0:
-        fact = {
-            "linear": "without momentum it makes the largest stable learning rate smaller",
-            "last": "without momentum it makes the largest stable learning rate smaller where the staleness is small",
-        }.get(o.prediction, "without momentum it looks no update ahead")
+        smaller = "without momentum it makes the largest stable learning rate smaller"
+        nothing = "without momentum it looks no update ahead"
+        facts = {"last": f"{smaller} where the staleness is small", "spike": nothing, "nesterov": nothing}
+        fact = facts.get(o.prediction, smaller)
         yield f"--prediction {o.prediction}: {fact}. Use --momentum 0.9, or --correct rate."
     if o.lr_schedule == "paper":
         fact = "for one update after each drop of the learning rate by 10 it looks 10 times too far ahead"
