@@ -7,7 +7,7 @@ import pytest
 from experiments import stability
 from experiments.harness import result_files
 from experiments.harness.run_table import RESULTS, Run
-from experiments.limits import eigenvalues
+from experiments.limits import eigenvalues, measured
 from fdg_jax.corrections.anticipate import coefficient
 
 committed = pytest.mark.skipif(not (RESULTS / "stability.jsonl").is_file(), reason="not measured yet")
@@ -48,6 +48,12 @@ def test_the_limits_are_these_to_the_third_digit():
 def test_training_finds_the_limit_of_the_eigenvalues(arm):
     found = stability.measure(Run("", {"arm": arm, "momentum": 0.9, "staleness": 1}))
     assert found["measured"] == pytest.approx(found["eigenvalues"], rel=0.005)  # the curvatures are 0.4% apart
+
+
+@pytest.mark.slow
+def test_a_limit_above_the_curvatures_that_are_tried_is_looked_for_above():
+    found = measured.limit(0.0, 1, "none", {}, points=200, steps=600, low=1e-4)  # at first up to 0.2
+    assert found == pytest.approx(1.0, rel=0.04)  # two curvatures are 3.9% apart
 
 
 @committed
