@@ -50,8 +50,8 @@ WORDS = (
     "compare no arms.",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have. It stays "
     "blank where FDG's own gap may be chance, and for an arm of which a run has diverged. BP and FDG are trained with "
-    "SGD, so for NAdam and basis rotation it contains what another optimizer brings without any delay, and so does "
-    "NAdam's verdict. How far they are behind BP with the same optimizer stands above the table.",
+    "SGD, so it is blank for NAdam and basis rotation, too: it would contain what another optimizer brings without any "
+    "delay, as NAdam's verdict does. How far they are behind BP with the same optimizer stands above the table.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "
     "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
@@ -93,7 +93,8 @@ def verdict(lines: Lines, part: Part, arm: Arm) -> Verdict | None:
 def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
     own, bp, said = values(lines, part, arm), of_name(lines, part, "bp"), verdict(lines, part, arm)
     minus = interval(list(paired(own.by_seed, bp.by_seed).values())) if arm.name != "bp" else None
-    closed = None if part in ALL_BPS or arm.name == "fdg" else verdicts.gap_closed(own, of_name(lines, part, "fdg"), bp)
+    alike = part not in ALL_BPS and arm.name not in ("fdg", *OWN_BP)
+    closed = verdicts.gap_closed(own, of_name(lines, part, "fdg"), bp) if alike else None
     return [
         "any" if part in ALL_BPS else str(part.shared["K"]),
         arm.label,

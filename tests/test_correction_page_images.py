@@ -53,6 +53,8 @@ def test_an_arm_with_another_optimizer_is_told_beside_the_best_with_sgd_and_besi
     found = dict(zip(corrections_images.HEADS, own, strict=True))
     assert (found["K"], found["gap to BP closed"]) == ("any", "")
     assert found["minus BP with SGD, by seed: mean (95% interval)"] == "-5.50 (-5.50 to -5.50)"
+    closed = {cells[1]: cells[corrections_images.HEADS.index("gap to BP closed")] for cells in rows(text)[:19]}
+    assert (closed["FDG, β"], closed["basis rotation"]) == ("42%", "")
     drawn = {}
     monkeypatch.setattr(corrections_images.bars, "draw", lambda groups, *_: drawn.update(groups))
     corrections_images.picture(lines, tmp_path / "images.png")
