@@ -190,8 +190,8 @@ def document(lines: Lines) -> str:
     parts = [
         arms.progress(PARTS, lines),
         "**The question.** How much of what late gradients cost does each published correction give back, on one task "
-        "and tuned alike? Arms, grids, seeds and rules were [registered](../corrections.md) before the first run; BP "
-        "with other optimizers than SGD joined later, as is told there.",
+        "and tuned alike? Arms, grids, seeds and rules were [registered](../corrections.md) before the first run; "
+        "some arms joined later and a claim was changed, as is told there.",
         aim(lines),
         optimizers(lines),
         markdown.table(HEADS, rows),

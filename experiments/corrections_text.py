@@ -219,7 +219,7 @@ def document(lines: Lines) -> str:
         arms.progress(PARTS, lines),
         "**The question.** How many more tokens do late gradients cost a transformer, which correction gives back how "
         "many, and how does it grow with K? Arms, grids, seeds and rules were [registered](../corrections.md) before "
-        "the first run.",
+        "the first run; some arms joined later and two claims were changed, as is told there.",
         aim(lines),
         markdown.table(HEADS, (row(lines, part, arm) for part in AT_EIGHT for arm in part.arms)),
         f"![Test loss of every arm minus BP's]({NAME}.png)",

@@ -150,6 +150,9 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     (times,) = re.findall(r"^\| .* \| basis rotation, .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|", text, re.M)
     assert f"it takes {times} times its BP's tokens to the loss that it has after 3,000 steps" in said
     assert "all 24 arms, of which two are not trained yet" in said
+    assert "all 19 arms at K = 4, of which two are not trained yet" in said
+    assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19
+    assert len(re.findall(r"^\| 4 \| [^|]* \| \| ", images, re.M)) == 2
     (sgd,) = re.findall(r"^\| 4 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
     nadam, rotation = re.findall(r"K = 4: ([+-].*?\)), n = 3", images)
     assert f"the delay costs {sgd} points with SGD, {nadam} with NAdam and {rotation} with basis rotation" in said

@@ -50,7 +50,7 @@ def limit(
     modulus in the last WINDOW updates is not less than in the WINDOW updates at half of the run; halfway to the one
     below. Where there is none, it is looked for above.
 
-    Raises: AssertionError where the measured staleness is not τ.
+    Raises: AssertionError where the measured staleness is not τ, or where the limit is below all curvatures.
     """
     K, odd = divmod(tau + 3, 2)
     assert not odd, f"FDG backward first has odd staleness, and {tau} was asked for"
@@ -71,6 +71,7 @@ def limit(
     if stable.all():
         return limit(m, tau, correct, options, points, steps, low=1000 * low)
     first = int(np.argmin(stable))
+    assert first, f"a weight of the smallest curvature, {h[0]:g}, does not shrink"
     return float(np.sqrt(h[first] * h[first - 1]))
 
 

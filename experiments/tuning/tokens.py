@@ -27,10 +27,14 @@ def values(lines: Lines, part: Part, arm: Arm) -> Values:
     return Values(reached, tuple(seed for seed in found if seed not in reached))
 
 
+def named(part: Part, name: str) -> tuple[Part, Arm]:
+    """The arm of the same K and network by its name, and the part that has it."""
+    return next((each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name)
+
+
 def of_name(lines: Lines, part: Part, name: str) -> Values:
-    """The same of an arm of the same K and network, by its name."""
-    found = [(each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name]
-    return values(lines, *found[0])
+    """The test losses after BP's steps of the arm of the same K and network, by its name."""
+    return values(lines, *named(part, name))
 
 
 def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | None:
@@ -78,13 +82,12 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
-    """An arm's tokens over those that BP needed for the loss that the arm ended with: `2.17 (1.68 to 2.67)`, or how
+    """An arm's tokens over those that BP needed for the loss that the arm ended with: `2.17 (1.70 to 2.65)`, or how
     much it is at least, where BP has that loss at its first test already."""
-    of_bp = (each.finished(lines, bp) for each in PARTS if each.name == part.name
-             for bp in each.arms if bp.name == arm.reference)  # fmt: skip
+    where, bp = named(part, arm.reference)
     own, bps = (
         {seed: line["evaluations"] for seed, line in found.items() if not line.get("diverged")}
-        for found in (part.finished(lines, arm), next(of_bp))
+        for found in (part.finished(lines, arm), where.finished(lines, bp))
     )
     ends = {seed: tests[-1]["test_loss"] for seed, tests in own.items()}
     seeds = [seed for seed in ends if seed in bps and ends[seed] is not None]

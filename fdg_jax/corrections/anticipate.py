@@ -2,7 +2,7 @@
 
     x = y + c d        y: the stage's weights; d: their last update; gradients are taken at x, the optimizer updates y
 
-One coefficient c makes seven published corrections of it (τ: staleness, m: momentum):
+One coefficient c makes six published forms of it (τ: staleness, m: momentum):
 
     last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
     linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
