@@ -9,6 +9,11 @@ import textwrap
 
 import pytest
 
+from experiments import corrections_images
+from experiments.harness import result_files
+from experiments.harness.run_table import RESULTS
+from experiments.tuning import images, verdicts
+
 ROOT = pathlib.Path(__file__).parent.parent
 README, EXPLORER = (ROOT / "README.md").read_text(), (ROOT / "docs" / "explorer.md").read_text()
 
@@ -153,9 +158,26 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     assert "all 19 arms at K = 4, of which two are not trained yet" in said
     assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19
     assert len(re.findall(r"^\| 4 \| [^|]* \| \| ", images, re.M)) == 2
+    (at_two,) = re.findall(r"^\| 2 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
+    assert (
+        f"there the delay costs FDG {at_two} points, and none of the nine corrections with SGD errs surely less" in said
+    )
     (sgd,) = re.findall(r"^\| 4 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
     nadam, rotation = re.findall(r"K = 4: ([+-].*?\)), n = 3", images)
     assert f"the delay costs {sgd} points with SGD, {nadam} with NAdam and {rotation} with basis rotation" in said
     assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
     assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 24
     assert len(re.findall(r"^\| transformer8x64 \| 8 \| [^|]* \| \| ", text, re.M)) == 2
+
+
+def test_at_two_stages_no_correction_with_sgd_errs_surely_less_than_fdg():
+    lines = result_files.entries(corrections_images.TABLE, RESULTS)
+    errors = {
+        arm.name: corrections_images.values(lines, images.TWO, arm)
+        for arm in images.TWO.arms
+        if arm.name not in images.OWN_BP
+    }
+    assert len(errors) == 10 and all(len(found.by_seed) == 3 for found in errors.values())
+    stale = errors.pop("fdg")
+    found = {name: verdicts.less(own, stale, corrections_images.POINTS).word for name, own in errors.items()}
+    assert verdicts.HOLDS not in found.values(), found
