@@ -51,32 +51,20 @@ def anticipated(prediction, tau, m=M, rate=0.02, start=1.0):
     return step
 
 
-def test_spike_compensation_is_anticipation_with_the_geometric_coefficient():
-    """Kosson et al.: v <- m v + g; w <- w - rate (a v + b g) with a = m^D, b = (1 - m^D) / (1 - m)."""
+@pytest.mark.parametrize(("prediction", "ahead", "rate"), [("spike", 0, 0.02), ("combined", DELAY, 0.002)])
+def test_spike_compensation_is_anticipation_alone_and_with_a_prediction_behind_it(prediction, ahead, rate):
+    """Kosson et al.: v <- m v + g; w <- w - rate (a v + b g) with a = m^D, b = (1 - m^D) / (1 - m). The forward pass is
+    at w, or at w - D rate v."""
     w, v = np.ones(3), np.zeros(3)
 
     def spike(g):
         nonlocal w, v
         if g is not None:
             v = M * v + g
-            w = w - 0.02 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
-        return w
+            w = w - rate * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
+        return w - ahead * rate * v
 
-    np.testing.assert_allclose(delayed(spike), delayed(anticipated("spike", DELAY)), **EXACTLY)
-
-
-def test_spike_compensation_with_a_prediction_behind_it_is_anticipation_by_the_sum_of_both():
-    """Kosson et al.: spike compensation trains w, and the forward pass is at w - D rate v."""
-    w, v = np.ones(3), np.zeros(3)
-
-    def both(g):
-        nonlocal w, v
-        if g is not None:
-            v = M * v + g
-            w = w - 0.002 * (M**DELAY * v + (1 - M**DELAY) / (1 - M) * g)
-        return w - DELAY * 0.002 * v
-
-    np.testing.assert_allclose(delayed(both), delayed(anticipated("combined", DELAY, rate=0.002)), **EXACTLY)
+    np.testing.assert_allclose(delayed(spike), delayed(anticipated(prediction, DELAY, rate=rate)), **EXACTLY)
 
 
 def test_error_feedback_is_anticipation_by_the_last_update():

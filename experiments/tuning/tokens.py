@@ -91,11 +91,11 @@ def times_at_end(lines: Lines, part: Part, arm: Arm) -> str:
     )
     ends = {seed: tests[-1]["test_loss"] for seed, tests in own.items()}
     seeds = [seed for seed in ends if seed in bps and ends[seed] is not None]
-    first = max((bps[seed][0]["step"] for seed in seeds), default=STEPS)
-    needed = [steps_to(bps[seed], ends[seed]) for seed in seeds]
-    reached = [steps for steps in needed if steps is not None]
     if not seeds:
         return ""
+    first = max(bps[seed][0]["step"] for seed in seeds)
+    needed = [steps_to(bps[seed], ends[seed]) for seed in seeds]
+    reached = [steps for steps in needed if steps is not None]
     if below := len(needed) - len(reached):
         return f"less than 1 ({below} of {len(seeds)} seeds)"
     if at_first := reached.count(first):
