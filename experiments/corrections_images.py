@@ -13,7 +13,7 @@ from experiments.harness import bars, markdown
 from experiments.harness.intervals import interval, paired
 from experiments.harness.run_table import Lines, Table
 from experiments.harness.table_command import main
-from experiments.tuning import arms, verdicts
+from experiments.tuning import arms, machines, verdicts
 from experiments.tuning.arms import Arm, Part
 from experiments.tuning.images import EPOCHS, FOUR, HELD_OUT, OF_BP, OWN_BP, OWN_BPS, PARTS, QUARTER, TUNING_EPOCHS, TWO
 from experiments.tuning.verdicts import Scale, Values, Verdict
@@ -134,13 +134,13 @@ def aim(lines: Lines) -> str:
         word += ", but not with SGD"
     other = f"; of those with SGD, {labels[alike]}: {means[alike]:.2f}%" if alike != best else ""
     closed = verdicts.gap_closed(found[alike], found["fdg"], bp)
+    those = f"the {len(means)} of {len(found)} that have all seeds" if len(means) < len(found) else f"all {len(found)}"
     here = f" Of the gap in this table {labels[alike]} closes {percent(closed)}." if closed is not None else ""
     return (
-        f"**The best arm at K = 4** of the {len(means)} of {len(found)} that have all seeds is {labels[best]}: "
-        f"{means[best]:.2f}%{other}. BP with SGD: {fmean(bp.by_seed.values()):.2f}% (n = {len(bp.by_seed)}), the same "
-        f"{EPOCHS} epochs. The registered aim of {AIM:.0f}%, about half of the gap that single runs had shown before "
-        f"(BP 22.2%, FDG 34.2%), is {word}.{here} The best is chosen on the test images, so a little of its lead is "
-        "luck."
+        f"**The best arm at K = 4** of {those} is {labels[best]}: {means[best]:.2f}%{other}. BP with SGD: "
+        f"{fmean(bp.by_seed.values()):.2f}% (n = {len(bp.by_seed)}), the same {EPOCHS} epochs. The registered aim of "
+        f"{AIM:.0f}%, about half of the gap that single runs had shown before (BP 22.2%, FDG 34.2%), is {word}.{here} "
+        "The best is chosen on the test images, so a little of its lead is luck."
     )
 
 
@@ -159,29 +159,18 @@ def optimizers(lines: Lines) -> str:
     return f"{what} {'; '.join(told)}." if told else ""
 
 
-def machines(lines: Lines) -> str:
-    """Which runs were made on a GPU, in a paragraph; "" if none was."""
-    told = ". ".join(said for part in PARTS if (said := arms.gpu_runs(part, lines)))
-    if not told:
-        return ""
-    n = sum(map(arms.on_gpu, lines.values()))
-    return (
-        f"**Two kinds of machine.** {n} of {len(lines)} runs were made on a GPU, all others on a CPU. {told}. By "
-        "seed they are compared with the CPU's runs. [BP and FDG on both](images_on_gpu.md) shows what another machine "
-        f"changes. {repeat_on_gpu(lines)}"
-    )
+def of_machines(lines: Lines) -> str:
+    """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
+    told = machines.several(PARTS, lines)
+    seen = "By seed all are compared. [BP and FDG on both](images_on_gpu.md) shows what another machine changes."
+    return f"{told} {seen} {repeat_on_gpu(lines)}".rstrip() if told else ""
 
 
 def repeat_on_gpu(lines: Lines) -> str:
     """What stands before the commands of runs that were made on a GPU; "" if none was."""
-    made = [line["hardware"] for line in lines.values() if arms.on_gpu(line)]
-    if not made:
-        return ""
-    names = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
-    ways = (" ".join(f"{name}={each[key]}" for name, key in names.items() if each.get(key)) for each in made)
-    unsaved = any(BEFORE_IT in line.get("git_commits", ()) for line in lines.values())
+    unsaved = any(BEFORE_IT in line.get("git_commits", ()) for line in lines.values() if arms.on_gpu(line))
     told = f" What is told as `{BEFORE_IT[:10]}-dirty` has the code of `{COMMITTED}`." if unsaved else ""
-    return f"Before a command on a GPU: `{markdown.either(ways)}`.{told}"
+    return machines.before_a_command(lines) + told
 
 
 def document(lines: Lines) -> str:
@@ -198,7 +187,7 @@ def document(lines: Lines) -> str:
         f"![Test error of every arm]({NAME}.png)",
         markdown.origin(lines),
         *WORDS,
-        machines(lines),
+        of_machines(lines),
         arms.at_edges(PARTS, lines),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -6,18 +6,16 @@ was fixed before the first run.
 
 import math
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from experiments.harness import bars, markdown
 from experiments.harness.intervals import interval, paired
 from experiments.harness.run_table import ROOT, Lines, Table
 from experiments.harness.table_command import main
-from experiments.tuning import arms, corpus, growth, texts, verdicts
+from experiments.tuning import arms, corpus, growth, machines, texts, verdicts
 from experiments.tuning.arms import Arm, Part
 from experiments.tuning.texts import (
     AT_EIGHT,
@@ -191,26 +189,11 @@ def aim(lines: Lines) -> str:
     )
 
 
-def machines(lines: Lines) -> str:
-    """Which final runs were made on another kind of machine than most, in a paragraph; "" if none was."""
-
-    def kind(line: Mapping[str, Any]) -> str:
-        return f"{line['hardware'].get('processor', 'a CPU')} with JAX {line['versions']['jax']}"
-
-    counts = Counter(map(kind, lines.values())).most_common()
-    if len(counts) < 2:
-        return ""
-    (usual, _), *others = counts
-    told = []
-    for part in PARTS:
-        runs = {full_label(arm): part.finished(lines, arm).values() for arm in part.arms}
-        labels = [label for label, found in runs.items() if any(kind(line) != usual for line in found)]
-        told += [f"{part.shared['model']}, K = {part.shared['K']}: {' / '.join(labels)}"] if labels else []
-    made = ", ".join(f"{n} of {len(lines)} runs were made on {other}" for other, n in others)
-    return (
-        f"**Several kinds of machine.** {made}, the others on {usual}. Final runs among them: {'; '.join(told)}. What "
-        "another machine changes is in their differences from BP as well."
-    )
+def of_machines(lines: Lines) -> str:
+    """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
+    told = machines.several(PARTS, lines)
+    changes = "What another machine changes is in the differences from BP as well."
+    return f"{told} {changes} {machines.before_a_command(lines)}".rstrip() if told else ""
 
 
 def document(lines: Lines) -> str:
@@ -226,7 +209,7 @@ def document(lines: Lines) -> str:
         growing(lines),
         markdown.origin(lines),
         *WORDS,
-        machines(lines),
+        of_machines(lines),
         arms.at_edges(PARTS, lines),
     ]
     return "\n\n".join(part for part in parts if part)

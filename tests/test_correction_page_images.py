@@ -8,7 +8,7 @@ from made_up_runs import rows
 from experiments import corrections_images
 from experiments.harness import bars
 from experiments.harness.intervals import interval
-from experiments.tuning import arms, images
+from experiments.tuning import images
 
 
 def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
@@ -115,17 +115,3 @@ def test_some_results_leave_the_rest_blank_and_draw(tmp_path):
     assert told[0][2:4] == ["1 of 3", "22.50"] and all(cells[2] == "" for cells in told[1:])
     corrections_images.picture(lines, tmp_path / "some.png")
     assert interval([22.5]).deviation is None
-
-
-def test_the_page_of_images_says_which_runs_were_made_on_a_gpu_and_counts_their_hours_apart():
-    shown = corrections_images.machines
-    cpu, gpu = ({"hardware": {"backend": name, "xla_flags": "--deft"}, "seconds": 1800.0} for name in ("cpu", "gpu"))
-    part, arm = images.FOUR, images.FOUR.arms[1]
-    lines = {run.name: cpu for run in part.grid(arm)} | {part.final_name(arm, 0): cpu}
-    assert shown(lines) == ""
-    lines |= {part.final_name(arm, 1): gpu, part.grid(arm)[2].name: gpu}
-    told = "**Two kinds of machine.** 2 of 8 runs were made on a GPU, all others on a CPU. K = 4: "
-    told += "the tuning of FDG, β; the final run with seed 1 of FDG, β. By seed"
-    assert shown(lines).startswith(told) and shown(lines).endswith("a GPU: `XLA_FLAGS=--deft`.")
-    assert arms.tuning_cost(part, lines, arm) == "6 of 6 runs, 2.5 h, 0.5 h on a shared GPU"
-    assert arms.hours([gpu]) == "0.5 h on a shared GPU" and arms.hours([]) == "0.0 core-hours"

@@ -101,18 +101,6 @@ def test_an_arm_that_ends_below_bp_needs_fewer_tokens_than_bp():
     assert tokens.times_at_end({}, texts.EIGHT, rate) == ""
 
 
-def test_the_page_on_text_says_which_runs_were_made_on_another_kind_of_machine():
-    lines = tuned(texts.EIGHT, 1, 3.0)
-    part = texts.GROWTH[0]
-    assert corrections_text.machines(lines) == ""
-    for seed in (0, 1):
-        run = part.final_run(texts.STALE, {"learning_rate": 0.001}, seed)
-        lines[run.name] = {**line(run, loss=3.0), "versions": {"jax": "2"}, "hardware": {"processor": "Z80"}}
-    told = corrections_text.machines(lines)
-    assert told.startswith(f"**Several kinds of machine.** 2 of {len(lines)} runs were made on Z80 with JAX 2, ")
-    assert "transformer16x64, K = 8: FDG, adamw. What" in told
-
-
 def test_growth_tells_what_has_diverged_and_draws_the_rest(tmp_path):
     lines, losses = tuned(texts.EIGHT, 1, 3.0), {"bp": 3.0, "fdg": 3.5, "t1": 3.2}
     for run, arm, seed in finals(texts.GROWTH, losses, lines):

@@ -155,9 +155,10 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     (times,) = re.findall(r"^\| .* \| basis rotation, .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|", text, re.M)
     assert f"it takes {times} times its BP's tokens to the loss that it has after 3,000 steps" in said
     assert "all 24 arms, of which two are not trained yet" in said
-    assert "all 19 arms at K = 4, of which two are not trained yet" in said
+    assert "has all 19 arms at K = 4 and 12 at K = 2" in said
     assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19
-    assert len(re.findall(r"^\| 4 \| [^|]* \| \| ", images, re.M)) == 2
+    assert len(re.findall(r"^\| 4 \| [^|]* \| 3 \| ", images, re.M)) == 19
+    assert len(re.findall(r"^\| 2 \| [^|]* \| 3 \| ", images, re.M)) == 12
     (at_two,) = re.findall(r"^\| 2 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
     assert (
         f"there the delay costs FDG {at_two} points, and none of the nine corrections with SGD errs surely less" in said

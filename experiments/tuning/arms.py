@@ -181,20 +181,6 @@ def progress(parts: Sequence[Part], lines: Lines) -> str:
     return f"**How much has run.** {'; '.join(said)}."
 
 
-def gpu_runs(part: Part, lines: Lines) -> str:
-    """Which runs of a part were made on a GPU, in words; "" if none."""
-    made: dict[str, list[str]] = {}
-    for arm in part.arms:
-        if any(on_gpu(lines.get(run.name, {})) for run in part.grid(arm)):
-            made.setdefault("the tuning", []).append(arm.label)
-    for seed in part.seeds:
-        for arm in part.arms:
-            if on_gpu(part.finished(lines, arm).get(seed, {})):
-                made.setdefault(f"the final run with seed {seed}", []).append(arm.label)
-    said = "; ".join(f"{what} of {' / '.join(labels)}" for what, labels in made.items())
-    return f"{part.title}: {said}" if said else ""
-
-
 def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
     """`6 of 6 runs, 1.0 h`: what choosing an arm's options took; "" where nothing has been tuned."""
     runs = part.grid(arm)
