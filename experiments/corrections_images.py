@@ -23,8 +23,8 @@ GAIN, LEVEL = 0.5, 1.0  # percentage points: a smaller gain than the first is no
 POINTS = Scale("points", GAIN, digits=2)
 ALL_BPS = OF_BP, OWN_BPS  # BP: the same for every K
 AIM = 28.0  # test error % at K = 4, registered: half of the gap between FDG's 34.2 and BP's 22.2 of earlier runs
-# The first runs on a GPU had the code of the second, of which git knew the first there.
-BEFORE_IT, COMMITTED = "5d8f995da7051418c2db4cbca7b8e2f5080982e2-dirty", "d416e74349"
+# The first runs on a GPU had the code of the second commit; git knew the first there.
+UNSAVED, COMMITTED = "5d8f995da7051418c2db4cbca7b8e2f5080982e2-dirty", "d416e74349"
 
 HEADS = (
     "K", "arm", "n", "test error %, mean", "standard deviation", "by seed",
@@ -46,20 +46,19 @@ WORDS = (
     "thirds of the tuning runs'. Where `--anneal-updates 0` was chosen, updates are divided by the staleness for ever: "
     "that is staleness-aware SGD and not T1, and with T2 no paper's method. Arms with a setting of their own keep "
     "momentum 0.9 (NAdam tunes its own), while FDG, BP and others could choose 0.7; part of a difference may be that. "
-    "The hours are of two kinds of core, some with other work beside, or of a GPU that several runs shared; they "
-    "compare no arms.",
+    "The hours compare no arms: "
+    f"{arms.HOURS}",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have. It stays "
     "blank where FDG's own gap may be chance, and for an arm of which a run has diverged. BP and FDG are trained with "
     "SGD, so it is blank for NAdam and basis rotation, too: it would contain what another optimizer brings without any "
     "delay, as NAdam's verdict does. How far they are behind BP with the same optimizer stands above the table.",
     "**Not the papers' settings:** five epochs, one network, K stages on one device that delays gradients as FDG's "
     "schedule does (staleness 5, 3, 1, 0 at K = 4 and 1, 0 at K = 2; PipeDream's is about half). At a staleness of 1 "
-    "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing: K = 2 has the arms that differ. T2 "
-    "needs current weights and so the pipeline engine; the training is the schedule's all the same. A claim that does "
-    "not hold here may hold there.",
+    "`linear` is `last`, `nesterov` is `spike`, and dividing by it does nothing, so K = 2 lacks these five arms. "
+    "`combined` and `double`, which joined later, would differ there and were not run. T2 needs current weights and so "
+    "the pipeline engine; the training is the schedule's all the same. A claim that does not hold here may hold there.",
     *arms.CLAIMS,
-    "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the "
-    "seed.",
+    arms.REPEAT,
 )
 
 
@@ -162,14 +161,17 @@ def optimizers(lines: Lines) -> str:
 def of_machines(lines: Lines) -> str:
     """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
     told = machines.several(PARTS, lines)
-    seen = "By seed all are compared. [BP and FDG on both](images_on_gpu.md) shows what another machine changes."
+    seen = (
+        "Differences are taken seed by seed, whatever machine made a run. [BP and FDG on both](images_on_gpu.md) shows "
+        "what another machine changes."
+    )
     return f"{told} {seen} {repeat_on_gpu(lines)}".rstrip() if told else ""
 
 
 def repeat_on_gpu(lines: Lines) -> str:
     """What stands before the commands of runs that were made on a GPU; "" if none was."""
-    unsaved = any(BEFORE_IT in line.get("git_commits", ()) for line in lines.values() if arms.on_gpu(line))
-    told = f" What is told as `{BEFORE_IT[:10]}-dirty` has the code of `{COMMITTED}`." if unsaved else ""
+    unsaved = any(UNSAVED in line.get("git_commits", ()) for line in lines.values() if arms.on_gpu(line))
+    told = f" The commit listed as `{UNSAVED[:10]}-dirty` had the code of `{COMMITTED}`." if unsaved else ""
     return machines.before_a_command(lines) + told
 
 
@@ -180,7 +182,7 @@ def document(lines: Lines) -> str:
         arms.progress(PARTS, lines),
         "**The question.** How much of what late gradients cost does each published correction give back, on one task "
         "and tuned alike? Arms, grids, seeds and rules were [registered](../corrections.md) before the first run; "
-        "some arms joined later and a claim was changed, as is told there.",
+        "arms joined and claims were changed later, as is told there.",
         aim(lines),
         optimizers(lines),
         markdown.table(HEADS, rows),

@@ -37,10 +37,11 @@ GAIN = 0.02  # nats per byte: a smaller gain is none
 NATS = Scale("nats", GAIN, digits=3)
 MOST = {"within": 1.1, "within-1.27": 1.27}  # times BP's tokens; the first is the issue's aim
 
+AT_END = f"tokens of {STEPS:,} steps / BP's to the same loss"
 HEADS = (
     "network", "K", "arm", "n", "test loss, mean (nats/byte)", "standard deviation", "by seed",
     "minus BP, by seed: mean (95% interval)", "tokens to BP's loss / BP's tokens",
-    "tokens / BP's to the arm's last loss", "published", "here", "chosen", "tuning", "command",
+    AT_END, "published", "here", "chosen", "tuning", "command",
 )  # fmt: skip
 
 STAGES = tuple(sorted({part.shared["K"] for part in GROWTH}))
@@ -52,9 +53,10 @@ WORDS = (
     f"tested every {texts.STEPS_PER_EPOCH}; between two tests the loss is taken as linear in the logarithm of the "
     f"steps. So 1.00 is BP, and an arm that does not reach BP's loss needs more than {TIMES:g}. An arm that has it at "
     f"its first test is given that test's {texts.STEPS_PER_EPOCH / TARGET_STEPS:.2f}, which may be too much. NAdam is "
-    f"held against AdamW's BP. The other columns are of {TARGET_STEPS:,} steps, too, but for the one beside it: that "
-    f"takes the loss which the arm has after {STEPS:,} steps, and asks how many steps BP needed for it. It is "
-    f"{STEPS:,} steps over those, so also a number where BP's loss was not reached.",
+    f"held against AdamW's BP. The other columns are of {TARGET_STEPS:,} steps, too, but for `{AT_END}`: "
+    f"{STEPS:,} over the number of steps after which BP had the loss that the arm has after {STEPS:,}. That is a "
+    f"number also where BP's loss was not reached. `3 or more (2 of 3 seeds)`: with two of three seeds BP had that "
+    f"loss at its first test already, after {texts.STEPS_PER_EPOCH:,} steps, so the true number is larger.",
     f"**Equal in all arms:** blocks of {texts.BLOCK} bytes, batches of {texts.BATCH}, {texts.BLOCKS:,} training "
     f"blocks, which are seen {texts.EPOCHS} times, a learning rate that rises for {texts.WARMUP} steps and is constant "
     "then, decoupled weight decay 0.1 of matrices, b2 0.99, momentum 0.9 (Muon 0.95, NAdam 0.99), the gradient of each "
@@ -65,14 +67,21 @@ WORDS = (
     f"{texts.TUNING_EPOCHS * texts.STEPS_PER_EPOCH:,} steps and are judged by the loss on {texts.HELD_OUT:,} training "
     f"blocks that no run trains on (`--hold-out`). With 16 layers the rates are those chosen for 8. T1 ends after "
     f"{texts.ANNEALED:,} updates: all updates of its tuning runs were divided, and the last two thirds of its final "
-    "runs' were not, at a rate that was chosen for the first.",
+    f"runs' were not, at a rate that was chosen for the first. The hours compare no arms: {arms.HOURS}",
     f"**The text:** the Python files of {', '.join(f'{name} {version}' for name, version in corpus.WHEELS.items())}, "
     f"as pinned in requirements.txt, in one file with the sha256 `{corpus.SHA256}`. `run` writes it to `{texts.TEXT}` "
     "and refuses other bytes.",
     "**Not the papers' settings:** 427,072 weights (16 layers: 821,312), 2,000 to 3,000 steps, FDG's schedule "
     "(staleness 2(K-k)-1; PipeDream's is about half). β is not here: before AdamW and Muon it cancels.",
     *arms.CLAIMS,
-    "**To repeat** a row, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed.",
+    arms.REPEAT,
+)
+
+TRIED = (
+    "Tried were every correction behind AdamW but β, the combinations that papers make of T1, four corrections behind "
+    "Muon and one combination, and NAdam and basis rotation alone, all at FDG's staleness of up to 13. Not tried were "
+    "corrections behind basis rotation, Muon, NAdam and basis rotation on PipeDream's schedule, which is half as stale "
+    "(AdamW was tried on it), and updates of several batches (`--accumulate`), whose staleness in updates is smaller."
 )
 
 
@@ -112,7 +121,9 @@ def row(lines: Lines, part: Part, arm: Arm) -> list[str]:
 
 
 def full_label(arm: Arm) -> str:
-    return f"{arm.label}, {arm.flags['optimizer']}"
+    """With the optimizer, where the label does not name it."""
+    optimizer = arm.flags["optimizer"]
+    return arm.label if optimizer in ("nadam", "rotation") else f"{arm.label}, {optimizer}"
 
 
 def growth_row(lines: Lines, first: Part, arm: Arm) -> list[str]:
@@ -147,8 +158,9 @@ def growing(lines: Lines) -> str:
         "three seeds. All others were added when the results for 8 layers were known, and get one, which tells "
         "nothing of the spread. The rates were chosen for K = 8 and 8 layers: an arm whose rate is small, as T1's is, "
         "may be behind at another K because of its rate alone. At K = 2 the staleness is 1: to divide by it changes "
-        "nothing, linear prediction is the last update, and DDG is FDG, no less stale. There the arms that differ in "
-        "these alone differ in their rates alone; what would be another arm's run again was left out.",
+        "nothing, linear prediction is the last update, and DDG is FDG, no less stale. So there "
+        "such arms can differ by their chosen learning rate only; where that is the same as well, the cell names the "
+        "arm whose run it would repeat.",
         markdown.table(OF_GROWTH, rows),
         f"![Test loss minus BP's over the number of stages]({NAME}_growth.png)",
     ])  # fmt: skip
@@ -180,7 +192,7 @@ def aim(lines: Lines) -> str:
             f"**The aim** of {MOST['within']:g} times BP's tokens at K = 8 is not reached: of {len(found)} arms that "
             f"have all seeds none reaches its BP's loss with {which} in {TIMES:g} times the tokens. Nearest by loss is "
             f"{near}: {gaps[near]:+.3f} nats per byte behind its BP. It is the best of {len(found)}, so a little of "
-            "its lead is luck."
+            f"its lead is luck. {TRIED}"
         )
     word = "reached" if means[best] <= MOST["within"] else "not reached"
     return (
@@ -192,7 +204,7 @@ def aim(lines: Lines) -> str:
 def of_machines(lines: Lines) -> str:
     """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
     told = machines.several(PARTS, lines)
-    changes = "What another machine changes is in the differences from BP as well."
+    changes = "Where an arm and its BP are of two kinds, their difference contains what another machine changes."
     return f"{told} {changes} {machines.before_a_command(lines)}".rstrip() if told else ""
 
 
@@ -202,7 +214,7 @@ def document(lines: Lines) -> str:
         arms.progress(PARTS, lines),
         "**The question.** How many more tokens do late gradients cost a transformer, which correction gives back how "
         "many, and how does it grow with K? Arms, grids, seeds and rules were [registered](../corrections.md) before "
-        "the first run; some arms joined later and two claims were changed, as is told there.",
+        "the first run; arms joined and claims were changed later, as is told there.",
         aim(lines),
         markdown.table(HEADS, (row(lines, part, arm) for part in AT_EIGHT for arm in part.arms)),
         f"![Test loss of every arm minus BP's]({NAME}.png)",
@@ -244,7 +256,7 @@ def picture(lines: Lines, path: Path) -> None:
     for part in (*GROWTH, *GROWTH_OF_REST):
         for name, found in behind(lines, part, full_label).items():
             gaps.setdefault(name, {})[part.shared["K"]] = found
-    title = f"A transformer of 16 layers on text, {TARGET_STEPS:,} steps: test loss minus BP's (mean, and each seed)"
+    title = f"16 layers on text, {TARGET_STEPS:,} steps: test loss minus BP's (FDG and T1 with AdamW: three seeds)"
     growth.draw(gaps, STAGES, path.with_stem(f"{path.stem}_growth"), title, "nats per byte behind BP")
 
 

@@ -16,7 +16,7 @@ NAME = "stability"
 TAUS, MOMENTA = (1, 3, 7, 15), (0.0, 0.9, 0.99)
 ARMS = {
     "none": "no correction",
-    "rate": "rate / τ",
+    "rate": "rate / τ (the rate before it is divided)",
     "last": "anticipate, c = 1 (error feedback)",
     "linear": "anticipate, c = τ (weight prediction)",
     "spike": "anticipate, c = (m - m^(τ+1))/(1-m) (spike compensation)",

@@ -16,6 +16,7 @@ from fdg_jax.corrections import cosine, shrink
 from fdg_jax.corrections.anticipate import coefficient, make
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.methods.fdg import fdg
+from fdg_jax.recipe import optimizer
 
 # In float64, where 40 steps round by less than 1e-13 of weights of order 1.
 STEPS, DELAY = 40, 4
@@ -101,21 +102,33 @@ def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
     np.testing.assert_allclose(found, delayed(anticipated("nesterov", DELAY)), **EXACTLY)
 
 
-@pytest.mark.parametrize(("prediction", "times"), [("linear", 1), ("double", 2)])
-def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference(prediction, times):
-    """w <- w - rate v, so the last difference is -rate v where the rate is constant and nothing decays."""
-    for tau in (1, 3):
-        chain, correction = optax.sgd(0.02, momentum=M), make(Late(1, 3, tau), prediction)
-        assert correction.forward and correction.updated
-        with jax.enable_x64(True):
-            y = jnp.ones(3)
-            state, last, v = chain.init(y), correction.start(y), np.zeros(3)
-            for n in range(STEPS):
-                g = np.sin(n + CURVES)
-                updates, state = chain.update(jnp.asarray(g), state, y)
-                before, y, v = y, y + updates, M * v + g
-                last = correction.updated(before, y, last)
-                np.testing.assert_allclose(correction.forward(y, last), y - times * tau * 0.02 * v, **EXACTLY)
+def far_ahead(tau):
+    """FTPipe's msnag: the sum of tau updates by gradients of 0, over the first of them divided by M."""
+    return sum(M**ahead for ahead in range(1, tau + 1))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "ahead"), [("linear", lambda tau: tau), ("double", lambda tau: 2 * tau), ("spike", far_ahead)]
+)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_prediction_from_the_momentum_buffer_is_prediction_from_the_last_difference(prediction, ahead, decay, tau):
+    """w <- w - rate v, so the last difference is -rate v where the rate is constant. This library's SGD decays and
+    clips gradients before its momentum, so both are in v."""
+    chain = optimizer("sgd", 0.02, momentum=M, weight_decay=decay, clip_norm=1.0 if decay else 0.0)
+    correction = make(Late(1, 3, tau, momentum=M), prediction)
+    assert correction.forward and correction.updated
+    with jax.enable_x64(True):
+        y = jnp.ones(3)
+        state, last, v = chain.init(y), correction.start(y), np.zeros(3)
+        for n in range(STEPS):
+            g = np.sin(n + CURVES)
+            if decay:
+                g = g * min(1, 1 / np.linalg.norm(g)) + decay * np.asarray(y)
+            updates, state = chain.update(jnp.asarray(np.sin(n + CURVES)), state, y)
+            before, y, v = y, y + updates, M * v + g
+            last = correction.updated(before, y, last)
+            np.testing.assert_allclose(correction.forward(y, last), y - ahead(tau) * 0.02 * v, **EXACTLY)
 
 
 def test_with_a_constant_gradient_and_no_momentum_the_linear_prediction_is_exact():

@@ -115,15 +115,21 @@ ARMS = {  # a row of the README -> (its arm on the page of images, its arm and o
         "rates by staleness, or PipeMare's T1",
         "rates by staleness, adamw",
     ),
-    "`--correct anticipate --prediction last`": ("anticipate, last update", "anticipate, last update, adamw"),
-    "`--correct anticipate --prediction linear`": ("anticipate, linear", "anticipate, linear, adamw"),
-    "`--correct anticipate`: spike compensation": ("anticipate, spike compensation", "anticipate, spike, adamw"),
-    "`--optimizer nadam`: asynchronous Nesterov": (
-        "asynchronous Nesterov (NAdam)",
-        "asynchronous Nesterov (NAdam), nadam",
+    "`--correct anticipate --prediction last`: forward at weights one update ahead": (
+        "anticipate, last update",
+        "anticipate, last update, adamw",
     ),
+    "`--correct anticipate --prediction linear`: as many updates ahead as it is late": (
+        "anticipate, linear",
+        "anticipate, linear, adamw",
+    ),
+    "`--correct anticipate`: spike compensation, as far ahead as momentum alone would go": (
+        "anticipate, spike compensation",
+        "anticipate, spike, adamw",
+    ),
+    "`--optimizer nadam`: asynchronous Nesterov": ("asynchronous Nesterov (NAdam)",) * 2,
     "`--optimizer muon`": ("", "FDG, muon"),
-    "`--optimizer rotation`: basis rotation": ("basis rotation", "basis rotation, rotation"),
+    "`--optimizer rotation`: basis rotation": ("basis rotation",) * 2,
 }
 OWN_BP = (("asynchronous Nesterov (NAdam)", "BP, NAdam"), ("basis rotation", "BP, basis rotation"))
 
@@ -152,7 +158,7 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
     assert "At K = 8 no arm reaches its BP's loss with any seed in 1.5 times the tokens" in said
-    (times,) = re.findall(r"^\| .* \| basis rotation, .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|", text, re.M)
+    (times,) = re.findall(r"^\| .* \| basis rotation \| .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|", text, re.M)
     assert f"it takes {times} times its BP's tokens to the loss that it has after 3,000 steps" in said
     assert "all 24 arms, of which two are not trained yet" in said
     assert "has all 19 arms at K = 4 and 12 at K = 2" in said

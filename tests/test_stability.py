@@ -38,15 +38,18 @@ def test_the_limits_are_those_of_a_table_computed_elsewhere(m, tau, limits):
 
 
 def test_the_limits_are_these_to_the_third_digit():
+    """As they were when this was written, rounded: a change in how they are found would show."""
     kinds = ("last", "linear", "spike", "nesterov")
     found = [eigenvalues.limit(0.9, c, 3) / (1 - 0.9) for c in (0.0, *(coefficient(kind, 3, 0.9) for kind in kinds))]
-    assert found == pytest.approx((0.348, 0.479, 0.723, 0.693, 0.464), abs=2e-3)
+    assert found == pytest.approx((0.348, 0.479, 0.723, 0.693, 0.464), abs=6e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["none", "spike"])
-def test_training_finds_the_limit_of_the_eigenvalues(arm):
-    found = stability.measure(Run("", {"arm": arm, "momentum": 0.9, "staleness": 1}))
+@pytest.mark.parametrize(
+    ("arm", "m", "tau"), [("none", 0.9, 1), ("spike", 0.9, 3), ("linear", 0.9, 3), ("rate", 0.0, 3)]
+)
+def test_training_finds_the_limit_of_the_eigenvalues(arm, m, tau):
+    found = stability.measure(Run("", {"arm": arm, "momentum": m, "staleness": tau}))
     assert found["measured"] == pytest.approx(found["eigenvalues"], rel=0.005)  # the curvatures are 0.4% apart
 
 

@@ -52,6 +52,8 @@ def draw(
             axes.set_xlabel("staleness τ (updates)")
             axes.grid(color=FAINT, linewidth=0.6)
             axes.spines[["top", "right"]].set_visible(False)
+        title = "The largest stable learning rate on the loss h x²/2: lines by eigenvalues, marks by training"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         panels[0].set_ylabel("largest stable rate · h / (1 - m)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)

@@ -1,5 +1,6 @@
 """Draws how far behind BP each arm is, over the number of stages."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle, product
 from pathlib import Path
@@ -17,6 +18,7 @@ def draw(
     gaps: Mapping[str, Mapping[int, Sequence[float]]], stages: Sequence[int], path: Path, title: str, y_label: str
 ) -> None:
     """Draws a PNG file: the seeds of an arm as points, their means joined by a line with the arm's name at its end.
+    A line is interrupted where a number of stages has no value.
 
     gaps: arm -> K -> a value for each seed, one at least. stages: every K of the x axis, which is logarithmic.
     """
@@ -31,11 +33,11 @@ def draw(
         axes = figure.subplots()
         ends = {}
         for (arm, by_K), (style, colour), marker in zip(gaps.items(), product(STYLES, COLOURS), cycle(MARKERS)):
-            means = {K: fmean(by_K[K]) for K in sorted(by_K)}
-            axes.plot(list(means), list(means.values()), color=colour, lw=1.5, ls=style, zorder=1)
-            at = [K for K in means for _ in by_K[K]]
-            axes.plot(at, [value for K in means for value in by_K[K]], marker, color=colour, ms=5, alpha=0.7)
-            ends[arm] = max(means), means[max(means)], colour
+            means = [fmean(by_K[K]) if K in by_K else math.nan for K in stages]
+            axes.plot(stages, means, color=colour, lw=1.5, ls=style, zorder=1)
+            at = [K for K in by_K for _ in by_K[K]]
+            axes.plot(at, [value for found in by_K.values() for value in found], marker, color=colour, ms=5, alpha=0.7)
+            ends[arm] = max(by_K), fmean(by_K[max(by_K)]), {"color": colour, "ls": style, "marker": marker}
         axes.set_xscale("log", base=2)
         axes.set_xticks(stages, [str(K) for K in stages])
         axes.set_xlim(min(stages) / 1.1, max(stages) * 1.08)  # the names stand to the right of it
@@ -49,11 +51,11 @@ def draw(
             axes.spines[side].set_visible(False)
         bottom, top = axes.get_ylim()
         places = spread([value for _, value, _ in ends.values()], APART * (top - bottom), top)
-        for (arm, (K, value, colour)), at in zip(ends.items(), places, strict=True):
-            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "relpos": (0, 0.5)}
-            axes.annotate(
-                arm, (K, value), xytext=(max(stages) * 1.12, at), va="center", fontsize=9, color=colour, arrowprops=line
-            )
+        begin, middle, end, text = (max(stages) * times for times in (1.14, 1.22, 1.3, 1.34))
+        for (arm, (K, value, look)), at in zip(ends.items(), places, strict=True):
+            axes.plot([K, begin], [value, at], color="#bbbbbb", lw=0.6, clip_on=False, zorder=0)
+            axes.plot([begin, middle, end], [at] * 3, **look, ms=5, lw=1.5, markevery=[1], clip_on=False)
+            axes.text(text, at, arm, va="center", fontsize=9)
         if not ends:
             axes.text(0.5, 0.5, NO_RESULT, transform=axes.transAxes, ha="center")
         figure.savefig(path, dpi=120, metadata={"Software": None})

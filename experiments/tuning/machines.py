@@ -6,21 +6,22 @@ from typing import Any
 
 from experiments.harness import markdown
 from experiments.harness.run_table import Lines
-from experiments.tuning.arms import Arm, Part, on_gpu
+from experiments.tuning.arms import Part, on_gpu
 
-BEFORE_IT = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
+ENVIRONMENT = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
 
 
 def several(parts: Sequence[Part], lines: Lines) -> str:
-    """How many runs were made on which kind of machine, and which on the rarer ones, in a paragraph; "" if all are of
-    one kind."""
-    counts = Counter(map(kind, lines.values())).most_common()
-    if len(counts) < 2:
+    """Which runs were made on rarer kinds of machine than the most frequent one, in a paragraph; "" if all are of one
+    kind."""
+    (usual, most), *others = Counter(map(kind, lines.values())).most_common() or [("", 0)]
+    if not others:
         return ""
-    (usual, _), *others = counts
-    made = ", ".join(f"{n} on {other}" for other, n in others)
-    where = "; ".join(said for part in parts if (said := elsewhere(part, lines, usual)))
-    return f"**Several kinds of machine.** Of {len(lines)} runs {made}, the others on {usual}. Made elsewhere: {where}."
+    told = [f"**Several kinds of machine.** Of {len(lines)} runs {most} were made on {usual}"]
+    for other, n in others:
+        where = "; ".join(said for part in parts if (said := made_on(other, part, lines)))
+        told.append(f"{n} on {other}: {where}")
+    return ". ".join(told) + "."
 
 
 def kind(line: Mapping[str, Any]) -> str:
@@ -30,25 +31,26 @@ def kind(line: Mapping[str, Any]) -> str:
     return f"{name} with JAX {line['versions']['jax']}"
 
 
-def elsewhere(part: Part, lines: Lines, usual: str) -> str:
-    """Which runs of a part were not made on the usual kind of machine; "" if none."""
+def made_on(machine: str, part: Part, lines: Lines) -> str:
+    """Which runs of a part were made on that kind of machine; "" if none."""
 
-    def strange(line: Mapping[str, Any] | None) -> bool:
-        return line is not None and kind(line) != usual
+    def there(line: Mapping[str, Any] | None) -> bool:
+        return line is not None and kind(line) == machine
 
-    made: dict[str, list[Arm]] = {}
+    made: dict[str, list[str]] = {}
     for arm in part.arms:
-        if any(strange(lines.get(run.name)) for run in part.grid(arm)):
-            made.setdefault("tuning", []).append(arm)
-        if seeds := [str(seed) for seed, line in part.finished(lines, arm).items() if strange(line)]:
-            made.setdefault(f"final runs, {'seeds' if seeds[1:] else 'seed'} {', '.join(seeds)}", []).append(arm)
-    named = part.title if "K =" in part.title else f"{part.title}, K = {part.shared['K']}"
-    told = (f"{named}, {what}: {' / '.join(arm.label for arm in arms)}" for what, arms in made.items())
-    return "; ".join(told)
+        grid = part.grid(arm)
+        if tuned := sum(there(lines.get(run.name)) for run in grid):
+            made.setdefault(f"{tuned} of {len(grid)} tuning runs", []).append(arm.label)
+        if seeds := [str(seed) for seed, line in part.finished(lines, arm).items() if there(line)]:
+            made.setdefault(f"final runs, {'seeds' if seeds[1:] else 'seed'} {', '.join(seeds)}", []).append(arm.label)
+    K = f"K = {part.shared['K']}"
+    named = part.title if part.title.endswith(K) else f"{part.title}, {K}"
+    return "; ".join(f"{named}, {what}: {' / '.join(labels)}" for what, labels in made.items())
 
 
 def before_a_command(lines: Lines) -> str:
-    """What stands before the commands of runs that were made on a GPU; "" if none was."""
+    """What stands before the commands of runs that were made on a GPU; "" if there is nothing."""
     made = [line["hardware"] for line in lines.values() if on_gpu(line)]
-    ways = [" ".join(f"{name}={each[key]}" for name, key in BEFORE_IT.items() if each.get(key)) for each in made]
-    return f"Before a command on a GPU: `{markdown.either(ways)}`." if ways else ""
+    ways = [" ".join(f"{name}={each[key]}" for name, key in ENVIRONMENT.items() if each.get(key)) for each in made]
+    return f"Before a command on a GPU: `{markdown.either(filter(None, ways))}`." if any(ways) else ""

@@ -43,7 +43,7 @@ OF_ADAMW = (
     STALE,
     arm("ddg", "DDG, which is PipeDream (half as stale)", {"method": "ddg", "engine": "delay-line", **ADAMW}),
     ANNEAL,
-    arm("rate", "rates by staleness", corrected(ADAMW, "rate"), f"staleness-aware rates: {LESS}"),
+    arm("rate", "rates by staleness", corrected(ADAMW, "rate"), f"staleness-aware rates (published for SGD): {LESS}"),
     arm("last", "anticipate, last update", corrected(ADAMW, "anticipate", prediction="last"),
         f"error feedback: {LESS} (published for a staleness of 1)", most_late=1),
     arm("linear", "anticipate, linear", corrected(ADAMW, "anticipate", prediction="linear"),
@@ -52,13 +52,13 @@ OF_ADAMW = (
     arm("t1-last", "T1 and anticipate, last update", corrected(ADAMW, "rate,anticipate", prediction="last", **T1)),
     arm("dc-adaptive", "DC-ASGD, adaptive λ", corrected(ADAMW, "dc_asgd", compensation="adaptive"),
         "marin: next to nothing under Adam", "none"),
-    arm("gap-aware", "Gap-Aware", corrected(ADAMW, "gap_aware"), f"Gap-Aware: {LESS}"),
+    arm("gap-aware", "Gap-Aware", corrected(ADAMW, "gap_aware"), f"Gap-Aware (published for SGD): {LESS}"),
     arm("cosine", "cosine gate", corrected(ADAMW, "cosine")),
     arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
     arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
         "PipeMare (abstract; here without its T3): level with synchronous training", "within"),
     arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM},
-        "AsyncPP: level with synchronous AdamW or better", "within"),
+        "AsyncPP: level with synchronous AdamW or better (published for PipeDream's 8 stages)", "within", most_late=7),
     arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}),
     arm("rotation", "basis rotation", {**FDG, **ROTATION},
         "basis rotation: 1.27 times its own BP's iterations (K = 32)", "within-1.27", reference="bp-rotation"),
@@ -110,7 +110,7 @@ def grown(
     )
 
 
-EIGHT = part("K8", "AdamW, K = 8", OF_ADAMW, "transformer8x64", 8)
+EIGHT = part("K8", "AdamW, NAdam and basis rotation, K = 8", OF_ADAMW, "transformer8x64", 8)
 EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
 LATER_MUON = part("K8", "Muon, K = 8", LATER_OF_MUON, "transformer8x64", 8)
 FIRST = (BP, STALE, ANNEAL)
