@@ -129,6 +129,8 @@ ARMS = {  # a row of the README -> (its arm on the page of images, its arm and o
     ),
     "`--optimizer nadam`: asynchronous Nesterov": ("asynchronous Nesterov (NAdam)",) * 2,
     "`--optimizer muon`": ("", "FDG, muon"),
+    "`--optimizer muon --correct rate`": ("", "rates by staleness, muon"),
+    "`--optimizer muon --correct anticipate --prediction linear`": ("", "anticipate, linear, muon"),
     "`--optimizer rotation`: basis rotation": ("basis rotation",) * 2,
 }
 OWN_BP = (("asynchronous Nesterov (NAdam)", "BP, NAdam"), ("basis rotation", "BP, basis rotation"))
@@ -158,9 +160,14 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
     assert "At K = 8 no arm reaches its BP's loss with any seed in 1.5 times the tokens" in said
-    (times,) = re.findall(r"^\| .* \| basis rotation \| .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|", text, re.M)
-    assert f"it takes {times} times its BP's tokens to the loss that it has after 3,000 steps" in said
-    assert "all 24 arms, of which two are not trained yet" in said
+    at_end = r"^\| transformer8x64 \| 8 \| {} \| .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|"
+    (muon,), (rotation,) = (
+        re.findall(at_end.format(arm), text, re.M) for arm in ("anticipate, linear, muon", "basis rotation")
+    )
+    took = "times its BP's tokens to the loss that it has after 3,000 steps"
+    assert f"Nearest is Muon with linear prediction: it takes {muon} {took}, basis rotation {rotation}." in said
+    assert "Nearest by loss is anticipate, linear, muon: +0.131 nats" in text
+    assert "has all 24 arms at K = 8" in said
     assert "has all 19 arms at K = 4 and 12 at K = 2" in said
     assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19
     assert len(re.findall(r"^\| 4 \| [^|]* \| 3 \| ", images, re.M)) == 19
@@ -174,7 +181,7 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     assert f"the delay costs {sgd} points with SGD, {nadam} with NAdam and {rotation} with basis rotation" in said
     assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
     assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 24
-    assert len(re.findall(r"^\| transformer8x64 \| 8 \| [^|]* \| \| ", text, re.M)) == 2
+    assert len(re.findall(r"^\| transformer8x64 \| 8 \| [^|]* \| 3 \| ", text, re.M)) == 24
 
 
 def test_at_two_stages_no_correction_with_sgd_errs_surely_less_than_fdg():
