@@ -46,7 +46,6 @@ WORDS = (
     "thirds of the tuning runs'. Where `--anneal-updates 0` was chosen, updates are divided by the staleness for ever: "
     "that is staleness-aware SGD and not T1, and with T2 no paper's method. Arms with a setting of their own keep "
     "momentum 0.9 (NAdam tunes its own), while FDG, BP and others could choose 0.7; part of a difference may be that. "
-    "The hours compare no arms: "
     f"{arms.HOURS}",
     "**The gap to BP closed** is 0% for FDG with β = 1 and 100% for BP, by the seeds that all three have. It stays "
     "blank where FDG's own gap may be chance, and for an arm of which a run has diverged. BP and FDG are trained with "

@@ -55,7 +55,7 @@ WORDS = (
     f"its first test is given that test's {texts.STEPS_PER_EPOCH / TARGET_STEPS:.2f}, which may be too much. NAdam is "
     f"held against AdamW's BP. The other columns are of {TARGET_STEPS:,} steps, too, but for `{AT_END}`: "
     f"{STEPS:,} over the number of steps after which BP had the loss that the arm has after {STEPS:,}. That is a "
-    f"number also where BP's loss was not reached. `3 or more (2 of 3 seeds)`: with two of three seeds BP had that "
+    "number also where BP's loss was not reached. `3 or more (2 of 3 seeds)`: with two of three seeds BP had that "
     f"loss at its first test already, after {texts.STEPS_PER_EPOCH:,} steps, so the true number is larger.",
     f"**Equal in all arms:** blocks of {texts.BLOCK} bytes, batches of {texts.BATCH}, {texts.BLOCKS:,} training "
     f"blocks, which are seen {texts.EPOCHS} times, a learning rate that rises for {texts.WARMUP} steps and is constant "
@@ -67,7 +67,7 @@ WORDS = (
     f"{texts.TUNING_EPOCHS * texts.STEPS_PER_EPOCH:,} steps and are judged by the loss on {texts.HELD_OUT:,} training "
     f"blocks that no run trains on (`--hold-out`). With 16 layers the rates are those chosen for 8. T1 ends after "
     f"{texts.ANNEALED:,} updates: all updates of its tuning runs were divided, and the last two thirds of its final "
-    f"runs' were not, at a rate that was chosen for the first. The hours compare no arms: {arms.HOURS}",
+    f"runs' were not, at a rate that was chosen for the first. {arms.HOURS}",
     f"**The text:** the Python files of {', '.join(f'{name} {version}' for name, version in corpus.WHEELS.items())}, "
     f"as pinned in requirements.txt, in one file with the sha256 `{corpus.SHA256}`. `run` writes it to `{texts.TEXT}` "
     "and refuses other bytes.",

@@ -103,7 +103,7 @@ def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
 
 
 def far_ahead(tau):
-    """FTPipe's msnag: the sum of tau updates by gradients of 0, over the first of them divided by M."""
+    """FTPipe's msnag: the next tau updates, if all gradients are 0, as a multiple of the last one."""
     return sum(M**ahead for ahead in range(1, tau + 1))
 
 

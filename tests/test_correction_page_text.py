@@ -71,7 +71,7 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert told["transformer8x64", "8", "BP, adamw"]["test loss, mean (nats/byte)"] == "2.9000"  # after 2,000 steps
     assert told["transformer8x64", "8", "FDG, adamw"][times] == "more than 1.5 (0 of 3 seeds reach it)"
     assert told["transformer8x64", "8", "PipeMare's T1, adamw"][times].startswith("1.22 (")  # exp(log(1.5) / 2)
-    at_end = corrections_text.AT_END
+    at_end = "tokens of 3,000 steps / BP's to the same loss"
     assert told["transformer8x64", "8", "FDG, adamw"][at_end] == "3 or more (3 of 3 seeds)"
     assert told["transformer8x64", "8", "PipeMare's T1, adamw"][at_end].startswith("1.22 (")  # 3,000 / 2,449
     muon = told["transformer8x64", "8", "FDG, muon"]

@@ -46,7 +46,8 @@ def test_the_limits_are_these_to_the_third_digit():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arm", "m", "tau"), [("none", 0.9, 1), ("spike", 0.9, 3), ("linear", 0.9, 3), ("rate", 0.0, 3)]
+    ("arm", "m", "tau"),
+    [("none", 0.9, 1), ("spike", 0.9, 1), ("spike", 0.9, 3), ("linear", 0.9, 3), ("rate", 0.0, 3)],
 )
 def test_training_finds_the_limit_of_the_eigenvalues(arm, m, tau):
     found = stability.measure(Run("", {"arm": arm, "momentum": m, "staleness": tau}))

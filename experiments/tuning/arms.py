@@ -22,7 +22,10 @@ Flags = Mapping[str, Any]
 REPEAT = (
     "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed."
 )
-HOURS = "they are of cores that were not alike, some with other work beside, or of a GPU that several runs shared."
+HOURS = (
+    "The hours compare no arms: they are of cores that were not alike, some with other work beside, or of a GPU that "
+    "several runs shared."
+)
 CLAIMS = (
     "**Where claims are from:** the paper's text or its authors' code; where it says (abstract), the abstract alone; "
     "where it says (from memory), neither was found. Error feedback is published for a staleness of 1, and judged only "

@@ -14,9 +14,10 @@ ENVIRONMENT = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul
 def several(parts: Sequence[Part], lines: Lines) -> str:
     """Which runs were made on rarer kinds of machine than the most frequent one, in a paragraph; "" if all are of one
     kind."""
-    (usual, most), *others = Counter(map(kind, lines.values())).most_common() or [("", 0)]
-    if not others:
+    counts = Counter(map(kind, lines.values())).most_common()
+    if len(counts) < 2:
         return ""
+    (usual, most), *others = counts
     told = [f"**Several kinds of machine.** Of {len(lines)} runs {most} were made on {usual}"]
     for other, n in others:
         where = "; ".join(said for part in parts if (said := made_on(other, part, lines)))
