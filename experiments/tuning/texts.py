@@ -80,6 +80,22 @@ LATER_OF_MUON = (
     arm("linear-muon", "anticipate, linear", corrected(MUON, "anticipate", prediction="linear"), f"marin: {LESS}",
         reference="bp-muon", stale="fdg-muon"),
 )  # fmt: skip
+# Added last, when these two optimizers were known to lose least: with half the staleness, and looking ahead.
+DDG: dict[str, Any] = {"method": "ddg", "engine": "delay-line"}
+AHEAD = {"correct": "anticipate", "prediction": "linear"}
+LAST = (
+    arm("nadam-ddg", "asynchronous Nesterov (NAdam), DDG", {**DDG, **NADAM},
+        "AsyncPP: level with synchronous AdamW or better (published for PipeDream's 8 stages)", "within", most_late=7),
+    arm("rotation-ddg", "basis rotation, DDG", {**DDG, **ROTATION},
+        "basis rotation: 1.27 times its own BP's iterations (K = 32)", "within-1.27", reference="bp-rotation"),
+    arm("linear-rotation", "basis rotation, anticipate, linear", {**FDG, **ROTATION, **AHEAD}, reference="bp-rotation"),
+    arm("linear-rotation-ddg", "basis rotation, DDG, anticipate, linear", {**DDG, **ROTATION, **AHEAD},
+        reference="bp-rotation"),
+)  # fmt: skip
+LAST_OF_MUON = (
+    arm("ddg-muon", "DDG", {**DDG, **MUON}, reference="bp-muon"),
+    arm("linear-ddg-muon", "DDG, anticipate, linear", {**DDG, **MUON, **AHEAD}, reference="bp-muon"),
+)
 SHARED = {
     "dataset": "text", "text": TEXT, "block_size": BLOCK, "batch_size": BATCH, "train_size": BLOCKS,
     "lr_schedule": "constant", "warmup_steps": WARMUP, "clip_norm": 1.0, "weight_decay": 0.1, "decay": "matrices",
@@ -113,11 +129,13 @@ def grown(
 EIGHT = part("K8", "AdamW, NAdam and basis rotation, K = 8", OF_ADAMW, "transformer8x64", 8)
 EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
 LATER_MUON = part("K8", "Muon, K = 8", LATER_OF_MUON, "transformer8x64", 8)
+LATEST = part("K8", "AdamW, NAdam and basis rotation, K = 8", LAST, "transformer8x64", 8)
+LATEST_MUON = part("K8", "Muon, K = 8", LAST_OF_MUON, "transformer8x64", 8)
 FIRST = (BP, STALE, ANNEAL)
 GROWTH = grown("BP, FDG and T1", FIRST, EIGHT)
 GROWTH_OF_REST = (
     *grown("Muon", OF_MUON, EIGHT_MUON, seeds=(0,)),
     *grown("the other arms", tuple(arm for arm in OF_ADAMW if arm not in FIRST), EIGHT, seeds=(0,)),
 )
-AT_EIGHT = (EIGHT, EIGHT_MUON, LATER_MUON)
+AT_EIGHT = (EIGHT, EIGHT_MUON, LATER_MUON, LATEST, LATEST_MUON)
 PARTS = (*AT_EIGHT, *GROWTH, *GROWTH_OF_REST)
