@@ -84,6 +84,8 @@ def test_the_page_on_text_tells_tokens_to_bps_loss():
     assert "--K K " in grown["FDG, adamw"]["command"] and grown["FDG, adamw"]["chosen"] == "--learning-rate 0.001"
     assert corpus.SHA256 in text and f"--text {texts.TEXT}" in grown["FDG, adamw"]["command"]
     assert re.search(r"with all seeds is PipeMare's T1, adamw: 1\.22 .* aim of 1\.1 is not reached", text)
+    # 2.55 ± 0.01 after 1,000 steps, where AdamW's BP has 2.9 after 2,000
+    assert re.search(r"Against AdamW's BP.* FDG, muon: 0\.50 .* need less \(BP, muon: 0\.50 ", text)
     behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
     assert "of 1 arms that have all seeds none reaches its BP's loss with any seed" in corrections_text.document(behind)
 

@@ -53,9 +53,10 @@ def steps_to(evaluations: Sequence[Mapping[str, Any]], loss: float) -> float | N
     return None
 
 
-def times_bp(lines: Lines, part: Part, arm: Arm) -> dict[int, float | None]:
-    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached."""
-    bp = of_name(lines, part, arm.reference).by_seed
+def times_bp(lines: Lines, part: Part, arm: Arm, reference: str | None = None) -> dict[int, float | None]:
+    """Tokens to BP's loss over BP's tokens, for every seed that both have; None where it is not reached.
+    reference: the arm of BP, if not the arm's own."""
+    bp = of_name(lines, part, reference or arm.reference).by_seed
     found = {}
     for seed, line in part.finished(lines, arm).items():
         if seed in bp:
