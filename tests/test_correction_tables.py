@@ -72,7 +72,8 @@ def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
     counted = {
         "images: tuning BP and K = 4, then final": images.PARTS[:2],
         "text: tuning, then final, K = 8": texts.AT_EIGHT[:2],
-        "text: two more arms with Muon, tuning, then final": texts.AT_EIGHT[2:],
+        "text: two more arms with Muon, tuning, then final": texts.AT_EIGHT[2:3],
+        "text: six more arms at K = 8, tuning, then final": texts.AT_EIGHT[3:],
         "images: tuning BP with other optimizers, then final": images.PARTS[2:3],
         "images: tuning K = 2, then final": images.PARTS[3:],
     }

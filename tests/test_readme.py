@@ -132,6 +132,12 @@ ARMS = {  # a row of the README -> (its arm on the page of images, its arm and o
     "`--optimizer muon --correct rate`": ("", "rates by staleness, muon"),
     "`--optimizer muon --correct anticipate --prediction linear`": ("", "anticipate, linear, muon"),
     "`--optimizer rotation`: basis rotation": ("basis rotation",) * 2,
+    "`--optimizer rotation --correct anticipate --prediction linear`": ("", "basis rotation, anticipate, linear"),
+    "the same with `--method pipedream`": ("", "basis rotation, DDG, anticipate, linear"),
+    "`--method pipedream --optimizer muon --correct anticipate --prediction linear`": (
+        "",
+        "DDG, anticipate, linear, muon",
+    ),
 }
 OWN_BP = (("asynchronous Nesterov (NAdam)", "BP, NAdam"), ("basis rotation", "BP, basis rotation"))
 
@@ -159,15 +165,21 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
         assert on_images == shown_images.get(arm, "")  # blank until it has three seeds
         assert on_text == ("0" if arm == "BP, SGD" else shown_text[of_text])
     said = " ".join(README.split())
-    assert "At K = 8 no arm reaches its BP's loss with any seed in 1.5 times the tokens" in said
+    assert "At K = 8 no arm reaches its BP's loss with all seeds in 1.5 times the tokens" in said
+    assert "none reaches its BP's loss with all seeds in 1.5 times the tokens" in text
+    assert "Nearest by loss is DDG, anticipate, linear, muon" in text
+    ahead = ("DDG, anticipate, linear, muon", "anticipate, linear, muon")
     at_end = r"^\| transformer8x64 \| 8 \| {} \| .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|"
-    (muon,), (rotation,) = (
-        re.findall(at_end.format(arm), text, re.M) for arm in ("anticipate, linear, muon", "basis rotation")
-    )
+    (half_as_stale,), (as_stale,) = (re.findall(at_end.format(arm), text, re.M) for arm in ahead)
     took = "times its BP's tokens to the loss that it has after 3,000 steps"
-    assert f"Nearest is Muon with linear prediction: it takes {muon} {took}, basis rotation {rotation}." in said
-    assert "Nearest by loss is anticipate, linear, muon: +0.131 nats" in text
-    assert "has all 24 arms at K = 8" in said
+    assert f"Nearest is Muon with linear prediction: on PipeDream's schedule it takes {half_as_stale} {took}" in said
+    assert f"{took}, on FDG's {as_stale}." in said
+    first, second, bp = (
+        re.search(rf"[;:(] ?{arm}: ([\d.]+ \([\d.]+ to [\d.]+\))", text)[1] for arm in (*ahead, "BP, muon")
+    )
+    times = f"it needs {first} and {second} times that one's tokens, but BP with Muon needs only {bp}."
+    assert f"For the loss of AdamW's BP {times}" in said
+    assert "has all 30 arms at K = 8" in said
     assert "has all 19 arms at K = 4 and 12 at K = 2" in said
     assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19
     assert len(re.findall(r"^\| 4 \| [^|]* \| 3 \| ", images, re.M)) == 19
@@ -179,9 +191,8 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     (sgd,) = re.findall(r"^\| 4 \| FDG, β = 1 \|.* Behind BP by (.*?\)) points, n = 3", images, re.M)
     nadam, rotation = re.findall(r"K = 4: ([+-].*?\)), n = 3", images)
     assert f"the delay costs {sgd} points with SGD, {nadam} with NAdam and {rotation} with basis rotation" in said
-    assert "none reaches its BP's loss with any seed in 1.5 times the tokens" in text
-    assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 24
-    assert len(re.findall(r"^\| transformer8x64 \| 8 \| [^|]* \| 3 \| ", text, re.M)) == 24
+    assert len(re.findall(r"^\| transformer8x64 \| 8 \| ", text, re.M)) == 30
+    assert len(re.findall(r"^\| transformer8x64 \| 8 \| [^|]* \| 3 \| ", text, re.M)) == 30
 
 
 def test_at_two_stages_no_correction_with_sgd_errs_surely_less_than_fdg():
