@@ -168,17 +168,20 @@ def test_what_helps_is_what_the_two_pages_of_corrections_say():
     assert "At K = 8 no arm reaches its BP's loss with all seeds in 1.5 times the tokens" in said
     assert "none reaches its BP's loss with all seeds in 1.5 times the tokens" in text
     assert "Nearest by loss is DDG, anticipate, linear, muon" in text
-    ahead = ("DDG, anticipate, linear, muon", "anticipate, linear, muon")
+    at = ("DDG, anticipate, linear, muon", "basis rotation, DDG, anticipate, linear")
     at_end = r"^\| transformer8x64 \| 8 \| {} \| .*? \| ([\d.]+ \([\d.]+ to [\d.]+\)) \|"
-    (half_as_stale,), (as_stale,) = (re.findall(at_end.format(arm), text, re.M) for arm in ahead)
+    (muon,), (rotation,) = (re.findall(at_end.format(arm), text, re.M) for arm in at)
     took = "times its BP's tokens to the loss that it has after 3,000 steps"
-    assert f"Nearest is Muon with linear prediction: on PipeDream's schedule it takes {half_as_stale} {took}" in said
-    assert f"{took}, on FDG's {as_stale}." in said
-    first, second, bp = (
-        re.search(rf"[;:(] ?{arm}: ([\d.]+ \([\d.]+ to [\d.]+\))", text)[1] for arm in (*ahead, "BP, muon")
-    )
-    times = f"it needs {first} and {second} times that one's tokens, but BP with Muon needs only {bp}."
-    assert f"For the loss of AdamW's BP {times}" in said
+    near = f"PipeDream's schedule: with two of three seeds it does, and it takes {muon} {took}"
+    assert f"Nearest is Muon with linear prediction on {near}; basis rotation likewise takes {rotation}," in said
+    assert re.search(rf"\| {at[0]} \| .* \| more than 1.5 \(2 of 3 seeds reach it\) \| {re.escape(muon)} \|", text)
+    ahead = (at[0], "anticipate, linear, muon", "BP, muon")
+    first, second, bp = (re.search(rf"[;:] {arm}: ([\d.]+ \([\d.]+ to [\d.]+\))", text)[1] for arm in ahead)
+    needs = f"Muon with linear prediction needs {first} times that BP's tokens on PipeDream's schedule and {second} on"
+    assert f"To reach the loss of BP with AdamW, {needs} FDG's; BP with Muon needs {bp}." in said
+    (grown,) = re.findall(r"^\| arm \| K = 2 \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.M)
+    behind = [row for row in grown.splitlines() if not row.startswith("| BP")]
+    assert f"how the gaps of {len(behind)} grow with K" in said
     assert "has all 30 arms at K = 8" in said
     assert "has all 19 arms at K = 4 and 12 at K = 2" in said
     assert len(re.findall(r"^\| 4 \| ", images, re.M)) == 19

@@ -18,6 +18,7 @@ ANNEALED = 5 * WARMUP  # PipeMare's T for transformers
 TEXT = f"runs/corrections_text/{corpus.SHA256}.txt"
 
 FDG: dict[str, Any] = {"method": "fdg", "engine": "delay-line"}
+DDG: dict[str, Any] = {"method": "ddg", "engine": "delay-line"}
 BPS: dict[str, Any] = {"method": "bp", "engine": "delay-line"}
 CURRENT: dict[str, Any] = {"method": "fdg", "engine": "pipeline", "weights": "current"}
 ADAMW = {"optimizer": "adamw", "momentum": 0.9}
@@ -25,23 +26,25 @@ MUON = {"optimizer": "muon", "momentum": 0.95}
 NADAM = {"optimizer": "nadam", "momentum": 0.99}
 ROTATION = {"optimizer": "rotation", "momentum": 0.9}
 LESS = "it errs less than FDG without a correction"
+OF_NADAM = "AsyncPP: level with synchronous AdamW or better (published for PipeDream's 8 stages)"
+OF_ROTATION = "basis rotation: 1.27 times its own BP's iterations (K = 32)"
 
 
 def arm(name: str, label: str, flags: dict[str, Any], claim: str = "", rule: str = "less", **about: Any) -> Arm:
     return Arm(name, label, flags, ({},), RATE, claim, rule, **about)
 
 
-def corrected(optimizer: dict[str, Any], name: str, **options: Any) -> dict[str, Any]:
-    return {**FDG, **optimizer, "correct": name, **options}
+def corrected(optimizer: dict[str, Any], name: str, method: dict[str, Any] = FDG, **options: Any) -> dict[str, Any]:
+    return {**method, **optimizer, "correct": name, **options}
 
 
-T1 = {"anneal_updates": ANNEALED}
+T1: dict[str, Any] = {"anneal_updates": ANNEALED}
 BP, STALE = arm("bp", "BP", {**BPS, **ADAMW}), arm("fdg", "FDG", {**FDG, **ADAMW})
 ANNEAL = arm("t1", "PipeMare's T1", corrected(ADAMW, "rate", **T1), f"PipeMare (from memory): with T1 {LESS}")
 OF_ADAMW = (
     BP,
     STALE,
-    arm("ddg", "DDG, which is PipeDream (half as stale)", {"method": "ddg", "engine": "delay-line", **ADAMW}),
+    arm("ddg", "DDG, which is PipeDream (half as stale)", {**DDG, **ADAMW}),
     ANNEAL,
     arm("rate", "rates by staleness", corrected(ADAMW, "rate"), f"staleness-aware rates (published for SGD): {LESS}"),
     arm("last", "anticipate, last update", corrected(ADAMW, "anticipate", prediction="last"),
@@ -57,11 +60,9 @@ OF_ADAMW = (
     arm("t2", "PipeMare's T2", {**CURRENT, **ADAMW, "correct": "t2"}),
     arm("pipemare", "PipeMare, T1 and T2", {**CURRENT, **ADAMW, "correct": "rate,t2", **T1},
         "PipeMare (abstract; here without its T3): level with synchronous training", "within"),
-    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM},
-        "AsyncPP: level with synchronous AdamW or better (published for PipeDream's 8 stages)", "within", most_late=7),
+    arm("nadam", "asynchronous Nesterov (NAdam)", {**FDG, **NADAM}, OF_NADAM, "within", most_late=7),
     arm("bp-rotation", "BP, basis rotation", {**BPS, **ROTATION}),
-    arm("rotation", "basis rotation", {**FDG, **ROTATION},
-        "basis rotation: 1.27 times its own BP's iterations (K = 32)", "within-1.27", reference="bp-rotation"),
+    arm("rotation", "basis rotation", {**FDG, **ROTATION}, OF_ROTATION, "within-1.27", reference="bp-rotation"),
 )  # fmt: skip
 OF_MUON = (
     arm("bp-muon", "BP", {**BPS, **MUON}),
@@ -80,22 +81,21 @@ LATER_OF_MUON = (
     arm("linear-muon", "anticipate, linear", corrected(MUON, "anticipate", prediction="linear"), f"marin: {LESS}",
         reference="bp-muon", stale="fdg-muon"),
 )  # fmt: skip
-# Added last, when these two optimizers were known to lose least: with half the staleness, and looking ahead.
-DDG: dict[str, Any] = {"method": "ddg", "engine": "delay-line"}
-AHEAD = {"correct": "anticipate", "prediction": "linear"}
-LAST = (
-    arm("nadam-ddg", "asynchronous Nesterov (NAdam), DDG", {**DDG, **NADAM},
-        "AsyncPP: level with synchronous AdamW or better (published for PipeDream's 8 stages)", "within", most_late=7),
-    arm("rotation-ddg", "basis rotation, DDG", {**DDG, **ROTATION},
-        "basis rotation: 1.27 times its own BP's iterations (K = 32)", "within-1.27", reference="bp-rotation"),
-    arm("linear-rotation", "basis rotation, anticipate, linear", {**FDG, **ROTATION, **AHEAD}, reference="bp-rotation"),
-    arm("linear-rotation-ddg", "basis rotation, DDG, anticipate, linear", {**DDG, **ROTATION, **AHEAD},
+# Added last, for the three optimizers that lose least: half the staleness, and behind two of them linear prediction.
+JOINED_LAST = (
+    arm("nadam-ddg", "asynchronous Nesterov (NAdam), DDG", {**DDG, **NADAM}, OF_NADAM, "within", most_late=7),
+    arm("rotation-ddg", "basis rotation, DDG", {**DDG, **ROTATION}, OF_ROTATION, "within-1.27",
         reference="bp-rotation"),
+    arm("linear-rotation", "basis rotation, anticipate, linear",
+        corrected(ROTATION, "anticipate", prediction="linear"), reference="bp-rotation"),
+    arm("linear-rotation-ddg", "basis rotation, DDG, anticipate, linear",
+        corrected(ROTATION, "anticipate", DDG, prediction="linear"), reference="bp-rotation"),
 )  # fmt: skip
-LAST_OF_MUON = (
+JOINED_LAST_OF_MUON = (
     arm("ddg-muon", "DDG", {**DDG, **MUON}, reference="bp-muon"),
-    arm("linear-ddg-muon", "DDG, anticipate, linear", {**DDG, **MUON, **AHEAD}, reference="bp-muon"),
-)
+    arm("linear-ddg-muon", "DDG, anticipate, linear", corrected(MUON, "anticipate", DDG, prediction="linear"),
+        reference="bp-muon"),
+)  # fmt: skip
 SHARED = {
     "dataset": "text", "text": TEXT, "block_size": BLOCK, "batch_size": BATCH, "train_size": BLOCKS,
     "lr_schedule": "constant", "warmup_steps": WARMUP, "clip_norm": 1.0, "weight_decay": 0.1, "decay": "matrices",
@@ -129,13 +129,13 @@ def grown(
 EIGHT = part("K8", "AdamW, NAdam and basis rotation, K = 8", OF_ADAMW, "transformer8x64", 8)
 EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
 LATER_MUON = part("K8", "Muon, K = 8", LATER_OF_MUON, "transformer8x64", 8)
-LATEST = part("K8", "AdamW, NAdam and basis rotation, K = 8", LAST, "transformer8x64", 8)
-LATEST_MUON = part("K8", "Muon, K = 8", LAST_OF_MUON, "transformer8x64", 8)
+JOINED = part("K8", "AdamW, NAdam and basis rotation, K = 8", JOINED_LAST, "transformer8x64", 8)
+JOINED_MUON = part("K8", "Muon, K = 8", JOINED_LAST_OF_MUON, "transformer8x64", 8)
 FIRST = (BP, STALE, ANNEAL)
 GROWTH = grown("BP, FDG and T1", FIRST, EIGHT)
 GROWTH_OF_REST = (
     *grown("Muon", OF_MUON, EIGHT_MUON, seeds=(0,)),
     *grown("the other arms", tuple(arm for arm in OF_ADAMW if arm not in FIRST), EIGHT, seeds=(0,)),
 )
-AT_EIGHT = (EIGHT, EIGHT_MUON, LATER_MUON, LATEST, LATEST_MUON)
+AT_EIGHT = (EIGHT, EIGHT_MUON, LATER_MUON, JOINED, JOINED_MUON)
 PARTS = (*AT_EIGHT, *GROWTH, *GROWTH_OF_REST)
