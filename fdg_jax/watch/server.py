@@ -93,6 +93,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CONNECTIONS  # of five, the default, a browser that asks for more at once waits a second
 
     def __init__(self, port: int):
         self.page = Page()
