@@ -159,12 +159,11 @@ def optimizers(lines: Lines) -> str:
 
 def of_machines(lines: Lines) -> str:
     """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
-    told = machines.several(PARTS, lines)
     seen = (
         "Differences are taken seed by seed, whatever machine made a run. [BP and FDG on both](images_on_gpu.md) shows "
         "what another machine changes."
     )
-    return f"{told} {seen} {repeat_on_gpu(lines)}".rstrip() if told else ""
+    return machines.paragraph(PARTS, lines, seen, repeat_on_gpu(lines))
 
 
 def repeat_on_gpu(lines: Lines) -> str:

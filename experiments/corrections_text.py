@@ -227,9 +227,8 @@ def aim(lines: Lines) -> str:
 
 def of_machines(lines: Lines) -> str:
     """Which runs were made on another kind of machine, in a paragraph; "" if none was."""
-    told = machines.several(PARTS, lines)
     changes = "Where an arm and its BP are of two kinds, their difference contains what another machine changes."
-    return f"{told} {changes} {machines.before_a_command(lines)}".rstrip() if told else ""
+    return machines.paragraph(PARTS, lines, changes, machines.before_a_command(lines))
 
 
 def document(lines: Lines) -> str:

@@ -25,6 +25,12 @@ def several(parts: Sequence[Part], lines: Lines) -> str:
     return ". ".join(told) + "."
 
 
+def paragraph(parts: Sequence[Part], lines: Lines, changes: str, before: str) -> str:
+    """`several`, what follows from it, and what stands before a command; "" if all runs are of one kind."""
+    told = several(parts, lines)
+    return f"{told} {changes} {before}".rstrip() if told else ""
+
+
 def kind(line: Mapping[str, Any]) -> str:
     """The processor, or the GPU, and JAX's version."""
     hardware = line["hardware"]

@@ -126,11 +126,13 @@ def grown(
     )
 
 
-EIGHT = part("K8", "AdamW, NAdam and basis rotation, K = 8", OF_ADAMW, "transformer8x64", 8)
-EIGHT_MUON = part("K8", "Muon, K = 8", OF_MUON, "transformer8x64", 8)
-LATER_MUON = part("K8", "Muon, K = 8", LATER_OF_MUON, "transformer8x64", 8)
-JOINED = part("K8", "AdamW, NAdam and basis rotation, K = 8", JOINED_LAST, "transformer8x64", 8)
-JOINED_MUON = part("K8", "Muon, K = 8", JOINED_LAST_OF_MUON, "transformer8x64", 8)
+def eight(title: str, arms: tuple[Arm, ...]) -> Part:
+    """Arms of the network of 8 layers, a stage each."""
+    return part("K8", f"{title}, K = 8", arms, "transformer8x64", 8)
+
+
+EIGHT, JOINED = (eight("AdamW, NAdam and basis rotation", arms) for arms in (OF_ADAMW, JOINED_LAST))
+EIGHT_MUON, LATER_MUON, JOINED_MUON = (eight("Muon", arms) for arms in (OF_MUON, LATER_OF_MUON, JOINED_LAST_OF_MUON))
 FIRST = (BP, STALE, ANNEAL)
 GROWTH = grown("BP, FDG and T1", FIRST, EIGHT)
 GROWTH_OF_REST = (
