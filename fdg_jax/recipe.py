@@ -3,6 +3,7 @@
 Each stage has an optimizer of its own, so nothing here knows the gradients of other stages.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,11 +12,12 @@ import optax
 import optax.contrib
 
 from fdg_jax.optimizers.nadam import nadam
-from fdg_jax.optimizers.rotation import rotation
+from fdg_jax.optimizers.rotation import OUTSIDE, inner_matrices, rotation
 
 # Which divide a gradient by its own size, so that a constant factor cancels.
 SCALE_FREE = ("adamw", "lion", "muon", "nadam", "rotation")
 MUON_RMS = 0.2  # of an update, about AdamW's (Liu et al. 2025), so that both can have one learning rate
+CLASSIFIER = "dense"  # what this library's networks of images call theirs
 WSD_DECAY = 0.2  # the part of the training in which the learning rate of "wsd" falls
 
 
@@ -54,7 +56,8 @@ def optimizer(
         )  # fmt: skip
         made = decaying(made, mask) if mask else made
     else:
-        make = {"adamw": optax.adamw, "lion": optax.lion, "nadam": nadam, "rotation": rotation}[name]
+        turning = partial(rotation, rotated=partial(inner_matrices, outside={*OUTSIDE, CLASSIFIER}))
+        make = {"adamw": optax.adamw, "lion": optax.lion, "nadam": nadam, "rotation": turning}[name]
         made = make(learning_rate, b1=momentum, b2=b2, weight_decay=weight_decay, mask=mask)
     return clipped(made, clip_norm) if clip_norm else made
 

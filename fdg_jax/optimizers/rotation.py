@@ -1,19 +1,23 @@
-"""Basis rotation (2602.03515), its variant "second moment, both sides" = SOAP (2409.11321): Adam in turned coordinates.
+"""Basis rotation (2602.03515, Algorithms 1 and 2, two sides, second moment): Adam in the gradients' eigenbasis.
 
-Why it is here: the harm of a delay is worst where the directions of large curvature lie across Adam's coordinates. For
-every matrix [a, b] with gradient G
+Why it is here: a delay harms most where directions of large curvature lie across Adam's coordinates. For each rotated
+matrix [a, b] with gradient G
 
-    L <- mean of G G',  R <- mean of G' G;   every 10 updates  U, V <- QR(L U), QR(R V): one step of power iteration
-    W <- W - rate U (M~ / (sqrt(N) + eps)) V'      M~ = U' M V,  M <- mean of G,  N <- mean of (U' G V)^2
+    L <- mean of G G',  R <- mean of G' G                      moving averages with b2, from zero
+    U, V: at the first gradient the eigenvectors of L and R, by falling eigenvalue; every 10 updates
+          the columns of U are sorted by falling diagonal of U' L U, and U <- QR(L U); the same for V and R
+    M <- mean of G,  N <- mean of (U' G V)^2                   rows and columns of N are sorted with U and V
+    W <- W - rate sqrt(1 - b2^n) / (1 - b1^n) U (U' M V / (sqrt(N) + eps)) V'
 
-with Adam's corrections for the start. A kernel of more axes is a matrix of its last axis and all others; everything
-else, and a side longer than `largest`, keeps its coordinates, so a vector has Adam. optax has no SOAP.
-Deviations: U and V start as the identity instead of SOAP's eigenvectors of the first gradient, and the first update is
-made. U and V turn before the update whose gradient has turned them; SOAP turns them after it, so here they are one
-update ahead. N is not turned when U and V are, as in SOAP, whose published code sorts both by eigenvalue besides.
+The bases turn before the update whose gradient turned them. The form is that of the authors' code
+(github.com/joonkyoo/basis-rotation), which rotates the matrices of attention and MLP only. Embeddings, output layers and
+vectors have Adam there and here, with Adam's own place for eps. SOAP (2409.11321) is close: it turns after the update.
+Deviations: a kernel of more axes is the matrix of its last axis and all others (the authors train no convolutions), and
+the transformer of this library has queries, keys and values in one matrix, where theirs has three.
 """
 
 import math
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +27,12 @@ import optax
 from fdg_jax.optimizers.decoupled import decoupled
 
 Array = jax.Array
+# Names of embeddings and output layers: of this library's transformer, of Flax's and Hugging Face's.
+OUTSIDE = frozenset({"table", "positions", "embedding", "scores", "head", "lm_head", "logits"})
 
 
 class Leaf(NamedTuple):
-    """Of one array: Adam's two means, and for a side that turns the mean product and its basis, else ()."""
+    """Of one array: Adam's two means, and for a rotated matrix both sides, else ()."""
 
     mean: Array
     square: Array
@@ -35,7 +41,7 @@ class Leaf(NamedTuple):
 
 
 class Side(NamedTuple):
-    """product: the mean of G G' (or G' G), [n, n]. basis: its turned coordinates, as columns."""
+    """product: the mean of G G' (or G' G), [n, n]. basis: its coordinates, as columns."""
 
     product: Array
     basis: Array
@@ -48,53 +54,82 @@ class RotationState(NamedTuple):
     leaves: Any
 
 
+def inner_matrices(params: Any, outside: Collection[str] = OUTSIDE) -> Any:
+    """Which parameters are rotated: those of two axes or more, where no part of the name is in `outside`."""
+
+    def inner(path, leaf):
+        return leaf.ndim > 1 and not any(getattr(part, "key", None) in outside for part in path)
+
+    return jax.tree_util.tree_map_with_path(inner, params)
+
+
 def scale_by_rotation(
-    b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, every: int = 10, largest: int = 1024
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    every: int = 10,
+    rotated: Callable[[Any], Any] = inner_matrices,
 ) -> optax.GradientTransformation:
     """The step above, of gradients: without learning rate, sign and weight decay.
 
     Arguments:
         b1, b2, eps: as Adam's; b2 is that of the mean products, too.
         every: updates between two turns of the bases.
-        largest: a side that is longer keeps its coordinates.
+        rotated: params -> a tree of bool, which of them are rotated. A side of n costs two arrays of [n, n].
     """
 
-    def side(n: int, leaf: Array) -> Any:
-        turns, dtype = leaf.ndim > 1 and n <= largest, exact(leaf)
-        return Side(jnp.zeros((n, n), dtype), jnp.eye(n, dtype=dtype)) if turns else ()
-
-    def init_leaf(leaf):
-        (rows, columns), zeros = shape_of(leaf), lambda: jnp.zeros_like(leaf, dtype=exact(leaf))
-        return Leaf(zeros(), zeros(), side(rows, leaf), side(columns, leaf))
+    def init_leaf(leaf, turns):
+        mean, square = (jnp.zeros_like(leaf, dtype=exact(leaf)) for _ in range(2))
+        sizes = shape_of(leaf) if turns else ()
+        return Leaf(mean, square, *(Side(jnp.zeros((n, n), mean.dtype), jnp.eye(n, dtype=mean.dtype)) for n in sizes))
 
     def init(params):
-        return RotationState(jnp.zeros((), jnp.int32), jax.tree.map(init_leaf, params))
+        return RotationState(jnp.zeros((), jnp.int32), jax.tree.map(init_leaf, params, rotated(params)))
 
-    def turned(side: Any, product: Array, turn: Array) -> Any:
-        if side == ():
-            return ()
+    def plain(g, leaf: Leaf, n: Array) -> tuple[Array, Leaf]:
+        G = g.astype(leaf.mean.dtype)
+        mean, square = b1 * leaf.mean + (1 - b1) * G, b2 * leaf.square + (1 - b2) * G * G
+        return mean / (1 - b1**n) / (jnp.sqrt(square / (1 - b2**n)) + eps), Leaf(mean, square)
+
+    def turned(side: Side, product: Array, square: Array, axis: int, n: Array) -> tuple[Side, Array]:
+        """The side with the new product, and the second moment [rows, columns] in its new coordinates."""
         product = b2 * side.product + (1 - b2) * product
-        basis = jax.lax.cond(turn, lambda: jnp.linalg.qr(product @ side.basis)[0], lambda: side.basis)
-        return Side(product, basis)
 
-    def update_leaf(g, leaf: Leaf, n: Array) -> tuple[Array, Leaf]:
-        G, turn = g.reshape(shape_of(g)).astype(leaf.mean.dtype), n % every == 0
-        left = turned(leaf.left, G @ G.T, turn) if leaf.left != () else ()
-        right = turned(leaf.right, G.T @ G, turn) if leaf.right != () else ()
+        def kept():
+            return side.basis, square
+
+        def begun():
+            return jnp.linalg.eigh(product)[1][:, ::-1], square
+
+        def again():
+            order = jnp.argsort(-jnp.sum(side.basis * (product @ side.basis), 0), stable=True)
+            return jnp.linalg.qr(product @ side.basis[:, order])[0], jnp.take(square, order, axis)
+
+        first = jnp.trace(side.product) == 0  # this is the first gradient
+        which = jnp.where(first, 1, jnp.where(n % every == 0, 2, 0))
+        basis, square = jax.lax.switch(which, (kept, begun, again))
+        return Side(product, basis), square
+
+    def in_basis(g, leaf: Leaf, n: Array) -> tuple[Array, Leaf]:
+        G = g.reshape(shape_of(g)).astype(leaf.mean.dtype)
+        left, square = turned(leaf.left, G @ G.T, leaf.square.reshape(G.shape), 0, n)
+        right, square = turned(leaf.right, G.T @ G, square, 1, n)
         mean = b1 * leaf.mean + (1 - b1) * G.reshape(g.shape)
-        there = rotate(G, left, right)
-        square = b2 * leaf.square.reshape(G.shape) + (1 - b2) * there * there
-        step = rotate(mean.reshape(G.shape), left, right) / (1 - b1**n) / (jnp.sqrt(square / (1 - b2**n)) + eps)
-        back = rotate(step, left, right, back=True)
-        return back.reshape(g.shape).astype(g.dtype), Leaf(mean, square.reshape(g.shape), left, right)
+        U, V = left.basis, right.basis
+        square = b2 * square + (1 - b2) * jnp.square(U.T @ G @ V)
+        step = U.T @ mean.reshape(G.shape) @ V * jnp.sqrt(1 - b2**n) / (1 - b1**n) / (jnp.sqrt(square) + eps)
+        return (U @ step @ V.T).reshape(g.shape), Leaf(mean, square.reshape(g.shape), left, right)
 
     def update(updates, state, params=None):
         del params
         n = state.updates + 1
         flat, treedef = jax.tree.flatten(updates)
-        leaves = treedef.flatten_up_to(state.leaves)
-        made = [update_leaf(g, leaf, n) for g, leaf in zip(flat, leaves, strict=True)]
-        return treedef.unflatten([step for step, _ in made]), RotationState(n, treedef.unflatten([m for _, m in made]))
+        made = [
+            (in_basis if leaf.left else plain)(g, leaf, n)
+            for g, leaf in zip(flat, treedef.flatten_up_to(state.leaves), strict=True)
+        ]
+        steps = [step.astype(g.dtype) for g, (step, _) in zip(flat, made, strict=True)]
+        return treedef.unflatten(steps), RotationState(n, treedef.unflatten([leaf for _, leaf in made]))
 
     return optax.GradientTransformation(init, update)
 
@@ -105,17 +140,8 @@ def exact(leaf: Array) -> Any:
 
 
 def shape_of(leaf: Any) -> tuple[int, int]:
-    """An array as a matrix: all axes but the last, and the last."""
-    return (math.prod(leaf.shape[:-1]), leaf.shape[-1]) if leaf.ndim else (1, 1)
-
-
-def rotate(G: Array, left: Any, right: Any, back: bool = False) -> Array:
-    """U' G V, or back."""
-    if left != ():
-        G = (left.basis if back else left.basis.T) @ G
-    if right != ():
-        G = G @ (right.basis.T if back else right.basis)
-    return G
+    """An array of two axes or more as a matrix: all axes but the last, and the last."""
+    return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
 
 def rotation(
@@ -126,9 +152,10 @@ def rotation(
     weight_decay: float = 0.0,
     mask: Any = None,
     every: int = 10,
+    rotated: Callable[[Any], Any] = inner_matrices,
 ) -> optax.GradientTransformation:
-    """Adam in turned coordinates, with decoupled weight decay.
+    """Adam in the gradients' eigenbasis, with decoupled weight decay.
 
-    Arguments: every, that of `scale_by_rotation`; all others as those of `nadam`.
+    Arguments: every and rotated, those of `scale_by_rotation`; all others as those of `nadam`.
     """
-    return decoupled(scale_by_rotation(b1, b2, eps, every), learning_rate, weight_decay, mask)
+    return decoupled(scale_by_rotation(b1, b2, eps, every, rotated), learning_rate, weight_decay, mask)
