@@ -27,6 +27,9 @@ HOURS = (
     "several runs shared."
 )
 CLAIMS = (
+    "**At which weights errors are measured.** With `anticipate` at y, the weights that the optimizer updates, not at "
+    "the forward point x = y + c d. The papers on spike compensation and on error feedback write x for the weights, so "
+    "their own errors may be those at x.",
     "**Where claims are from:** the paper's text or its authors' code; where it says (abstract), the abstract alone; "
     "where it says (from memory), neither was found. Error feedback is published for a staleness of 1, and judged only "
     "where no gradient is later. PipeMare also begins with some synchronous epochs (its T3), which no arm here does. "

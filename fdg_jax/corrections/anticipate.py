@@ -6,15 +6,15 @@ One coefficient c makes six published forms of it (τ: staleness, m: momentum):
 
     last       c = 1                        error feedback (arXiv 2606.30634), for τ = 1
     linear     c = τ                        weight prediction by the last update: LWP (2003.11666), XPipe, PipeOptim
-                                            (whose AdamW decays the newest weights, here those before the update)
-    spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe; with momentum only
+    spike      c = (m - m^(τ+1)) / (1 - m)  spike compensation (2003.11666) = msnag of FTPipe with SGD
     nesterov   c = m                        one Nesterov step (2505.01099, its theorem)
     combined   c = τ + that of spike        spike compensation and a prediction by the velocity behind it (2003.11666)
     double     c = 2 τ                      weight prediction by twice the delay (2003.11666)
 
 As an optax chain this would be a wrapper that trains x in place of y (tests/test_correction_identities.py has it; it
 trains the same). Here it is around the stage instead, so that the weights which are evaluated and saved are y, whoever
-asks for them. That takes one copy of the weights more.
+asks for them. That takes one copy of the weights more. The weights that the papers on error feedback and on spike
+compensation write down are x, the forward point; their test errors may be those of x. Those here are of y.
 
 The weights y see clipping and weight decay as without a correction, since both are part of the last update. A horizon
 is counted in updates, also with --accumulate. After `drain` d is 0 again, as no update comes before the gradient of the
@@ -22,8 +22,12 @@ next batch. For one update after a drop of the learning rate d still has the old
 ahead. Without momentum, c = τ makes the largest stable learning rate smaller, and so do larger c; c = 1 does so for a
 small τ (python -m experiments.stability).
 
-spike is msnag for SGD, and for Adam by its b1: without gradients their updates shrink by m. Lion's and Muon's keep
-their length, so there spike looks less far ahead than they go; linear does not.
+spike is msnag for SGD. With Adam and its b1 it is so only in the limit of many updates and without weight decay: at
+first Adam's corrections for the start differ (at the first update of τ = 13 spike looks 1.79 times as far ahead).
+Lion's and Muon's updates keep their length without gradients, so there spike looks less far ahead than they go.
+
+PipeOptim's code predicts otherwise in two details: with AdamW without the decay, and with SGD along m v + g, which
+counts the last gradient twice.
 
 Of 2003.11666's text only the abstract was at hand: all else that is said of it is from memory.
 """

@@ -6,9 +6,11 @@ All of it element by element; v is an update over its learning rate, which for S
 is 0.999 of the old one and 0.001 of v v, corrected for its start as Adam's is. So a stage that has moved by one usual
 step per update divides by its staleness + 1, and a weight that has not moved divides by 1.
 
-One deviation: FTPipe's code divides coupled weight decay by the same penalty. Here decay belongs to the optimizer,
-which stands behind, and is not divided. FTPipe does not combine it with accumulation. Here it can be: distances and
-usual steps are then those of updates, each made of several gradients.
+Deviations from FTPipe's code. It counts the momentum buffer that is still empty as a first sample of the mean, so after
+n updates its penalty minus 1 is about sqrt((n + 1) / n) times the one here: the penalties of updates 2, 3 and 4 of a
+constant gradient at a staleness of 5 are 2.414, 3.267 and 4.205 there, and 2.000, 2.847 and 3.760 here. It divides
+coupled weight decay by the same penalty. Here decay belongs to the optimizer, which stands behind, and is not divided.
+It does not accumulate gradients. Here distances and usual steps are then those of updates, of several gradients each.
 
 It is for SGD. Adam and others divide a gradient by its own size, element by element, so of this division they leave
 only what changes from one gradient to the next.

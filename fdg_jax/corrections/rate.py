@@ -1,13 +1,14 @@
 """Learning rates by staleness: every update of a stage is divided by its staleness τ.
 
-    update <- update / τ^{1 - n/T}        n: updates so far; T = --anneal-updates, without it the power stays 1
+    update <- update / τ^{1 - n/T}        n: updates before this one. T = --anneal-updates; without it the power is 1
 
 Without --anneal-updates this is staleness-aware SGD (Zhang et al., 1511.05950). With it, it is PipeMare's T1 (Yang et
-al., 1910.05124): the n-th update is divided by τ^(1 - n/T), until after T updates nothing is divided any more. PipeMare
+al., 1910.05124): an update after n others is divided by τ^(1 - n/T), until after T updates nothing is divided. PipeMare
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
 T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
-counts n from 1. Of PipeMare's text only the abstract was at hand: its choices of T are told from memory.
+counts the update itself as well: its n is one larger. Of PipeMare's text only the abstract was at hand: its choices of T
+are told from memory.
 
 The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
 on weight decay. A staleness below 1 divides nothing.

@@ -10,8 +10,8 @@ matrix [a, b] with gradient G
     W <- W - rate sqrt(1 - b2^n) / (1 - b1^n) U (U' M V / (sqrt(N) + eps)) V'
 
 The bases turn before the update whose gradient turned them. The form is that of the authors' code
-(github.com/joonkyoo/basis-rotation), which rotates the matrices of attention and MLP only. Embeddings, output layers and
-vectors have Adam there and here, with Adam's own place for eps. SOAP (2409.11321) is close: it turns after the update.
+(github.com/joonkyoo/basis-rotation), which rotates the matrices of attention and MLP only. Embeddings, output layers
+and vectors have Adam there and here, with Adam's own place for eps. SOAP (2409.11321) turns after the update instead.
 Deviations: a kernel of more axes is the matrix of its last axis and all others (the authors train no convolutions), and
 the transformer of this library has queries, keys and values in one matrix, where theirs has three.
 """
