@@ -82,7 +82,7 @@ def authors_rotation(grads, every, b1=0.9, b2=0.99, eps=1e-3):
 
 @pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 2, 2, 5)])
 def test_rotation_is_its_authors_over_100_updates(shape):
-    """The largest difference seen is 1e-12 of the largest number: float64's rounding, grown by ten QR decompositions."""
+    """The largest difference seen is 1e-12 of the largest number: rounding of float64, grown by ten QR products."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
     grads = RNG.normal(size=(100, rows, columns)) * np.geomspace(1, 9, columns)
     chain, found = scale_by_rotation(b2=0.99, eps=1e-3), []
