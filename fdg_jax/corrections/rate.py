@@ -7,8 +7,8 @@ al., 1910.05124): an update after n others is divided by τ^(1 - n/T), until aft
 takes for T a quarter of the phase of the first learning rate (ResNet) or five times its warm-up (Transformer).
 
 T1's equation is that of the code of asynchronous Nesterov (2505.01099, github.com/PluralisResearch/AsyncPP), which
-counts the update itself as well: its n is one larger. Of PipeMare's text only the abstract was at hand: its choices of T
-are told from memory.
+counts the update itself as well: its n is one larger. Of PipeMare's text only the abstract was at hand, so its choices
+of T are told from memory.
 
 The factor stands behind the whole optimizer. So it acts on Adam and Muon too, which cancel a factor on gradients, and
 on weight decay. A staleness below 1 divides nothing.
