@@ -27,7 +27,7 @@ def test_several_processes_end_as_one(count, words, tmp_path):
     words = [*SHORT.split(), *words.split()]
     same(trained(tmp_path / "several", count, *words), trained(tmp_path / "one", 1, *words))
     threads = read(tmp_path / "several" / "config.json")["cpu_devices"]
-    assert threads == int(words[words.index("--K") + 1])  # with one, stages take turns (LOG.md, 2026-11-25)
+    assert threads == int(words[words.index("--K") + 1])  # with one, stages take turns (docs/log.md, 2026-11-25)
 
 
 def test_a_run_goes_on_in_another_number_of_processes(tmp_path):

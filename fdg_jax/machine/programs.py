@@ -4,7 +4,7 @@ By default YNNPACK computes the reductions, convolutions and matrix products of 
 is fast. There are two exceptions, chosen for each program separately (`jax.jit(compiler_options=)`):
 
 - No convolutions. For the gradient of the kernel YNNPACK takes two to ten times as long as XLA itself, and in forward
-  passes the cores of a pipeline idle more with it (LOG.md, 2026-11-23).
+  passes the cores of a pipeline idle more with it (docs/log.md, 2026-11-23).
 - Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103): if a matrix product that contracts a
   dimension of 3 is fused with the sum over its rows, every column from number 32,768 on has another column's values
   (float64: from 16,384). 0.10.1 and 0.11.0 are correct. For batch-norm statistics YNNPACK is several times faster, so

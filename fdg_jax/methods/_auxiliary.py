@@ -29,7 +29,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.stage.weighted import without_weights
 
 # How many numbers enter a linear classifier: 2 x 2 x 32 for ResNet-20's maps in the middle. Nokland and Eidnes use
-# 2048, and Adam. With so many, SGD at the paper's rate of 0.1 diverges (LOG.md, 2026-11-21).
+# 2048, and Adam. With so many, SGD at the paper's rate of 0.1 diverges (docs/log.md, 2026-11-21).
 ENTRIES = 128
 MATCHING = 0.99  # the share of similarity matching in PredSim's loss
 zeros = nn.initializers.zeros

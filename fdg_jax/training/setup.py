@@ -72,7 +72,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
     """Settles how many threads and CPU devices XLA gets, which decides the last bits. Must come before JAX starts, and
     starts it where the devices are known: on one core and for a run that goes on. BadInput where it cannot start.
 
-    On one core no operation is split, as threads would take turns on the core (LOG.md, 2026-11-22), and the only
+    On one core no operation is split, as threads would take turns on the core (docs/log.md, 2026-11-22), and the only
     process has one device for all stages. One of several keeps the K devices, and so K threads, that it has asked for
     when it joined: where there is one thread, it waits for a message and computes nothing meanwhile.
     before: config.json of a run that goes on; it keeps what it began with. one_core: what all of several processes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tools.docs import equations, made
 
-COPIED = ("docs/**/*.md", "experiments/**/*.md", "benchmarks/**/*.md", "examples/README.md", "CHANGELOG.md", "LOG.md",
+COPIED = ("docs/**/*.md", "experiments/**/*.md", "benchmarks/**/*.md", "examples/README.md", "CHANGELOG.md",
           "CONTRIBUTING.md")  # fmt: skip
 OF_A_FILE = ("docs/methods/", "docs/corrections/")
 # Files that a page of the site shows, where a page of the repository links to them.
