@@ -102,9 +102,9 @@ class Stage(Checkpointed):
             return params, opt_state, (*copies, was_made(before, plain) if remembers else None)
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
-        # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds in the
-        # same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g +
-        # decay*p into one or the other fused multiply-add.
+        # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
+        # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
+        # + decay*p into one or the other fused multiply-add.
         platform = place.device.platform
         self.takes_labels = spec.last or self.local_loss
         labels = spec.labels if self.takes_labels else None
