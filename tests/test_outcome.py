@@ -1,20 +1,26 @@
 """What leaves a pipeline and comes back: outputs, weights for plain Flax, and a file of the exact state."""
 
+from typing import Any, NamedTuple
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import struct
+from flax.core import freeze
 from small import CLASSES, Part, batches, cross_entropy, leaves, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import split
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import tensor_file
+from fdg_jax.storage import checkpoint, tensor_file
 
 DATA = batches(6)
 X, Y = DATA[0]
 BLOCKS = [Part(12), Part(12), Part(12), Part(CLASSES)]
-KEY = jax.random.PRNGKey(0)
+KEY, KEY_OF_TODAY = jax.random.PRNGKey(0), jax.random.key(0)
 
 
 def cut(K, variables=None, asked="even", **options):
@@ -145,22 +151,25 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(trained, tmp_path):
 
 
 def test_arrays_of_every_dtype_come_back_from_a_file(tmp_path):
-    names = [*tensor_file.DTYPES.values()]
-    variables = {"params": {name: jnp.ones((2, 3), jnp.float32).astype(name) for name in names if "64" not in name}}
+    names = [*tensor_file.DTYPES.values(), "int2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3b11fnuz", "complex128"]
+    variables: dict = {"params": {name: np.ones((2, 3)).astype(name) for name in names}}
     variables["params"] |= {"float64": np.full((), 0.1), "int64": np.zeros((0, 2), np.int64)}
+    variables["params"] |= {"uint4": np.asarray(3, "uint4"), "int4": np.zeros((0, 2), "int4")}
     variables["params"]["turned"] = np.arange(6.0).reshape(2, 3).T
+    others = {"big endian": np.arange(6, dtype=">f8").reshape(2, 3)[:, ::2], "key": jax.random.key(3, impl="rbg")}
     file = tmp_path / "w"
-    fdg_jax.save_weights(file, variables)
-    found = fdg_jax.load_weights(file).variables["params"]
-    assert found.keys() == variables["params"].keys()
+    fdg_jax.save_weights(file, {**variables, "others": {**others, "keys": jax.random.split(KEY_OF_TODAY, 2)}})
+    found = fdg_jax.load_weights(file).variables
+    assert found["params"].keys() == variables["params"].keys()
     for name, value in variables["params"].items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], np.asarray(value))
-    found["turned"][:] = 0  # it may be written to
-    with pytest.raises(BadInput, match="the name 'a/b' has a slash"):
-        fdg_jax.save_weights(file, {"params": {"a/b": X}})
-    with pytest.raises(BadInput, match="wide is complex128"):
-        fdg_jax.save_weights(file, {"params": {"wide": np.ones(2, complex)}})
+        assert found["params"][name].dtype == value.dtype
+        np.testing.assert_array_equal(found["params"][name], np.asarray(value))
+    found["params"]["turned"][:] = 0  # it may be written to
+    np.testing.assert_array_equal(found["others"]["big endian"], others["big endian"])
+    assert jnp.array_equal(found["others"]["key"], others["key"])
+    assert jnp.array_equal(found["others"]["keys"], jax.random.split(KEY_OF_TODAY, 2))
+    with pytest.raises(BadInput, match=r"params/name is <U3\[1\]: a file holds numbers, bools and random keys only"):
+        fdg_jax.save_weights(file, {"params": {"name": np.asarray(["abc"])}})
 
 
 def test_a_header_holds_what_json_holds_and_never_what_makes_the_file_unreadable(tmp_path):
@@ -228,6 +237,61 @@ def test_other_programs_read_the_file_of_weights(weights):
         np.testing.assert_array_equal(file.get_tensor("params/kernel"), X)
 
 
-def test_a_tuple_of_arrays_is_not_written_as_one_array(tmp_path):
-    with pytest.raises(BadInput, match="params/pair is a tuple, which no file of arrays can hold"):
-        fdg_jax.save_weights(tmp_path / "weights", {"params": {"pair": (np.ones(2), np.ones(2))}})
+@struct.dataclass
+class Both:
+    mean: jax.Array
+    count: jax.Array
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+ONE, TWO = jnp.ones(1), jnp.full(2, 2.0)
+PLAIN = {
+    "tuple": (ONE, TWO), "list": [ONE, {"a": TWO}], "none": None, "empty": {"a": {}, "b": (), "c": [None]},
+    "whole numbers": {-1: ONE, 2: {}, 10: [TWO, ()]}, "numbers": {"0": ONE, "1": TWO}, "a/b": {"a%2Fb": ONE},
+    "int4": jnp.ones((), jnp.int4), "uint4": jnp.zeros((0, 2), jnp.uint4), "float8": jnp.ones(3, jnp.float8_e5m2fnuz),
+}  # fmt: skip
+OTHERS = {"frozen": freeze({1: ONE}), "struct": Both(mean=ONE, count=TWO), "named tuple": Pair(ONE, (TWO, None))}
+
+
+class Everything(nn.Module):
+    """Variables of all kinds that Flax allows. Its own SpectralNorm and WeightNorm have slashes in their names."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        for name, kept in {**PLAIN, **OTHERS}.items():
+            self.variable("plain" if name in PLAIN else "others", name, lambda kept=kept: kept)
+        x = x * sum(self.param(name, nn.initializers.ones, (8,)) for name in ("a/b", "a%2Fb", "a"))
+        for box in (nn.with_partitioning, nn.with_logical_partitioning):
+            x = nn.Dense(8, kernel_init=box(nn.initializers.lecun_normal(), (None, "model")))(x)
+        return nn.WeightNorm(nn.Dense(CLASSES))(nn.SpectralNorm(nn.Dense(8))(x, update_stats=train))
+
+
+def test_whatever_variables_a_module_has_they_are_saved_and_come_back(tmp_path):
+    def new(**given):
+        return fdg_jax.Pipeline([Everything()], cross_entropy, optax.adam(0.1)).init(KEY, DATA[0], **given)
+
+    ours = new()
+    ours.step(DATA[0])
+    ours.save(tmp_path / "pipeline")
+    checkpoint.save(tmp_path / "checkpoint", ours.state())
+    state, (variables,), about = fdg_jax.load(tmp_path / "pipeline")
+    assert about["parameters_sha256"] == ours.parameters_sha256()
+    again, (exported,) = new(variables=[variables]), ours.export()
+    assert jax.tree.structure(again.export()) == jax.tree.structure([exported])
+    for found, saved in zip(jax.tree.leaves(again.export()), jax.tree.leaves(exported), strict=True):
+        np.testing.assert_array_equal(found, saved, strict=True)
+    for saved in (state, checkpoint.load(tmp_path / "checkpoint")[0]):
+        again.restore(saved)
+        assert again.state_sha256() == ours.state_sha256()
+    assert jax.tree.structure(variables["plain"]) == jax.tree.structure(exported["plain"])  # others have own classes
+    assert variables["params"].keys() == exported["params"].keys()
+
+
+def test_variables_in_another_byte_order_are_taken():
+    given = cut(2).export(whole=True)
+    other = jax.tree.map(lambda leaf: np.asfortranarray(leaf.astype(leaf.dtype.newbyteorder(">"))), given)
+    jax.tree.map(np.testing.assert_array_equal, cut(2, other).export(whole=True), given)

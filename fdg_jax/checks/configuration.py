@@ -6,10 +6,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.core import unfreeze
 
 from fdg_jax import corrections, split
 from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules, sizes
@@ -153,7 +151,7 @@ class Configuration:
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
-            make = partial(shapes.inits[k - 1], stage_key) if variables is None else partial(copied, variables[k - 1])
+            make = shapes.inits[k - 1] if variables is not None else partial(shapes.inits[k - 1], stage_key)
             place = self.places[k - 1]
             # No process makes the variables of other processes' stages, and no device has to hold those of all stages.
             made = make() if any(map(is_here, place.devices)) else jax.eval_shape(make)
@@ -242,8 +240,3 @@ class Configuration:
             state = f"{describe(spec.variables)} in {spec.compute.precision.compute_dtype or 'its own dtype'}"
             shapes[f"as stage k={spec.k}"] = f"{type(spec.module).__name__} with {state}, giving {describe(spec.y)}"
         return {name: str(value) for name, value in {**versions, **given, **shapes}.items()}
-
-
-def copied(variables: Mapping) -> dict[str, Tree]:
-    """Flax variables that share no array with those given."""
-    return unfreeze(dict(jax.tree.map(partial(jnp.array, copy=True), variables)))

@@ -31,7 +31,8 @@ from fdg_jax.stage.functions import (
 )
 from fdg_jax.stage.weighted import Weighted
 from fdg_jax.storage import checkpoint
-from fdg_jax.storage.plain import check_usable
+from fdg_jax.storage.named import flattened
+from fdg_jax.storage.plain import check_usable, native
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
@@ -47,7 +48,8 @@ class Shapes(NamedTuple):
     labels, loss, report: of the labels, of the loss, and of what the loss function returns: that or (that, metrics).
     draws: for each stage, whether it draws random numbers.
     compute: for each stage, how it is computed, with what its module asks for.
-    inits: for each stage, the function that makes its Flax variables of a key. It has been traced already.
+    inits: for each stage, the function that makes its Flax variables of a key, where none are given; it has been traced
+        already. Else one without arguments that copies them.
     """
 
     inputs: list[Tree]
@@ -58,7 +60,7 @@ class Shapes(NamedTuple):
     report: Tree
     draws: list[bool]
     compute: list[ComputeOptions]
-    inits: list[Callable[[jax.Array], dict[str, Tree]]]
+    inits: list[Callable[..., dict[str, Tree]]]
 
 
 def zeros(shapes: Tree) -> Tree:
@@ -110,9 +112,12 @@ def check_shapes(
             fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"
             raise BadInput(f"{fact}. Cut the network elsewhere.")
         if variables is not None:
-            check_variables(k, made, variables[k - 1], x)
-        elif seen.of_inputs:
-            check_first_variables(who, seen.make, x)
+            given = fitting_variables(k, made, variables[k - 1], x)
+            inits.append(partial(jax.tree.map, partial(jnp.array, copy=True), given))
+        else:
+            if seen.of_inputs:
+                check_first_variables(who, seen.make, x)
+            inits.append(partial(first_variables, seen.make, x))
         params.append(made.get("params", {}))
         check_trainable(who, params[-1])
         check_optimizer(who, optimizer, params[-1])
@@ -122,7 +127,6 @@ def check_shapes(
             check_kept_weights(who, module, compute, seen, x)
         draws.append(seen.draws)
         computes.append(compute)
-        inits.append(partial(first_variables, seen.make, x))
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     report = check_loss(loss, x, labels)
     return Shapes(inputs, params, x, labels, loss_of(report), report, draws, computes, inits)
@@ -364,14 +368,18 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
             )
 
 
-def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
-    """Raises BadInput if the variables given for stage k are not those that its module needs."""
+def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
+    """The variables given for stage k in the containers that its module has. Those that are given may have others: a
+    file has dictionaries only for containers with a class of their own (fdg_jax.storage.named).
+
+    Raises BadInput if names, shapes or dtypes are not those that the module needs.
+    """
     if not isinstance(given, Mapping):
         what = type(given).__name__
         raise BadInput(f'the variables of stage k={k} are of type {what}, not a dictionary {{"params": ...}}.')
-    for leaf in jax.tree.leaves(dict(given)):
+    want, have = flattened(needed)[0], {name: native(leaf) for name, leaf in flattened(dict(given))[0].items()}
+    for leaf in have.values():
         check_usable(f"the variables of stage k={k}", leaf)
-    want, have = checkpoint.flatten(needed), checkpoint.flatten(dict(given))
     for path in sorted(want.keys() | have.keys()):
         a, b = want.get(path), have.get(path)
         if b is not None and not hasattr(b, "dtype"):
@@ -380,3 +388,4 @@ def check_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> None:
             raise BadInput(
                 f"stage k={k} takes {describe(x)}, so its {path} is {describe(a)}, but the given one is {describe(b)}."
             )
+    return jax.tree.unflatten(jax.tree.structure(needed), [have[name] for name in want])

@@ -51,7 +51,7 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
             options = ", or guard and gradient_norms are not as they were" if ".opt_state" in name else ""
             raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method{options}.")
         # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
-        value, skip, needed = np.array(flat[name]), int(any_batch_size), plain_like(like)
+        value, skip, needed = np.array(plain(flat[name])), int(any_batch_size), plain_like(like)
         if value.ndim != len(needed.shape) or value.shape[skip:] != needed.shape[skip:] or value.dtype != needed.dtype:
             raise BadInput(
                 f"the checkpoint's {name} is {value.dtype}{list(value.shape)}, this run needs "
@@ -130,7 +130,11 @@ def write_sealed(
 
 
 def write_by_orbax(folder: Path, arrays: Flat) -> None:
-    """Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest."""
+    """Orbax makes file names of keys, so ours are numbers, and refuses empty arrays; the manifest has the rest.
+
+    Of dtypes that are not NumPy's own it knows some only, so these are written as bytes.
+    """
+    arrays = {name: value if value.dtype.isbuiltin == 1 else as_bytes(value) for name, value in arrays.items()}
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder / ARRAYS, arrays)
         checkpointer.wait_until_finished()
@@ -140,7 +144,12 @@ def write_as_npy(folder: Path, arrays: Flat) -> None:
     """NumPy's own files. Of several processes Orbax would write the arrays of process 0 only, and report no error."""
     (folder / NPY).mkdir()
     for name, value in arrays.items():
-        np.save(folder / NPY / f"{name}.npy", value.reshape(-1).view(np.uint8))  # NumPy does not know bfloat16
+        np.save(folder / NPY / f"{name}.npy", as_bytes(value))  # NumPy does not know bfloat16
+
+
+def as_bytes(value: np.ndarray) -> np.ndarray:
+    """The bytes of an array."""
+    return value.reshape(-1).view(np.uint8)
 
 
 def commit(temporary: Path, path: Path) -> None:
@@ -268,7 +277,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
     flat = {}
     for i, (name, dtype, shape) in enumerate(listed):
         value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
-        if value.dtype == np.uint8:  # the bytes of an array in a part
+        if value.dtype == np.uint8:  # the bytes of an array
             value = value.view(np.dtype(dtype)).reshape(shape)
         if str(value.dtype) != dtype or list(value.shape) != shape:
             raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")

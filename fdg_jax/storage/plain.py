@@ -23,7 +23,13 @@ def plain(leaf: Any) -> Any:
     """Converts a leaf of a state into what is stored. What is already numbers, or no array, is returned unchanged."""
     if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX has a class of its own for these
         return np.zeros(leaf.shape, np.bool_)
-    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else leaf
+    return jax.random.key_data(leaf) if isinstance(leaf, jax.Array) and is_key(leaf) else native(leaf)
+
+
+def native(leaf: Any) -> Any:
+    """An array in the byte order of this machine, as JAX takes no other (FITS files have). Else unchanged."""
+    other = isinstance(leaf, np.ndarray) and not leaf.dtype.isnative
+    return leaf.astype(leaf.dtype.newbyteorder("=")) if other else leaf
 
 
 def plain_like(like: Any) -> Any:

@@ -4,20 +4,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flax.traverse_util import unflatten_dict
-
 from fdg_jax.storage import tensor_file
-from fdg_jax.storage.weights import flattened
+from fdg_jax.storage.named import flattened, unflattened
 
 Tree = Any
 STATE, STAGE = "state/", "stage/"
 
 
 class Saved(NamedTuple):
-    """What a file of `Pipeline.save` holds. All arrays are NumPy's.
+    """What a file of `Pipeline.save` holds. All arrays are NumPy's, but for random keys.
 
     state: the exact state, for `Pipeline.restore`.
-    variables: for each stage k = 1..K its Flax dictionary, for `Pipeline.init(..., variables=...)` or `module.apply`.
+    variables: for each stage k = 1..K its Flax dictionary, for `Pipeline.init(..., variables=...)` or `module.apply`,
+        as `load_weights` gives one.
     about: the texts of the header: method, K and so on.
     """
 
@@ -33,10 +32,12 @@ def save(
     about: Mapping[str, Any],
 ) -> None:
     """Writes what `load` reads. Raises BadInput and OSError as `tensor_file.write` does."""
-    arrays = {STATE + name: value for name, value in state.items()}
+    arrays, containers = {STATE + name: value for name, value in state.items()}, {}
     for k, stage in enumerate(variables, 1):
-        arrays |= {f"{STAGE}{k}/{name}": value for name, value in flattened(stage).items()}
-    tensor_file.write(path, tensor_file.PIPELINE, arrays, about)
+        own_arrays, own_containers = flattened(stage, f"{STAGE}{k}")
+        arrays |= own_arrays
+        containers |= own_containers
+    tensor_file.write(path, tensor_file.PIPELINE, arrays, containers, about)
 
 
 def load(path: str | os.PathLike[str]) -> Saved:
@@ -55,11 +56,12 @@ def load(path: str | os.PathLike[str]) -> Saved:
     Raises:
         BadInput: there is no file, it is damaged, or it is of another kind.
     """
-    arrays, about = tensor_file.read(path, tensor_file.PIPELINE)
-    state = {name.removeprefix(STATE): value for name, value in arrays.items() if name.startswith(STATE)}
-    variables = []
-    for k in range(1, int(about["K"]) + 1):
-        prefix = f"{STAGE}{k}/"
-        own = {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-        variables.append(unflatten_dict(own, sep="/"))
-    return Saved(state, variables, about)
+    arrays, containers, about = tensor_file.read(path, tensor_file.PIPELINE)
+    stages = [f"{STAGE}{k}/" for k in range(1, int(about["K"]) + 1)]
+    variables = [unflattened(path, below(arrays, stage), below(containers, stage)) for stage in stages]
+    return Saved(below(arrays, STATE), variables, about)
+
+
+def below(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What has a name with this prefix, by the rest of its name."""
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}

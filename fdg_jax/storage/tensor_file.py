@@ -2,6 +2,7 @@
 
 The format's header has texts beside the arrays. `format` says what kind of file it is, `sha256` is over all arrays and
 all other texts: a file that was cut off or changed, or that another program wrote, is refused in one sentence.
+`dtypes` is there for arrays that the format itself cannot hold, `containers` for what names of arrays do not show.
 """
 
 import hashlib
@@ -12,16 +13,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from fdg_jax.errors import BadInput, Unreadable, first_line, reason, sentence
 from fdg_jax.storage import checkpoint, durable, strict_json
+from fdg_jax.storage.plain import is_key, plain, shown
 
 WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
-OWN = ("format", "sha256")  # the entries of the header that `write` makes, and `read` relies on
+CONTAINERS, STORED = "containers", "dtypes"
+OWN = ("format", "sha256", CONTAINERS, STORED)  # the entries of the header that `write` makes, and `read` relies on
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
+KEY = "key "  # before the name of a random key's implementation
 # The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
 DTYPES = {
     "BOOL": "bool",
@@ -35,30 +41,59 @@ DTYPES = {
 }
 
 
-def write(path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    arrays: Mapping[str, Any],
+    containers: Mapping[str, str],
+    about: Mapping[str, Any],
+) -> None:
     """Writes a file completely or not at all: a file that was there is replaced at the very end.
 
     Arguments:
         path: the file.
         kind: WEIGHTS or PIPELINE.
         arrays: {name: array}.
+        containers: {name: kind}, as fdg_jax.storage.named.flattened gives them.
         about: further entries of the header. A text stays as it is, anything else becomes JSON.
 
     Raises:
-        BadInput: an array has a dtype that the format does not know, an entry of the header has a name or a value
-            that it cannot have, or there is no such folder.
+        BadInput: an array is not of numbers or random keys, an entry of the header has a name or a value that it
+            cannot have, or there is no such folder.
         OSError: the disk is full, or the like.
     """
-    path, about = Path(path), {name: text(name, value) for name, value in about.items()}
-    plain = {name: np.asarray(value, order="C") for name, value in arrays.items()}
-    for name, value in plain.items():
-        if value.dtype.name not in DTYPES.values():
-            raise BadInput(f"{name} is {value.dtype}{list(value.shape)}: a safetensors file cannot hold that dtype.")
+    path, texts = Path(path), {"format": kind, **{name: text(name, value) for name, value in about.items()}}
+    stored, dtypes = {}, {}
+    for name, value in arrays.items():
+        stored[name], dtype = as_stored(name, value)
+        dtypes |= {name: dtype} if dtype else {}
     if path.is_dir() or not path.absolute().parent.is_dir():
         fact = "is a folder" if path.is_dir() else "lies in a folder that is not there"
         raise BadInput(f"{path} {fact}. Give the name of a file in a folder that exists.")
-    texts = {"format": kind, **about}
-    durable.write(path, save(plain, {**texts, "sha256": seal(plain, texts)}))
+    texts |= {entry: json.dumps(said) for entry, said in ((CONTAINERS, containers), (STORED, dtypes)) if said}
+    durable.write(path, save(stored, {**texts, "sha256": seal(stored, texts)}))
+
+
+def as_stored(name: str, value: Any) -> tuple[np.ndarray, str]:
+    """(the array that the format can hold, the dtype to make of it again): a random key is stored as its words, and an
+    array of a dtype that the format does not know as its bytes [..., itemsize]. The dtype is "" for all others."""
+    array = np.asarray(plain(value), order="C")
+    if isinstance(value, jax.Array) and is_key(value):
+        return array, f"{KEY}{jax.random.key_impl(value)}"
+    if array.dtype.name in DTYPES.values():
+        return array, ""
+    if not jnp.issubdtype(array.dtype, jnp.number):
+        raise BadInput(f"{name} is {shown(array)}: a file holds numbers, bools and random keys only. Leave it out.")
+    return array[..., None].view(np.uint8), array.dtype.name
+
+
+def from_stored(array: np.ndarray, dtype: str) -> Any:
+    """The inverse of `as_stored`. Raises ValueError or TypeError if there is none."""
+    if dtype.startswith(KEY):
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype.removeprefix(KEY))
+    if not jnp.issubdtype(np.dtype(dtype), jnp.number):
+        raise ValueError(f"{dtype!r} is no dtype of numbers")
+    return array.view(np.dtype(dtype))[..., 0]
 
 
 def text(name: Any, value: Any) -> str:
@@ -87,8 +122,8 @@ def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(arrays, texts of the header) of a file that `write` wrote.
+def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """(arrays, containers, texts of the header) of a file that `write` wrote.
 
     Arguments:
         path: the file.
@@ -119,7 +154,12 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, np.ndarray]
     sealed = texts.pop("sha256", None)
     if sealed != seal(arrays, texts):
         raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
-    return arrays, texts
+    try:
+        containers, dtypes = (strict_json.parse(texts.pop(entry, "{}").encode()) for entry in (CONTAINERS, STORED))
+        arrays |= {name: from_stored(arrays[name], dtype) for name, dtype in dtypes.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged: its header does not fit its arrays ({first_line(error)}).") from None
+    return arrays, containers, texts
 
 
 def read_bytes(path: Path) -> bytes:

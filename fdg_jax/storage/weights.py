@@ -5,10 +5,9 @@ import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flax.traverse_util import flatten_dict, unflatten_dict
-
 from fdg_jax.errors import BadInput
 from fdg_jax.storage import checkpoint, tensor_file
+from fdg_jax.storage.named import flattened, unflattened
 
 Tree = Any
 HASH = "parameters_sha256"
@@ -30,19 +29,19 @@ def save_weights(
 ) -> None:
     """Writes a Flax dictionary into a safetensors file, completely or not at all.
 
-    An array's name is its path, such as `params/block000/conv/kernel`. The header has the sha256 of the parameters
-    (`parameters_sha256`, as in summary.json) and of the whole file.
+    An array's name is its path, such as `params/block000/conv/kernel`; a slash in a key is written as %2F. The header
+    has the sha256 of the parameters (`parameters_sha256`, as in summary.json) and of the whole file.
 
     Arguments:
         path: the file. If it exists, it is replaced.
         variables: {"params": ..., "batch_stats": ...}, such as `Pipeline.export(whole=True)` gives, or one entry of
             the list that `Pipeline.export()` gives.
-        about: what else the header shall say. A text stays as it is, anything else becomes JSON. The names "format"
-            and "sha256" are the file's own.
+        about: what else the header shall say. A text stays as it is, anything else becomes JSON. The names "format",
+            "sha256", "containers" and "dtypes" are the file's own.
 
     Raises:
-        BadInput: `variables` is no dictionary, a name has a slash in it, an array has a dtype that the format does not
-            know, or `about` has something that no header can have.
+        BadInput: `variables` is no dictionary, an array is not of numbers or random keys, or `about` has something
+            that no header can have.
         OSError: the disk is full, or the like.
 
     Example:
@@ -57,7 +56,7 @@ def save_weights(
         fact = f"save_weights takes one Flax dictionary, not a {type(variables).__name__}"
         raise BadInput(f"{fact}. Give pipeline.export(whole=True), or write each stage of export() into its own file.")
     sha256 = checkpoint.parameters_sha256([variables.get("params", {})])
-    tensor_file.write(path, tensor_file.WEIGHTS, flattened(variables), {**about, HASH: sha256})
+    tensor_file.write(path, tensor_file.WEIGHTS, *flattened(variables), {**about, HASH: sha256})
 
 
 def load_weights(path: str | os.PathLike[str]) -> Weights:
@@ -66,26 +65,14 @@ def load_weights(path: str | os.PathLike[str]) -> Weights:
     Arguments:
         path: the file.
 
-    Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header.
+    Returns: the Flax dictionary, for `module.apply` or for `Pipeline.init(..., variables=...)`, and the header. Tuples,
+    lists, None, whole numbers as keys, empty dictionaries and random keys (`jax.random.key`) come back as they were.
+    Containers of other classes come back as dictionaries, and `nn.Partitioned` and its like as the arrays in them;
+    `Pipeline.init` makes of them what the modules have.
 
     Raises:
         BadInput: there is no file, it is damaged, or another program wrote it.
     """
-    arrays, about = tensor_file.read(path, tensor_file.WEIGHTS)
-    return Weights(unflatten_dict(arrays, sep="/"), about)
+    arrays, containers, about = tensor_file.read(path, tensor_file.WEIGHTS)
+    return Weights(unflattened(path, arrays, containers), about)
 
-
-def flattened(variables: Mapping[str, Tree]) -> dict[str, Any]:
-    """{path with slashes: array}.
-
-    Raises BadInput for a name with a slash in it, which would be two names later, and for a list or tuple, which would
-    be one array.
-    """
-    flat = flatten_dict(dict(variables))
-    for path, value in flat.items():
-        if isinstance(value, list | tuple):
-            name = "/".join(map(str, path))
-            raise BadInput(f"{name} is a {type(value).__name__}, which no file of arrays can hold. Give each a name.")
-        if wrong := next((name for name in path if "/" in str(name)), None):
-            raise BadInput(f"the name {wrong!r} has a slash in it, which separates names in a file. Rename the module.")
-    return {"/".join(map(str, path)): value for path, value in flat.items()}
