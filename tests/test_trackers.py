@@ -77,6 +77,34 @@ def test_a_resumed_run_goes_on_in_its_trackers_unless_told_otherwise(wandb, run)
     assert not trackers.opened(None, run, CONFIG, resumed=True).clients
 
 
+def test_no_curve_gets_a_point_twice_from_a_run_that_is_killed_and_resumed(wandb, run, monkeypatch):
+    """The checkpoint is of batch 2, when only the loss of batch 1 had been read. The second session is killed early."""
+    train, test = {"train_loss": 1.5}, {"test_loss": 0.5}
+    sessions = [
+        [(1, train), (2, train), (3, test), (3, train), (5, train)],
+        [(2, train)],
+        [(2, train), (3, test), (3, train), (5, train), (6, test), (7, train)],
+    ]
+    points: list = []
+    writer = "tensorboardX.event_file_writer.EventsWriter.write_event"
+    monkeypatch.setattr(writer, lambda _, event: points.append(event))
+    for number, session in enumerate(sessions):
+        found = trackers.opened(None if number else "wandb", run, CONFIG, resumed=number > 0)
+        log = RunLog(run, 1 if number else 0, 2 if number else 0, True, found)
+        for step, event in session:
+            log.append({"step": step, **event}, {name.replace("_", "/", 1): value for name, value in event.items()})
+        log.close()
+    sent = [each for each in wandb if each[0] != "begun"]
+    assert [step for step, values in sent if "train/loss" in values] == [1, 2, 3, 5, 7]
+    assert [step for step, values in sent if "test/loss" in values] == [3, 6]
+    shown: list = []
+    for event in points:
+        if event.HasField("session_log"):  # TensorBoard then forgets points from that batch on
+            shown = [point for point in shown if point[0] < event.step]
+        shown += [(event.step, value.tag) for value in event.summary.value]
+    assert shown == [(batch, name.replace("_", "/")) for batch, event in [(1, train), *sessions[-1]] for name in event]
+
+
 def test_a_client_that_fails_loses_its_curves_and_the_run_goes_on(wandb, run, capsys):
     found = trackers.opened("wandb", run, CONFIG, resumed=False)
     for step in (2, 4, 6):
@@ -103,7 +131,7 @@ def test_a_client_that_cannot_begin_is_refused_and_one_that_is_not_there_is_name
 def test_a_client_that_is_gone_at_a_resume_is_a_warning(run, capsys):
     (run / "tracking.json").write_text(json.dumps(dict.fromkeys(trackers.CLIENTS, "id")))
     missing = [name for name in trackers.CLIENTS if importlib.util.find_spec(name) is None]
-    found = trackers.before(run)
+    found, _ = trackers.before(run)
     assert found.keys() == trackers.CLIENTS.keys() - missing
     assert capsys.readouterr().err.count("so its curves end") == len(missing)
 

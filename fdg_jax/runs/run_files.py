@@ -122,6 +122,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
 
 
+def newest_points(run: Path) -> dict[str, int]:
+    """The newest batch of which a run's curves have a point, of the curves "train" and "test"; {} if its metrics.jsonl
+    cannot be read."""
+    try:
+        return {"train" if "train_loss" in event else "test": event["step"] for event in read_metrics(run / METRICS)}
+    except BadInput:
+        return {}
+
+
 # The smallest and largest possible value of each entry. Losses and learning rates are float32.
 EVENT_RANGES = {
     "step": (0, 10**12),

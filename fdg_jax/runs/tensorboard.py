@@ -4,18 +4,29 @@ disk is full, and then every call that adds a number waits for ever."""
 import os
 import sys
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 
 from fdg_jax.storage import durable
 
 
+def kind_of(curves: Mapping[str, float | None]) -> str:
+    """The kind of the curves that get a point together: "train" of train/learning_rate."""
+    return next(iter(curves)).split("/")[0]
+
+
 class Scalars:
     """Curves in files below `path`, from after batch `step` on; none where `path` is None. If they
-    cannot be written, the curves end with a warning, and the run goes on."""
+    cannot be written, the curves end with a warning, and the run goes on.
 
-    def __init__(self, path: Path | None, step: int):
+    newest: of each kind of curves, the batch of the newest point that is there already. A loss is read late, so after a
+    resume it may come once more for a batch up to `step`.
+    """
+
+    def __init__(self, path: Path | None, step: int, newest: Mapping[str, int] = types.MappingProxyType({})):
         self.writer, self.folder = None, path
+        self.there = {kind: min(batch, step) for kind, batch in newest.items()}
         self.lost: OSError | None = None  # what another thread met while it flushed
         if path is None:
             return
@@ -34,7 +45,7 @@ class Scalars:
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
         """A point of each curve; None: no point."""
-        if self.writer is None:
+        if self.writer is None or step <= self.there.get(kind_of(values), 0):
             return
         from tensorboardX.proto.event_pb2 import Event  # type: ignore
         from tensorboardX.proto.summary_pb2 import Summary  # type: ignore

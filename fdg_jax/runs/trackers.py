@@ -2,7 +2,8 @@
 
 Where the numbers go (a server, a folder, offline) is configured in the clients' own way: `WANDB_MODE=offline`,
 `MLFLOW_TRACKING_URI`, ... A client that fails loses its curves with a warning and never ends a run. `tracking.json` in
-the run directory keeps the runs' names there, so that a resumed run goes on in them.
+the run directory keeps the runs' names there, so that a resumed run goes on in them. A tracker cannot take points back:
+what a run repeats after it went back to a checkpoint is not sent again.
 """
 
 import importlib
@@ -11,13 +12,15 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.runs.options import FIELDS
-from fdg_jax.runs.run_files import SUMMARY, read_json, write_json
+from fdg_jax.runs.run_files import SUMMARY, newest_points, read_json, write_json
+from fdg_jax.runs.tensorboard import kind_of
 
 PROJECT, TRACKING, OFF = "fdg_jax", "tracking.json", "none"
 RESULTS = (
@@ -97,19 +100,29 @@ CLIENTS: Mapping[str, type[Client]] = {"wandb": Wandb, "mlflow": Mlflow, "tracki
 
 
 class Trackers:
-    """The trackers of a session: those whose clients work."""
+    """The trackers of a session: those whose clients work.
 
-    def __init__(self, clients: Mapping[str, Client]):
-        self.clients = dict(clients)
+    newest: the batch of the newest point that a tracker has, by the tracker and the kind of curves: {"wandb/train": 9}.
+    """
+
+    def __init__(self, clients: Mapping[str, Client], newest: Mapping[str, int] = MappingProxyType({})):
+        self.clients, self.newest = dict(clients), dict(newest)
 
     def add(self, step: int, values: Mapping[str, float | None]) -> None:
         """A point of each curve; None: no point."""
-        known = {name: value for name, value in values.items() if value is not None}
+        known, kind = {name: value for name, value in values.items() if value is not None}, kind_of(values)
         for name, client in list(self.clients.items()):
+            if step <= self.newest.get(f"{name}/{kind}", 0):
+                continue
             try:
                 client.log(step, known)
+                self.newest[f"{name}/{kind}"] = step
             except Exception as error:
                 self.lose(name, error)
+
+    def write(self, run: Path) -> None:
+        """Keeps in the run directory what a resumed session has to know."""
+        write_json(run / TRACKING, {name: client.id for name, client in self.clients.items()} | self.newest)
 
     def finish(self, run: Path, code: int) -> None:
         """Ends the session, with the results in summary.json if the run has finished. code: of the command."""
@@ -165,7 +178,7 @@ def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: boo
     Arguments:
         run: the run directory, which is there. config: the content of its config.json.
     """
-    ids = before(run) if resumed else {}
+    ids, newest = before(run) if resumed else ({}, {})
     names = list(ids) if track is None else asked(track)
     options = {name: config[name] for name in (*FIELDS, "versions", "git_commit") if name in config}
     clients: dict[str, Client] = {}
@@ -176,20 +189,25 @@ def opened(track: str | None, run: Path, config: Mapping[str, Any], resumed: boo
             Trackers(clients).finish(run, code=2)
             fact = f"--track {name}: its client could not begin a run: {reason(error)}"
             raise BadInput(f"{fact}. Configure it in its own way, or leave it out (--track {OFF}).") from None
+    found = Trackers(clients, newest)
     if clients or ids:
-        write_json(run / TRACKING, {name: client.id for name, client in clients.items()})
-    return Trackers(clients)
+        found.write(run)
+    return found
 
 
-def before(run: Path) -> dict[str, str]:
-    """The trackers that a run had, and its names there; those that cannot be read or used any more are left out."""
+def before(run: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """(the names that a run has in its trackers, `newest` of `Trackers`); trackers that cannot be read or used any more
+    are left out."""
     try:
         found = read_json(run / TRACKING) if (run / TRACKING).exists() else {}
     except BadInput as error:
         print(f"warning: {error} The run begins anew in its trackers.", file=sys.stderr, flush=True)
-        return {}
+        return {}, {}
     ids = {name: id for name, id in found.items() if name in CLIENTS and isinstance(id, str)}
     for name in [name for name in ids if not installed(name)]:
         print(f"warning: {name} is not installed here any more, so its curves end.", file=sys.stderr, flush=True)
         del ids[name]
-    return ids
+    # metrics.jsonl has what the last session sent, tracking.json what sessions before it sent.
+    points = {f"{name}/{kind}": step for name in ids for kind, step in newest_points(run).items()}
+    kept = {name: step for name, step in found.items() if name.split("/")[0] in ids and isinstance(step, int)}
+    return ids, {name: max(points.get(name, 0), kept.get(name, 0)) for name in points.keys() | kept.keys()}

@@ -38,6 +38,8 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     begin_again(loop.job, record, *found)
     record.sessions -= 1  # it is still the same session
     record.close()
+    if record.trackers.clients:
+        record.trackers.write(loop.directory.path)
     record.open(loop.directory.path, loop.options.tensorboard)
     saving.gone_back()
     loop.in_dispatch = False

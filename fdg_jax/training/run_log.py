@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fdg_jax.runs.run_files import METRICS, MetricsLog
+from fdg_jax.runs.run_files import METRICS, MetricsLog, newest_points
 from fdg_jax.runs.tensorboard import Scalars
 from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
 
@@ -22,15 +22,12 @@ class RunLog:
     """
 
     def __init__(self, run: Path, lines: int, step: int, tensorboard: bool, trackers: Trackers = NO_TRACKERS):
-        self.trackers = trackers
+        self.trackers, newest = trackers, newest_points(run)
         self.metrics = MetricsLog(run / METRICS, lines)
         if self.metrics.lines < lines:
             fact = f"{run / METRICS} has {self.metrics.lines} of the {lines} lines that it had at the checkpoint"
             print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
-        self.open_curves(run, step, tensorboard)
-
-    def open_curves(self, run: Path, step: int, tensorboard: bool) -> None:
-        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step)
+        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step, newest)
 
     @property
     def lines(self) -> int:
@@ -47,7 +44,7 @@ class RunLog:
         """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""
         self.metrics.move(run / METRICS)
         self.curves.close()
-        self.open_curves(run, step, tensorboard)
+        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step)
 
     def flush(self) -> None:
         """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
