@@ -50,6 +50,23 @@ def test_folders_are_read_with_validation_images_by_class_or_flat(tmp_path, layo
     assert "NOT all of ImageNet" in found.note and f"12 training and {val} validation images of 3" in found.note
 
 
+def test_images_of_another_suffix_are_read_and_what_is_left_out_is_said(tmp_path, capsys):
+    write_imagenet(tmp_path)
+    folder = tmp_path / "train" / WNIDS[1]
+    (folder / f"{WNIDS[1]}_1.JPEG").rename(folder / "a.PNG")
+    assert len(data.load("imagenet", tmp_path).train_images) == 12 and "NOT read" not in capsys.readouterr().err
+    (folder / f"{WNIDS[1]}_11.JPEG").rename(folder / "b.webp")
+    (folder / "more").mkdir()
+    (folder / f"{WNIDS[1]}_21.JPEG").rename(folder / "more" / "c.JPEG")
+    (folder / f"{WNIDS[1]}_31.JPEG").rename(tmp_path / "train" / "d.JPEG")
+    assert len(data.load("imagenet", tmp_path).train_images) == 9
+    train = tmp_path / "train"
+    assert f"NOT read: {train / 'd.JPEG'} (3 such files or folders below {train}). Images" in capsys.readouterr().err
+    (folder / "a.PNG").rename(folder / "more" / "a.PNG")
+    with pytest.raises(BadInput, match=r"holds no images \(.*\); it holds b.webp, so class"):
+        data.load("imagenet", tmp_path)
+
+
 def test_a_directory_that_tfds_prepared_is_read_record_by_record(tmp_path):
     _, splits = imagenet_prepared(tmp_path)
     found = data.load("imagenet", tmp_path)

@@ -15,8 +15,10 @@ import numpy as np
 
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import say
 
-SUFFIXES = (".jpeg", ".jpg")
+SUFFIXES = (".jpeg", ".jpg", ".png")
+KINDS = "*.JPEG, *.jpg or *.png"
 THREADS, CHUNK = 16, 1000  # threads that read file sizes, files that each takes at a time
 
 
@@ -96,14 +98,22 @@ def classes(folder: Path) -> list[str]:
     return [entry.name for entry in found if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def images(folder: Path) -> list[str]:
-    """The sorted names of the image files in a folder. Raises BadInput."""
-    found = entries(folder, "images (*.JPEG)")
-    return [entry.name for entry in found if entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")]
+def images(folder: Path) -> tuple[list[str], list[str]]:
+    """(the sorted names of the image files in a folder, those of what else is there). Raises BadInput."""
+    names = [entry.name for entry in entries(folder, f"images ({KINDS})") if not entry.name.startswith(".")]
+    found = [name for name in names if name.lower().endswith(SUFFIXES)]
+    return found, sorted(set(names) - set(found))
+
+
+def say_left_out(folder: Path, others: Sequence[str], where: str) -> None:
+    """Says what there is below a folder that is not read, if anything. where: where images are read."""
+    if others:
+        fact = f"NOT read: {folder / others[0]} ({len(others):,} such files or folders below {folder})"
+        say(f"{fact}. Images are {KINDS}, and lie directly in {where}.")
 
 
 def by_folder(split: Path, wanted: Sequence[str]) -> Files:
-    """Finds the images `<split>/<class>/*.JPEG`.
+    """Finds the images `<split>/<class>/*.JPEG`, and says what else is there.
 
     Arguments:
         split: the folder.
@@ -113,17 +123,22 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
         BadInput: a class has no folder or no image; the message names it.
     """
     names, labels = [], []
+    others = [entry.name for entry in entries(split, "a folder of images a class") if not entry.is_dir()]
     for label, name in enumerate(wanted):
-        found = images(split / name)
+        found, left_out = images(split / name)
         if not found:
-            raise BadInput(f"{split / name} holds no images (*.JPEG), so class {name} is missing. Unpack it again.")
+            holds = f"; it holds {left_out[0]}" if left_out else ""
+            fact = f"{split / name} holds no images ({KINDS}){holds}, so class {name} is missing"
+            raise BadInput(f"{fact}. Put them directly into that folder.")
         names += [f"{name}/{image}" for image in found]
+        others += [f"{name}/{other}" for other in left_out]
         labels += [label] * len(found)
+    say_left_out(split, others, "the folder of their class")
     return shuffled(split, names, labels)
 
 
 def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequence[str]) -> Files:
-    """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file.
+    """Finds the images `<folder>/*.JPEG`, whose classes are listed in a file, and says what else is there.
 
     Arguments:
         folder: where they are.
@@ -135,7 +150,8 @@ def by_list(folder: Path, source: Path, class_of: dict[str, str], wanted: Sequen
         BadInput: an image is not listed, a listed class is not known, or a listed image is missing.
     """
     number = {name: label for label, name in enumerate(wanted)}
-    names = images(folder)
+    names, others = images(folder)
+    say_left_out(folder, [name for name in others if folder / name != source], "that folder")
     for name in names:
         if name not in class_of:
             raise BadInput(f"{folder / name} is not listed in {source}, so its class is not known. Unpack both again.")

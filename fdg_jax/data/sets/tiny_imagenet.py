@@ -75,7 +75,7 @@ def train_files(folder: Path) -> files.Files:
     each, names, labels = TINY.train // TINY.classes, [], []
     for label, name in enumerate(class_names(folder)):
         place = folder / "train" / name / "images"
-        found = set(files.images(place))
+        found = set(files.images(place)[0])
         for image in (f"{name}_{number}.JPEG" for number in range(each)):
             if image not in found:
                 raise BadInput(f"{place / image} is missing: {len(found)} of {each} images are there. Unpack it again.")

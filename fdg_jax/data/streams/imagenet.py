@@ -100,9 +100,9 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
     path = Path(str(resources.files("tensorflow_datasets") / "datasets/imagenet2012/validation_labels.txt"))
     listed = files.lines(path, "what the validation images show")
     class_of = {f"ILSVRC2012_val_{number:08d}.JPEG": name for number, name in enumerate(listed, 1)}
-    there = files.images(val)
+    there, _ = files.images(val)
     if not there:
-        raise BadInput(f"{val} holds no images (*.JPEG) and no folders of images. {WAY_OUT}.")
+        raise BadInput(f"{val} holds no images ({files.KINDS}) and no folders of images. {WAY_OUT}.")
     if len(there) < TEST:  # a part of them, which `load` reports
         class_of = {name: class_of[name] for name in there if name in class_of}
     return class_of, path
