@@ -80,6 +80,8 @@ WRONG = {
         "[1]": "is not a JSON object",
         "[" * 100_000: "nested too deeply",
         '{"beta": 1e999}': "a number that is too large",
+        '{"K": 2, "beta": 1, "K": 3}': "it has the key 'K' twice. Mend it",
+        '{"batch-size": 2, "batch_size": 3}': "batch_size is there twice",
     },
     "a.ini": {"K = 2": "its name must end in .toml, .yaml, .yml or .json"},
 }

@@ -1,8 +1,8 @@
 """Reads JSON files that may be edited, truncated or malicious: the result is plain values or a ValueError.
 
 Python's own reader accepts what fails only later, far from the file: nesting that overflows the stack, integers of
-thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out again. This package
-writes none of these.
+thousands of digits, infinity (also as 1e999), and lone surrogates, which cannot be written out again. Of a key that is
+there twice it silently takes the last. This package writes none of these.
 """
 
 import json
@@ -30,7 +30,11 @@ def parse(content: bytes) -> Any:
     """
     try:
         value = json.loads(
-            content.decode("utf-8"), parse_constant=no_number, parse_int=whole_number, parse_float=finite_number
+            content.decode("utf-8"),
+            parse_constant=no_number,
+            parse_int=whole_number,
+            parse_float=finite_number,
+            object_pairs_hook=unique,
         )
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not valid JSON: {error}") from None
@@ -78,6 +82,16 @@ def check_text(text: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError:
         raise ValueError("it has a text that is not Unicode (half of a surrogate pair)") from None
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The dictionary of an object's pairs; raises ValueError if a key is there twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it has the key {key[:40]!r} twice")
+        found[key] = value
+    return found
 
 
 def whole_number(text: str) -> int:
