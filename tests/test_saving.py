@@ -39,6 +39,12 @@ def test_the_newest_stay_and_the_best_one(tmp_path):
     assert (loop["step"], state["a"].sum()) == (4, 100)
 
 
+def test_checkpoints_from_batch_1_000_000_000_on_are_the_newest(tmp_path):
+    saved(tmp_path, 999_999_998, 999_999_999, 1_000_000_000, 10_000_000_000)
+    assert names(tmp_path) == ["step-1000000000", "step-10000000000"]
+    assert checkpoints.load_newest(tmp_path)[1]["step"] == 10_000_000_000  # type: ignore[index]
+
+
 def test_a_pipeline_goes_on_while_its_checkpoint_is_written(tmp_path, monkeypatch):
     import threading
 

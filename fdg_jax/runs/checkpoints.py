@@ -263,7 +263,9 @@ def listed(root: Path, beginning: str = "") -> list[Path]:
         if root.is_symlink():  # to a disk that is away
             raise
         return []
-    return [root / name for name in sorted(names) if re.fullmatch(f"{beginning}step-[0-9]{{9}}", name)]
+    steps = {name: re.fullmatch(f"{beginning}step-([0-9]{{9,}})", name) for name in names}
+    found = {name: int(step[1]) for name, step in steps.items() if step}
+    return [root / name for name in sorted(found, key=lambda name: found[name])]
 
 
 def stored(root: Path) -> list[Path]:
