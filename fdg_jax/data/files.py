@@ -123,7 +123,8 @@ def by_folder(split: Path, wanted: Sequence[str]) -> Files:
         BadInput: a class has no folder or no image; the message names it.
     """
     names, labels = [], []
-    others = [entry.name for entry in entries(split, "a folder of images a class") if not entry.is_dir()]
+    beside = (entry.name for entry in entries(split, "a folder of images a class") if not entry.is_dir())
+    others = [name for name in beside if not name.startswith(".")]
     for label, name in enumerate(wanted):
         found, left_out = images(split / name)
         if not found:
