@@ -215,6 +215,21 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
     assert "\n" not in str(found.value) and str(file) in str(found.value)
 
 
+@pytest.mark.parametrize(("arrays", "header", "match"), [
+    ({"a/b": X, "a/b/c": X}, {}, "names of its arrays make no tree"),
+    ({"a/b": X}, {"containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
+    ({"a/b": X}, {"dtypes": '{"a/b": "O"}'}, "header does not fit its arrays"),
+    ({"a/b": X}, {"dtypes": '{"a/b": "key none"}'}, "header does not fit its arrays"),
+], ids=range(4))  # fmt: skip
+def test_a_made_up_file_is_refused_in_a_sentence(arrays, header, match, tmp_path):
+    from safetensors.numpy import save_file
+
+    header = {"format": tensor_file.WEIGHTS, **header}
+    save_file(arrays, tmp_path / "w", {**header, "sha256": tensor_file.seal(arrays, header)})
+    with pytest.raises(BadInput, match=match):
+        fdg_jax.load_weights(tmp_path / "w")
+
+
 def test_a_file_of_another_kind_names_its_reader(weights, tmp_path):
     from safetensors.numpy import save_file
 

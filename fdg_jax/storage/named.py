@@ -14,7 +14,7 @@ import jax
 from flax.core.meta import AxisMetadata
 from flax.traverse_util import unflatten_dict
 
-from fdg_jax.errors import BadInput, first_line
+from fdg_jax.errors import BadInput
 
 Tree = Any
 MAKERS: dict[str, Callable[[dict[str, Tree]], Tree]] = {
@@ -74,5 +74,5 @@ def unflattened(path: Any, arrays: Mapping[str, Any], kinds: Mapping[str, str]) 
         parts: dict[tuple[str, ...], Any] = {tuple(name.split("/")): {} for name in kinds}
         parts |= {tuple(name.split("/")): array for name, array in arrays.items()}
         return made(unflatten_dict(dict(sorted(parts.items(), key=lambda part: part[0]))), ())  # containers come first
-    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise BadInput(f"{path}: the names of its arrays make no tree ({first_line(error)}). Write it again.") from None
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        raise BadInput(f"{path} is damaged: the names of its arrays make no tree. Write it again.") from None

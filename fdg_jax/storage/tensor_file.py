@@ -93,7 +93,7 @@ def from_stored(array: np.ndarray, dtype: str) -> Any:
         return jax.random.wrap_key_data(jnp.asarray(array), impl=dtype.removeprefix(KEY))
     if not jnp.issubdtype(np.dtype(dtype), jnp.number):
         raise ValueError(f"{dtype!r} is no dtype of numbers")
-    return array.view(np.dtype(dtype))[..., 0]
+    return np.squeeze(array.view(np.dtype(dtype)), -1)
 
 
 def text(name: Any, value: Any) -> str:
