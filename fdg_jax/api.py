@@ -65,8 +65,8 @@ class Pipeline(Outcome):
     remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
-    guard: apply no update with a NaN or an infinity in its gradients, and keep no running statistics with one;
-        `Metrics.bad` tells of the updates.
+    guard: make no update by a loss or a gradient with a NaN or an infinity, and keep no running statistics with one;
+        `Metrics.bad` tells of the updates. Weights and moments stay as they are; schedules count such an update, too.
     gradient_norms: measure the norm of every stage's gradient; `Metrics.gradient_norms` tells it.
     read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
