@@ -215,6 +215,23 @@ def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
     assert ours.losses(wait=True)[-1].bad == (1, 1)
 
 
+@pytest.mark.parametrize("options", [
+    {"engine": "delay-line"}, *map(LONG, [
+        {}, {"engine": "scan"}, {"method": "gpipe", "micro_batches": 3}, {"method": "data_parallel"}, {"method": "dgl"},
+        {"method": "dfa"}, {"weights": "current", "stages": [nn.Dense(12), nn.Dense(CLASSES)]}, {"accumulate": 2},
+    ])], ids=str)  # fmt: skip
+def test_a_loss_that_is_not_finite_updates_nothing_though_its_gradients_are_finite(options):
+    ours = pipeline(2, DATA[0], guard=True, **options)
+    before = leaves([stage["params"] for stage in ours.params])
+    labels = DATA[0][1].copy()
+    labels[3] = 99  # optax's cross-entropy is NaN outside the classes, and its gradient is that of other labels
+    ours.step((DATA[0][0], labels))
+    ours.drain()
+    assert np.isnan(ours.losses(wait=True)[0].loss) and ours.refused() == (1, 1)
+    for one, other in zip(leaves([stage["params"] for stage in ours.params]), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     "options",
     [

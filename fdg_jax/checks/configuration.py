@@ -30,6 +30,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
+from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
@@ -148,7 +149,8 @@ class Configuration:
             variables = cutting.cut_variables(variables, self.stages)
         stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
-        loss = lambda *a, report=self.loss: loss_of(report(*a))  # noqa: E731  # it must not hold this object
+        report = guard_loss(self.loss) if self.guard else self.loss
+        loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
         corrected, specs = self.stage_corrections(shapes.params), []
         self.check_sown(shapes.compute)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
@@ -166,8 +168,8 @@ class Configuration:
                 K=self.K,
                 module=module,
                 optimizer=correction.around(self.optimizers[k - 1]),
-                loss=self.loss if shapes.report is shapes.loss else loss,
-                report=self.loss,
+                loss=report if shapes.report is shapes.loss else loss,
+                report=report,
                 variables=made,
                 x=x,
                 y=[*shapes.inputs, shapes.outputs][k],

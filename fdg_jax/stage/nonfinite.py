@@ -12,14 +12,14 @@ schedules go on: every update of a stage, refused or not, has the learning rate 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.stage.functions import Functions, StageState
+from fdg_jax.stage.functions import Functions, StageState, loss_of, metrics_of
 
 Tree = Any
 
@@ -67,6 +67,29 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
 
     opt_state = Guarded(state.opt_state, *[jnp.zeros((), jnp.int32) for _ in range(3)])
     return functions._replace(forward=forward, update=update), state._replace(opt_state=opt_state)
+
+
+@jax.custom_vjp
+def lost_with_its_gradient(loss: jax.Array) -> jax.Array:
+    """A loss whose gradients are all NaN where it is not finite, so that every stage refuses them. By itself a
+    cross-entropy for a label outside the classes, for one, is NaN and has finite gradients."""
+    return loss
+
+
+lost_with_its_gradient.defvjp(
+    lambda loss: (loss, jnp.isfinite(loss)), lambda finite, dy: (jnp.where(finite, dy, jnp.nan),)
+)
+
+
+def guard_loss(report: Callable[[Tree, Tree], Tree]) -> Callable[[Tree, Tree], Tree]:
+    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages."""
+
+    def guarded(outputs, labels):
+        told = report(outputs, labels)
+        value = lost_with_its_gradient(loss_of(told))
+        return value if told is loss_of(told) else (value, metrics_of(told))
+
+    return guarded
 
 
 def after_refusal(before: Tree, after: Tree) -> Tree:
