@@ -12,7 +12,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax import corrections, split
-from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules, sizes
+from fdg_jax.checks import cancelled, correction_parts, cutting, names, parts, schedules, sizes
 from fdg_jax.checks.arguments import (
     check_beta,
     check_devices,
@@ -32,7 +32,7 @@ from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
 from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
+from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
@@ -153,6 +153,7 @@ class Configuration:
         loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
         corrected, specs = self.stage_corrections(shapes.params), []
         self.check_sown(shapes.compute)
+        self.check_parts(shapes)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
             make = partial(shapes.inits[k - 1], stage_key) if variables is None else partial(copied, variables[k - 1])
@@ -213,6 +214,17 @@ class Configuration:
                 f"{self.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
                 "micro_batches=1, or another method."
             )
+
+    def check_parts(self, shapes: Shapes) -> None:
+        """Raises BadInput if batches are cut into parts, and the loss is no mean over examples."""
+        M, cuts = self.schedule.micro_batches, f"method {self.method.name} cuts a batch into"
+        other = "Return the mean over the examples (of fdg_jax.Weighted: labels.mean)"
+        if M > 1:
+            way_out = f"{other}, or use a method that sees whole batches, such as bp."
+            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} {M} micro-batches", way_out)
+        elif self.stage_options.get("batch_norm") == "local" and self.K > 1:
+            way_out = f"{other}, or use batch_norm='sync', where the loss sees the whole batch."
+            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} parts for {self.K} replicas", way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of
