@@ -52,7 +52,7 @@ def test_what_cannot_work_is_said(words):
 
 
 @pytest.mark.parametrize(("words", "batches", "said"), [
-    ("--lr-schedule cosine --warmup-steps 50", 50, "--warmup-steps 50: the warm-up does not end within the run of 50 batches"),
+    ("--lr-schedule cosine --warmup-steps 50", 50, "steps 50: the warm-up does not end within the run of 50 batches"),
     ("--lr-schedule wsd --warmup-steps 50", 30, "only reaches 0.0588 of 0.1. Use a shorter warm-up, or a longer run."),
     ("--warmup on", 3, "--warmup on: the warm-up does not end within the run of 3 batches"),
     ("--lr-schedule cosine --warmup-steps 50", 51, None),
