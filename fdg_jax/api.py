@@ -65,8 +65,8 @@ class Pipeline(Outcome):
     remat: stages whose backward pass computes the activations again, so that a memo keeps only the input: "none",
         "all", or their numbers (1, 2).
     preprocess: (inputs, step) -> what stage 1 takes, traced on stage 1's device; step counts batches from 0.
-    guard: apply no update with a NaN or an infinity in its gradients, and keep no running statistics with one;
-        `Metrics.bad` tells of the updates.
+    guard: make no update by a loss or a gradient with a NaN or an infinity, and keep no running statistics with one;
+        `Metrics.bad` tells of the updates. Weights and moments stay as they are; schedules count such an update, too.
     gradient_norms: measure the norm of every stage's gradient; `Metrics.gradient_norms` tells it.
     read_behind: dispatches whose losses may be unread, 1 or more (bounds how far the host runs ahead).
 
@@ -170,8 +170,9 @@ class Pipeline(Outcome):
         engine, batch = self.engine, as_pair(batch)
         self._configuration.check_size(check_batch(self._example, batch))
         with self._turn:
+            self._metrics.warn()
             engine.step(*copy_arrays(tuple(batch)))
-        return self._metrics.newest()
+            return self._metrics.newest()
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: rows of indices [W, batch] into images [N, ...], or whatever the examples
@@ -183,8 +184,9 @@ class Pipeline(Outcome):
         if shapes := check_indices(self._example, images, labels, indices):
             self._configuration.check_size(shapes)
         with self._turn:
+            self._metrics.warn()
             engine.train(images, labels, indices)
-        return self._metrics.newest()
+            return self._metrics.newest()
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -214,6 +216,7 @@ class Pipeline(Outcome):
         engine = self.engine
         if wait:
             engine.losses.read_all()
+        self._metrics.warn()
         return self._metrics.take()
 
     def unread(self) -> dict[int, jax.Array]:
@@ -231,6 +234,7 @@ class Pipeline(Outcome):
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
         engine = self.engine
         with self._turn:
+            self._metrics.warn()
             engine.drain()
 
     def wait(self) -> None:

@@ -49,7 +49,8 @@ class Outcome:
     def params(self) -> list[dict[str, Tree]]:
         """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}, each on its stage's device.
 
-        `export` gives them as NumPy arrays, which any program on any device can use together.
+        `export` gives them as NumPy arrays, which any program on any device can use together. With
+        optax.contrib.schedule_free these are the weights for evaluation, here and wherever weights are given away.
         """
         return self.engine.stage_variables()
 

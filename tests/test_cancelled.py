@@ -11,6 +11,7 @@ from fdg_jax import corrections, methods, recipe
 from fdg_jax.checks.cancelled import divides_by_size
 from fdg_jax.errors import NoEffect
 from fdg_jax.training import cancelled, command_line
+from fdg_jax.training.setup import learning_rates, rate_by_batch
 
 BETA = "a constant factor cancels (nearly). Use --optimizer sgd where it is to matter, or --correct rate"
 SAID = {
@@ -48,6 +49,21 @@ def test_what_cannot_work_is_said(words):
     assert len(found) == len(SAID[words])
     for line, said in zip(found, SAID[words], strict=True):
         assert said in line
+
+
+@pytest.mark.parametrize(("words", "batches", "said"), [
+    ("--lr-schedule cosine --warmup-steps 50", 50, "steps 50: the warm-up does not end within the run of 50 batches"),
+    ("--lr-schedule wsd --warmup-steps 50", 30, "only reaches 0.0588 of 0.1. Use a shorter warm-up, or a longer run."),
+    ("--warmup on", 3, "--warmup on: the warm-up does not end within the run of 3 batches"),
+    ("--lr-schedule cosine --warmup-steps 50", 51, None),
+    ("--lr-schedule cosine", 1, None),
+    ("", 1, None),
+])  # fmt: skip
+def test_a_run_that_ends_within_its_warm_up_says_how_high_its_learning_rate_gets(words, batches, said):
+    options, _ = command_line.parse(words.split(), "command")
+    rates = learning_rates(rate_by_batch(options, 2), options.epochs * 2)
+    found = list(cancelled.about_rates(options, rates[:batches]))
+    assert len(found) == (said is not None) and (not said or said in found[0])
 
 
 PARAMS = {"kernel": jax.ShapeDtypeStruct((3, 3, 8, 16), "float32"), "bias": jax.ShapeDtypeStruct((16,), "float32")}

@@ -5,16 +5,22 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+import oracle
 import pytest
 from flax import linen as nn
-from small import batches, leaves, pipeline, recipe
+from small import CLASSES, batches, cross_entropy, leaves, pipeline, recipe
 
 from fdg_jax import models, split
+from fdg_jax.corrections import gap_aware
+from fdg_jax.corrections.interface import Late
 from fdg_jax.errors import BadInput
+from fdg_jax.methods.fdg import fdg
+from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.runs.checkpoints import NotFinite, Saver
 from fdg_jax.stage import packing
 from fdg_jax.stage.functions import StageState, functions
-from fdg_jax.stage.nonfinite import as_finite, first_refused_updates, guard_updates
+from fdg_jax.stage.nonfinite import after_refusal, as_finite, first_refused_updates, guard_updates
 from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
 
 DATA = batches(10)
@@ -33,6 +39,58 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(nothing):
         for one, other in zip(leaves((params, state.inner)), leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
     assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)
+
+
+RATE = optax.linear_schedule(0.1, 0.01, 8)
+MOMENTS = {"sgd": optax.trace(0.9), "adam": optax.scale_by_adam(), "inject": optax.scale_by_adam()}
+OPTIMIZERS = {
+    "sgd": optax.sgd(RATE, momentum=0.9),
+    "adam": optax.chain(optax.clip_by_global_norm(1e6), optax.adam(RATE)),
+    "inject": optax.inject_hyperparams(optax.adam)(learning_rate=RATE),
+}
+
+
+@pytest.mark.parametrize(("engine", "name"), [
+    ("pipeline", "adam"), *[LONG(*pair) for pair in (("pipeline", "sgd"), ("delay-line", "inject"), ("scan", "adam"))],
+])  # fmt: skip
+def test_after_a_refused_update_the_moments_are_the_old_ones_and_the_rate_is_that_of_the_batch(engine, name):
+    stages, data = [nn.Dense(12), nn.Dense(CLASSES)], [(x.copy(), labels) for x, labels in DATA]
+    for lost in (0, 4):
+        data[lost][0][0] = np.nan
+    ours = pipeline(2, data[0], guard=True, stages=stages, optimizer=OPTIMIZERS[name], engine=engine)
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    truth = optax.chain(optax.apply_if_finite(MOMENTS[name], 9), optax.scale_by_learning_rate(RATE))
+    modules = [lambda p, extra, x, stage=stage: (stage.apply({"params": p}, x), extra) for stage in stages]
+    true, *_ = oracle.stashed(modules, cross_entropy, truth, start, data, fdg(2).staleness)
+    for one, other in zip(leaves(ours.params), leaves(true), strict=True):
+        # Programs round sums differently, and Adam divides by their size: 1e-5 at steps of 0.1.
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("state", "counts"), [  # after a made and a refused update
+    (optax.partition({0: optax.adam(RATE), 1: optax.sgd(RATE)}, {"a": 0, "b": 1}), [1, 2, 2]),  # Adam's, two schedules'
+    (optax.masked(optax.adam(RATE), {"a": True, "b": False}), [1, 2]),
+    (rotation(RATE), [1, 2]),
+    (optax.MultiSteps(optax.sgd(RATE), 2).gradient_transformation(), [1, 0, 0]),  # waits for its second gradient
+    (gap_aware.make(Late(1, 2, 2.0, RATE)), [1, 2]),
+])  # fmt: skip
+def test_a_refused_update_counts_for_schedules_and_not_for_means(state, counts):
+    params = {"a": jnp.ones((2, 2)), "b": jnp.ones(2)}
+
+    def after(before):
+        if isinstance(state, optax.GradientTransformation):
+            return state.update(params, before, params)[1]
+        return state.updated(params, params, before)
+
+    made = after(state.init(params))
+    refused = after_refusal(made, after(made))
+    integers = [leaf for leaf in leaves(refused) if leaf.dtype == np.int32]
+    assert [int(leaf) for leaf in integers] == counts
+    for old, new in zip(leaves(made), leaves(refused), strict=True):
+        assert old.dtype == np.int32 or np.array_equal(old, new)
 
 
 @pytest.mark.parametrize(  # a scan is one program, which rounds otherwise
@@ -155,6 +213,23 @@ def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
         np.testing.assert_array_equal(one, other)
     assert ours.unsound(bad) == (1, "outputs")
     assert ours.losses(wait=True)[-1].bad == (1, 1)
+
+
+@pytest.mark.parametrize("options", [
+    {"engine": "delay-line"}, *map(LONG, [
+        {}, {"engine": "scan"}, {"method": "gpipe", "micro_batches": 3}, {"method": "data_parallel"}, {"method": "dgl"},
+        {"method": "dfa"}, {"weights": "current", "stages": [nn.Dense(12), nn.Dense(CLASSES)]}, {"accumulate": 2},
+    ])], ids=str)  # fmt: skip
+def test_a_loss_that_is_not_finite_updates_nothing_though_its_gradients_are_finite(options):
+    ours = pipeline(2, DATA[0], guard=True, **options)
+    before = leaves([stage["params"] for stage in ours.params])
+    labels = DATA[0][1].copy()
+    labels[3] = 99  # optax's cross-entropy is NaN outside the classes, and its gradient is that of other labels
+    ours.step((DATA[0][0], labels))
+    ours.drain()
+    assert np.isnan(ours.losses(wait=True)[0].loss) and ours.refused() == (1, 1)
+    for one, other in zip(leaves([stage["params"] for stage in ours.params]), before, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """A pipeline that is interrupted, or used by two threads, says so, and nothing is lost by it."""
 
 import threading
+import warnings
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from small import pipeline
 from test_own_modules import DATA, X, Y, stepped
@@ -89,6 +91,37 @@ def test_ctrl_c_while_a_loss_is_read_loses_none(monkeypatch):
     assert [metrics.step for metrics in found] == list(range(seen + 1, 4)) and not ours.interrupted
 
 
+@pytest.mark.parametrize("call", ["step", "train"])
+def test_a_call_that_is_cut_off_between_two_ticks_says_so_if_a_batch_has_entered(call):
+    ours = pipeline(2, DATA[0])
+    part, name = (ours._metrics, "newest") if call == "step" else (ours.engine, "stage_1_inputs")
+    real = getattr(part, name)
+
+    def cut_off(*arguments):
+        if ours.engine.entered:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    setattr(part, name, cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        ours.step(DATA[0]) if call == "step" else ours.train(X, Y, np.arange(16).reshape(4, 4))
+    assert ours.engine.entered == 1 and ours.interrupted
+
+
+def test_a_warning_that_is_an_error_comes_before_the_batch_enters_and_once():
+    ours, told = pipeline(2, DATA[0]), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for x, labels in [(X * np.float32(np.nan), Y), *DATA[1:5]]:
+            entered = ours.engine.entered
+            try:
+                ours.step((x, labels))
+            except UserWarning:
+                told.append(ours.engine.entered - entered)
+            ours.wait()
+    assert told == [0] and not ours.interrupted
+
+
 def test_a_batch_that_is_donated_while_it_is_in_flight_is_named_as_the_reason():
     ours = pipeline(2, DATA[0])
     x, y = jnp.array(X), jnp.array(Y)
@@ -127,7 +160,7 @@ def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
 
 def test_a_turn_that_was_never_given_back_stops_nobody_else_once_its_thread_has_ended():
     class Engine:
-        within_tick = False
+        entered, within_tick = 0, False
 
     one = turn.Turn(Engine())
     thread = threading.Thread(target=one.take)  # as if Ctrl-C came right behind it

@@ -97,11 +97,56 @@ def _by_stage(chains, start):
     (lambda k: None, "the optimizer of stage k=1 is None, no optax optimizer"),
     (0.1, "optimizer is 0.1, no optax optimizer"),
     (optax.lookahead(optax.sgd(0.1), 5, 0.5), "cannot train stage k=1.*where optax.lookahead wants two"),
+    (optax.chain(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))), "contrib.sam: it trains at two points in turn"),
     (optax.contrib.reduce_on_plateau(), "cannot train stage k=1.*no loss.*reduce_on_plateau"),
 ])  # fmt: skip
 def test_what_cannot_work_is_said_in_one_sentence(optimizer, said):
     with pytest.raises(BadInput, match=said):
         pipeline(2, DATA[0], optimizer=optimizer)
+
+
+B1 = 0.8
+FREE = optax.contrib.schedule_free(optax.sgd(0.5), 0.5, b1=B1)
+FREE_FORMS = {  # the optimizer, and where the state of schedule_free is in its state
+    "alone": (FREE, lambda state: state),
+    "chain": (optax.chain(optax.clip(0.1), FREE), lambda state: state[1]),
+    "inject": (
+        optax.inject_hyperparams(lambda rate: optax.contrib.schedule_free(optax.sgd(rate), rate, b1=B1))(rate=0.5),
+        lambda state: state.inner_state,
+    ),
+    "partition": (
+        optax.partition({"matrix": FREE, "vector": optax.sgd(0.5)}, by_kind),
+        lambda state: state.inner_states["matrix"].inner_state,
+    ),
+}
+
+
+@pytest.mark.parametrize(("form", "options"), [
+    ("partition", {}), *[pytest.param(form, {}, marks=pytest.mark.slow) for form in ("alone", "chain", "inject")],
+    pytest.param("partition", {"engine": "scan"}, marks=pytest.mark.slow),
+    pytest.param("alone", {"guard": True, "gradient_norms": True}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_schedule_free_is_evaluated_exported_and_saved_at_its_answer(form, options, tmp_path):
+    optimizer, free = FREE_FORMS[form]
+    model = nn.Dense(CLASSES)
+    ours = pipeline(1, DATA[0], optimizer=optimizer, stages=[model], method="bp", **options)
+    y = jax.device_get(ours.params)[0]["params"]
+    state, loss = optimizer.init(y), lambda w, batch: cross_entropy(model.apply({"params": w}, batch[0]), batch[1])
+    for batch in DATA:
+        ours.step(batch)
+        updates, state = optimizer.update(jax.grad(loss)(y, batch), state, y)
+        y = optax.apply_updates(y, updates)
+    ours.drain()
+    z = free(state).z
+    own = lambda name: not isinstance(z[name], optax.MaskedNode)  # noqa: E731
+    x = {name: np.asarray((y[name] - (1 - B1) * z[name]) / B1 if own(name) else y[name]) for name in y}
+    assert form == "partition" or abs(loss(x, DATA[0]) - loss(y, DATA[0])) > 1e-3
+    ours.save(tmp_path / "saved")
+    for weights in (ours.export(), fdg_jax.load(tmp_path / "saved").variables):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), weights[0]["params"], x)
+    assert ours.evaluate(DATA[:1]).loss == pytest.approx(float(loss(x, DATA[0])), abs=1e-5)
+    outputs = np.asarray(model.apply({"params": x}, DATA[0][0]))
+    np.testing.assert_allclose(ours.predict(DATA[0][0]), outputs, **CLOSE)
 
 
 def norm(tree):

@@ -124,6 +124,43 @@ def test_micro_batches_count_by_their_weights():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), *ends)
 
 
+def contrastive(outputs, labels):
+    return per_label(outputs @ outputs.T, jnp.arange(len(outputs))).mean()
+
+
+def of_valid(outputs, labels):
+    """A mean over the labels above 0: parts have other numbers of them."""
+    return jnp.sum(jnp.where(labels > 0, per_label(outputs, labels), 0)) / jnp.maximum(jnp.sum(labels > 0), 1)
+
+
+WHOLE = {
+    "contrastive": contrastive,
+    "sum": lambda outputs, labels: per_label(outputs, labels).sum(),
+    "statistics": lambda outputs, labels: cross_entropy(outputs, labels) + 0.01 * jnp.std(outputs, 0).mean(),
+    "valid": of_valid,
+    "unweighted": lambda outputs, labels: per_label(outputs, labels.labels).mean(),
+}
+
+
+@pytest.mark.parametrize("options", [{"method": "gpipe", "micro_batches": 2}, {"method": "data_parallel"}], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_loss_over_the_whole_batch_is_refused_where_batches_are_cut(name, options):
+    batch = examples(1)[0] if name == "unweighted" else batches(1)[0]
+    with pytest.raises(BadInput, match=r"of a batch is not the mean of those of its parts.* or use (a|batch_norm)"):
+        made(2, batch, WHOLE[name], **options)
+
+
+def test_it_trains_where_they_are_not_cut_and_a_metric_of_the_whole_batch_is_told():
+    made(2, batches(1)[0], contrastive, method="data_parallel", batch_norm="sync")
+    made(2, batches(1)[0], contrastive, method="gpipe", micro_batches=1)
+
+    def perplexed(outputs, labels):
+        return cross_entropy(outputs, labels), {"perplexity": jnp.exp(cross_entropy(outputs, labels))}
+
+    with pytest.warns(UserWarning, match="the metric 'perplexity' of a batch is not the mean of those of its parts"):
+        made(2, batches(1)[0], perplexed, method="gpipe", micro_batches=2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_takes_weights_and_metrics(method):
@@ -183,12 +220,14 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
 @pytest.mark.parametrize(("weights", "said"), [
     (np.ones((16, 3), np.float32), r"the weights are float32\[16, 3\], the labels int32\[16\]\. Give one weight for"),
     (np.ones(15, np.float32), r"differ in length: \[15, 16\]"),
+    (Weighted(np.ones(16), np.ones(16)), r"Weighted stands within the labels.*Put it around all labels"),
     ([1.0] * 16, r"the weights are a list of 16 where an array of numbers is needed\. Use numpy\.asarray\(weights\)"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit_are_refused(weights, said):
     x, (y, _) = examples(1)[0]
+    labels = {"a": y, "b": weights} if isinstance(weights, Weighted) else Weighted(y, weights)
     with pytest.raises(BadInput, match=said):
-        made(2, (x, Weighted(y, weights)), weighted_loss)
+        made(2, (x, labels), weighted_loss)
 
 
 def test_batches_that_have_no_weights_or_none_that_count_are_refused():

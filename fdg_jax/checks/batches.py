@@ -97,7 +97,12 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
 
 
 def check_weights(labels: Tree) -> None:
-    """Raises BadInput if labels have weights that are not one for each example or token."""
+    """Raises BadInput if labels have weights that are not one for each example or token, or only some have weights."""
+    inner = jax.tree.leaves(without_weights(labels), is_leaf=lambda each: isinstance(each, Weighted))
+    if any(isinstance(each, Weighted) for each in inner):
+        fact = "fdg_jax.Weighted stands within the labels, so there is no weight of an example as a whole"
+        way_out = "Put it around all labels, or give arrays of weights of your own, which count in your loss only"
+        raise BadInput(f"{fact}, by which batches count. {way_out}.")
     if not isinstance(labels, Weighted):
         return
     weights, shapes = labels.weights, [label.shape for label in jax.tree.leaves(labels.labels)]

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fdg_jax import corrections, split
-from fdg_jax.checks import cancelled, correction_parts, cutting, names, schedules, sizes
+from fdg_jax.checks import cancelled, correction_parts, cutting, names, parts, schedules, sizes
 from fdg_jax.checks.arguments import (
     check_beta,
     check_devices,
@@ -28,8 +28,9 @@ from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
+from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import check_shapes, describe, shape_of, stage_1_inputs
+from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
@@ -146,9 +147,11 @@ class Configuration:
             variables = cutting.cut_variables(variables, self.stages)
         stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
-        loss = lambda *a, report=self.loss: loss_of(report(*a))  # noqa: E731  # it must not hold this object
+        report = guard_loss(self.loss) if self.guard else self.loss
+        loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
         corrected, specs = self.stage_corrections(shapes.params), []
         self.check_sown(shapes.compute)
+        self.check_parts(shapes)
         for k, (module, compute, x) in enumerate(zip(self.stages, shapes.compute, shapes.inputs, strict=True), 1):
             stage_key, correction = jax.random.fold_in(key, k), corrected[k - 1]
             make = shapes.inits[k - 1] if variables is not None else partial(shapes.inits[k - 1], stage_key)
@@ -164,8 +167,8 @@ class Configuration:
                 K=self.K,
                 module=module,
                 optimizer=correction.around(self.optimizers[k - 1]),
-                loss=self.loss if shapes.report is shapes.loss else loss,
-                report=self.loss,
+                loss=report if shapes.report is shapes.loss else loss,
+                report=report,
                 variables=made,
                 x=x,
                 y=[*shapes.inputs, shapes.outputs][k],
@@ -209,6 +212,17 @@ class Configuration:
                 f"{self.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
                 "micro_batches=1, or another method."
             )
+
+    def check_parts(self, shapes: Shapes) -> None:
+        """Raises BadInput if batches are cut into parts, and the loss is no mean over examples."""
+        M, cuts = self.schedule.micro_batches, f"method {self.method.name} cuts a batch into"
+        other = "Return the mean over the examples (of fdg_jax.Weighted: labels.mean)"
+        if M > 1:
+            way_out = f"{other}, or use a method that sees whole batches, such as bp."
+            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} {M} micro-batches", way_out)
+        elif self.stage_options.get("batch_norm") == "local" and self.K > 1:
+            way_out = f"{other}, or use batch_norm='sync', where the loss sees the whole batch."
+            parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} parts for {self.K} replicas", way_out)
 
     def cut(self, key: jax.Array, example: Batch, variables: Any) -> Any:
         """Cuts the blocks into stages, now that shapes are known. Returns the variables: as given, or the first ones of

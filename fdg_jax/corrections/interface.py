@@ -64,8 +64,8 @@ class Correction(NamedTuple):
         current`).
     gradient(grads, then, now, state) -> (grads, state): the gradient to use, at the moment of its use. then: the
         weights of the batch's forward pass; now: those that the gradient is about to be applied to.
-    updated(before, after, state) -> state: what is remembered of an update, by the weights before and after it. One
-        that a guard refuses is no update.
+    updated(before, after, state) -> state: what is remembered of an update, by the weights before and after it. Of
+        one that a guard refuses only a `count` like that of `init` is kept, so that it stays in step with schedules.
     drained(state) -> state: what is remembered when the pipeline has been emptied. The batches that fill it again meet
         fewer updates than the staleness, as the first ones did; so a prediction begins anew.
     """

@@ -112,21 +112,22 @@ class FinishedLosses:
     """The finished losses of an engine that a caller has not taken yet.
 
     engine: its `losses` are read, which `restore` replaces. warned: whether a warning of a loss that is not finite has
-        been given; True for none.
+        been given; True for none. lost: the first such loss.
     """
 
     def __init__(self, engine: Any, warned: bool):
         self.engine, self.warned = engine, warned
         self.last: Metrics | None = None
+        self.lost: Metrics | None = None
         self.kept: deque[Metrics] = deque(maxlen=MOST_KEPT)
 
     def newest(self) -> Metrics | None:
-        """The newest finished loss, None before any. Warns of the first one that is not finite."""
+        """The newest finished loss, None before any."""
         finished = self.engine.losses.take()
         if finished:
             self.kept += finished
             self.last = finished[-1]
-            self.warned = self.warned or warn_if_nonfinite(finished)
+            self.lost = self.lost or next((each for each in finished if not math.isfinite(each.loss)), None)
         return self.last
 
     def take(self) -> list[Metrics]:
@@ -136,21 +137,16 @@ class FinishedLosses:
         self.kept.clear()
         return taken
 
-
-def warn_if_nonfinite(finished: Sequence[Metrics]) -> bool:
-    """Warns if one of the losses is NaN or infinite.
-
-    Arguments:
-        finished: losses that were read.
-
-    Returns: whether it warned.
-    """
-    lost = next((metrics for metrics in finished if not math.isfinite(metrics.loss)), None)
-    if lost is not None:
+    def warn(self) -> None:
+        """Warns, once, of a finished loss that is NaN or infinite. It comes before a call changes anything, as a
+        warning may be an error."""
+        self.newest()
+        if self.lost is None or self.warned:
+            return
+        self.warned = True
         warnings.warn(
-            f"the loss of batch {lost.step:,} is {lost.loss}. Look for a NaN in the data, labels outside the classes "
-            "or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such gradients from "
-            "the weights. This warning comes only once.",
-            stacklevel=4,
+            f"the loss of batch {self.lost.step:,} is {self.lost.loss}. Look for a NaN in the data, labels outside the "
+            "classes or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such "
+            "gradients from the weights. This warning comes only once.",
+            stacklevel=3,
         )
-    return lost is not None

@@ -19,9 +19,9 @@ import numpy as np
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.message_shapes import message_shapes, with_examples
-from fdg_jax.engine.micro_batches import bounds
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.schedule import Box, Op
+from fdg_jax.stage.batch_parts import bounds
 from fdg_jax.stage.functions import Spec
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place

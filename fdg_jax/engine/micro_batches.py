@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.stage.batch_parts import bounds, cut, weighted_sum
 from fdg_jax.stage.weighted import Weighted
 from fdg_jax.transport.devices import Place
 
@@ -92,28 +93,8 @@ class MicroBatches:
         return number // self.M, whole
 
 
-def weighted_sum(shares: jax.Array, *parts: jax.Array) -> jax.Array:
-    """The mean of a batch from the means of its parts."""
-    return sum(share * part for share, part in zip(shares, parts, strict=True))  # type: ignore[return-value]
-
-
 def shares_of_weights(weights: jax.Array, M: int, dtype: Any) -> jax.Array:
     """The share of each part in the weight of a batch; equal shares if there is no weight in it."""
     sums = jnp.stack([jnp.sum(part.astype(dtype)) for part in cut(weights, M)])
     total = jnp.sum(sums)
     return jnp.where(total > 0, sums / jnp.where(total > 0, total, 1), 1 / M).astype(dtype)
-
-
-def bounds(n: int, M: int) -> list[int]:
-    """Where M parts of n things begin and end. They are as equal as can be, the larger ones first."""
-    return [m * (n // M) + min(m, n % M) for m in range(M + 1)]
-
-
-def cut(tree: Tree, M: int) -> list[Tree]:
-    """Splits arrays into M parts along their first axis."""
-
-    def part(leaf, m):
-        at = bounds(len(leaf), M)
-        return leaf[at[m] : at[m + 1]]
-
-    return [jax.tree.map(lambda leaf, m=m: part(leaf, m), tree) for m in range(M)]

@@ -15,6 +15,7 @@ from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.stage import delay_line
+from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
 from fdg_jax.storage import checkpoint
@@ -137,7 +138,8 @@ class ScanEngine:
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         """For each stage, the network's Flax variables."""
-        copies = jax.tree.map(jnp.copy, [(s.params, s.extra) for s in self.run.stages])  # the next window donates these
+        pairs = [(evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
+        copies = jax.tree.map(jnp.copy, pairs)  # the next window donates these
         return [flax_variables(params, extra) for params, extra in copies]
 
     def auxiliary(self) -> list[Tree]:
@@ -172,7 +174,7 @@ class ScanEngine:
         """The outputs of the whole network in evaluation mode. It can be traced."""
         x = transform(inputs) if transform else inputs
         for f, s in zip(self.functions, stages, strict=True):
-            x = f.outputs(s.params, s.extra, x)
+            x = f.outputs(evaluated(s.params, s.opt_state), s.extra, x)
         return x
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:

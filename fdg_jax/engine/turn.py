@@ -1,4 +1,4 @@
-"""Lets one thread at a time use a pipeline, and nobody after a call that was cut off within a tick."""
+"""Lets one thread at a time use a pipeline, and nobody after a call that was cut off after a batch had entered."""
 
 import threading
 from collections.abc import Iterator
@@ -27,14 +27,18 @@ class Turn:
     def __init__(self, engine: Any):
         self.engine = engine
         self._owner: dict[str, int] = {}  # {"thread": its number} while one has the turn; setdefault is atomic
+        self._entered = 0  # batches before the turn
 
     def __enter__(self) -> None:
         self.take()
+        self._entered = self.engine.entered
         if self.engine.within_tick:
             self._owner.clear()
             self.check_whole()
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        if error is not None and self.engine.entered != self._entered:  # who gives the batch again would train it twice
+            self.engine.within_tick = True
         self._owner.clear()
         if isinstance(error, RuntimeError) and "deleted" in str(error):
             raise BadInput(

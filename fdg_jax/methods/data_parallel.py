@@ -13,13 +13,14 @@ whose size the number of devices does not divide is computed on every device, wh
 
 `--batch-norm local` is what PyTorch's DistributedDataParallel does: a replica normalises with its own part of the batch
 and keeps its own running statistics [K, ...] and dropout key. Evaluation uses replica 1's statistics. A batch whose
-size K does not divide is filled up with its own first examples, as DistributedSampler does for a whole epoch; these
-count twice, in the loss too. Deviation: examples are augmented before the batch is split, so a repeated example is
-augmented the same way.
+size K does not divide is cut into parts as equal as can be, which count by their numbers of examples and are computed
+on every device; a replica without an example leaves its statistics as they are. Deviation: DistributedSampler repeats
+examples instead, which then count twice.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -31,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
+from fdg_jax.stage.batch_parts import cut, weighted_sum
 from fdg_jax.stage.functions import Functions, Spec, raw_key
 from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
@@ -95,7 +97,8 @@ class ReplicatedStage(Stage):
         assert isinstance(place, ReplicaPlace)
         if not self.local:
             return functions, state
-        return by_replica(functions, spec.K, place.mesh), state._replace(extra=replicate(state.extra, spec.K, spec.key))
+        extra = replicate(state.extra, spec.K, spec.key)
+        return by_replica(functions, spec.K, place.mesh, spec.value.dtype), state._replace(extra=extra)
 
     def __init__(self, spec: Spec, place: Place, **options):
         super().__init__(spec, place, **options)
@@ -155,15 +158,8 @@ def replicate(extra: Mapping[str, Tree], K: int, key: jax.Array) -> dict[str, Tr
 
 
 def split_batch(tree: Tree, K: int) -> Tree:
-    """Arrays [b, ...] as [K, b/K, ...], filled up with their own first examples if K does not divide b."""
-
-    def parts(leaf):
-        b = len(leaf)
-        n = -(-b // K)
-        filled = leaf if n * K == b else leaf[np.arange(n * K) % b]
-        return filled.reshape(K, n, *leaf.shape[1:])
-
-    return jax.tree.map(parts, tree)
+    """Arrays [b, ...] as [K, b/K, ...]."""
+    return jax.tree.map(lambda leaf: leaf.reshape(K, len(leaf) // K, *leaf.shape[1:]), tree)
 
 
 def merge_batch(tree: Tree) -> Tree:
@@ -176,17 +172,19 @@ def average_replicas(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: jnp.mean(leaf, 0), tree)
 
 
-def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
+def by_replica(functions: Functions, K: int, mesh: Mesh, loss_dtype: Any) -> Functions:
     """Makes a stage's functions run on K replicas.
 
     Each replica goes forward and backward on its own part of the batch, from its own mean loss. Gradients are averaged.
-    Messages between stages stay [b, ...].
+    Messages between stages stay [b, ...]. loss_dtype: of the loss.
     """
-    each = map_replicas(K, mesh)
+    each, unequal = map_replicas(K, mesh), in_unequal_parts(functions, K, loss_dtype)
     forwards = each(functions.forward)
     backwards = each(lambda params, closure, x, dy: functions.backward(closure, params, x, dy))
 
     def forward(params, extra, x, labels=None):
+        if examples(x) % K:
+            return unequal.forward(params, extra, x, labels)
         messages, extra, closure = forwards(params, extra, split_batch(x, K), split_batch(labels, K))
         return (
             {what: (average_replicas if what == "loss" else merge_batch)(m) for what, m in messages.items()},
@@ -195,6 +193,8 @@ def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
         )
 
     def backward(closure, params, x, dy):
+        if examples(x) % K:
+            return unequal.backward(closure, params, x, dy)
         grads, dx = backwards(params, closure, split_batch(x, K), split_batch(dy, K))
         return average_replicas(grads), merge_batch(dx)
 
@@ -203,6 +203,51 @@ def by_replica(functions: Functions, K: int, mesh: Mesh) -> Functions:
         backward=backward,
         outputs=lambda params, extra, x: functions.outputs(params, first_replica(extra), x),
     )
+
+
+def examples(tree: Tree) -> int:
+    """The number of examples in a batch."""
+    return len(jax.tree.leaves(tree)[0])
+
+
+def in_unequal_parts(functions: Functions, K: int, loss_dtype: Any) -> Functions:
+    """A stage's functions for batches that K does not divide: all replicas, one after the other.
+
+    The loss of a part counts by the part's share of the examples, and so does its gradient, as the cotangent of the
+    loss is that share. Arguments as those of `by_replica`.
+    """
+
+    def parts(tree):
+        return cut(tree, min(K, examples(tree)))
+
+    def shares(x):
+        return [jnp.asarray(examples(part) / examples(x), loss_dtype) for part in parts(x)]
+
+    def forward(params, extra, x, labels):
+        own = [jax.tree.map(lambda leaf, r=r: leaf[r], extra) for r in range(K)]
+        ys = parts(labels) if labels is not None else [None] * K
+        ran = [functions.forward(params, each, *batch) for each, *batch in zip(own, parts(x), ys, strict=False)]
+        messages, extras, closures = zip(*ran, strict=True)
+        extra = jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras, *own[len(ran) :])
+        if "loss" in messages[0]:
+            return jax.tree.map(partial(weighted_sum, shares(x)), *messages), extra, closures
+        return jax.tree.map(joined, *messages), extra, closures
+
+    def backward(closures, params, x, dy):
+        dys = shares(x) if dy is None else parts(dy)
+        ran = [functions.backward(closure, params, *of) for closure, *of in zip(closures, parts(x), dys, strict=True)]
+        grads, dx = zip(*ran, strict=True)
+        return jax.tree.map(lambda *leaves: sum(leaves), *grads), jax.tree.map(joined, *dx)
+
+    return functions._replace(forward=forward, backward=backward)
+
+
+def joined(*parts: Any) -> Any:
+    """The arrays of a batch's parts as one. Those of float0, cotangents of integers, have no values."""
+    first = parts[0]
+    if first.dtype == jax.dtypes.float0:
+        return np.zeros((sum(map(len, parts)), *first.shape[1:]), first.dtype)
+    return jnp.concatenate(parts)
 
 
 def map_replicas(K: int, mesh: Mesh) -> Callable[[Callable], Callable]:

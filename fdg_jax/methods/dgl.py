@@ -110,7 +110,8 @@ class LocalLossStage(Stage):
         if self.spec.last:
             return super().variables()
         params, extra, _ = self.layout
-        return flax_variables(params.unpack_now(self.state.params)[0], network(extra.unpack_now(self.state.extra)))
+        pair = params.unpack_now(self.evaluated_params())
+        return flax_variables(pair[0], network(extra.unpack_now(self.state.extra)))
 
     def auxiliary(self):
         return () if self.spec.last else self.layout.params.unpack_now(self.state.params)[1]

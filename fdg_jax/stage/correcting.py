@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.nonfinite import all_finite, select
+from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
 from fdg_jax.stage.packing import Packing, Unpacked
 
 Tree = Any
@@ -68,12 +68,12 @@ def updated_program(correction: Correction, params: Packing | Unpacked) -> Calla
 
 
 def keep_state_if_refused(change: Callable[..., Tree]) -> Callable[..., Tree]:
-    """The correction's `updated`, for which an update that a guard refuses is none. Its last argument is whether the
-    update was made; None of a stage without a guard."""
+    """The correction's `updated`, of which a refused update moves only the counts of schedules. Its last argument is
+    whether the update was made; None of a stage without a guard."""
 
     def changed(before, after, state, made):
         remembered = change(before, after, state)
-        return remembered if made is None else select(made, remembered, state)
+        return remembered if made is None else select(made, remembered, after_refusal(state, remembered))
 
     return changed
 

@@ -6,16 +6,20 @@ decided when the host reads `bad`.
 
 A batch that spoils a gradient often spoils the running statistics of its forward passes, too, which no update would
 ever mend. So these are refused as well.
+
+A refused update leaves the weights, the moments and all that counts them as they are. The counts of learning-rate
+schedules go on: every update of a stage, refused or not, has the learning rate of its batch, as the log tells it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from fdg_jax.stage.functions import Functions, StageState
+from fdg_jax.stage.functions import Functions, StageState, loss_of, metrics_of
 
 Tree = Any
 
@@ -41,7 +45,7 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
     Arguments:
         functions, state: the stage's.
 
-    Returns: (functions whose update leaves weights and optimizer unchanged if a gradient is not finite, and whose
+    Returns: (functions whose update leaves weights and moments unchanged if a gradient is not finite, and whose
         forward pass leaves statistics unchanged if the new ones are not finite; the state).
     """
 
@@ -57,12 +61,62 @@ def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, S
         good, number = all_finite(grads), opt_state.updates + 1
         moved = functions.update(params, opt_state.inner, grads)
         # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
-        params, inner = select(good, moved, (params, opt_state.inner))
+        params, inner = select(good, moved, (params, after_refusal(opt_state.inner, moved[1])))
         first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
         return params, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
 
     opt_state = Guarded(state.opt_state, *[jnp.zeros((), jnp.int32) for _ in range(3)])
     return functions._replace(forward=forward, update=update), state._replace(opt_state=opt_state)
+
+
+@jax.custom_vjp
+def lost_with_its_gradient(loss: jax.Array) -> jax.Array:
+    """A loss whose gradients are all NaN where it is not finite, so that every stage refuses them. By itself a
+    cross-entropy for a label outside the classes, for one, is NaN and has finite gradients."""
+    return loss
+
+
+lost_with_its_gradient.defvjp(
+    lambda loss: (loss, jnp.isfinite(loss)), lambda finite, dy: (jnp.where(finite, dy, jnp.nan),)
+)
+
+
+def guard_loss(report: Callable[[Tree, Tree], Tree]) -> Callable[[Tree, Tree], Tree]:
+    """The user's loss(outputs, labels) -> loss or (loss, metrics), for guarded stages."""
+
+    def guarded(outputs, labels):
+        told = report(outputs, labels)
+        value = lost_with_its_gradient(loss_of(told))
+        return value if told is loss_of(told) else (value, metrics_of(told))
+
+    return guarded
+
+
+def after_refusal(before: Tree, after: Tree) -> Tree:
+    """The state of an optimizer or a correction after a refused update: `before`, but its schedules' counts go on.
+
+    A count is a single integer. One that stands beside arrays in a named tuple or a dictionary, as Adam's does, counts
+    what these have averaged, and stays. MultiSteps waits for as many good gradients as ever, so all of it stays.
+
+    Arguments:
+        before: the state before the update.
+        after: the state if the update had been made.
+    """
+    if hasattr(before, "dtype"):
+        return after if counts(before) else before
+    if isinstance(before, optax.MultiStepsState):
+        return before
+    fields, structure = jax.tree.flatten(before, is_leaf=lambda each: each is not before)
+    # A field that is a tuple is a state of its own: that of a chain's member or of a wrapped optimizer.
+    averages = any(leaf.ndim for field in fields if not isinstance(field, tuple) for leaf in floats(field))
+    stays = averages and type(before) not in (tuple, list)
+    pairs = zip(fields, structure.flatten_up_to(after), strict=True)
+    return structure.unflatten([old if stays and counts(old) else after_refusal(old, new) for old, new in pairs])
+
+
+def counts(leaf: Any) -> bool:
+    """Whether this is a single integer."""
+    return getattr(leaf, "ndim", None) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
 def was_made(before: Tree, after: Tree) -> jax.Array | None:

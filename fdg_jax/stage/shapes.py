@@ -16,6 +16,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, first_line, sentence
+from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.dependence import dependences, of_jaxpr
 from fdg_jax.stage.from_nnx import refuse_bridges
 from fdg_jax.stage.functions import (
@@ -192,6 +193,7 @@ def check_optimizer(who: str, optimizer: optax.GradientTransformation, params: T
         "parameters, where optax.lookahead wants two. Use another optimizer."
     )
     trace_or_refuse(f"the optimizer cannot train {who}.", first_update, optimizer, params, way_out=way_out)
+    evaluated_weights.check(who, jax.eval_shape(optimizer.init, params))
 
 
 def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:

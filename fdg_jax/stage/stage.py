@@ -16,6 +16,7 @@ import numpy as np
 
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
+from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.checkpointing import Checkpointed, Memo
 from fdg_jax.stage.correcting import gradient_program, updated_program, weights_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
@@ -114,6 +115,13 @@ class Stage(Checkpointed):
         self._backward = programs.jit(backward, platform, reductions=self.fast_reductions)
         self._update = jax.jit(update, donate_argnames="opt_state")
         self._outputs = programs.jit(functions.outputs, platform, reductions=False)
+
+        def evaluated(params, opt_state):
+            trees = layout.params.unpack(params), layout.opt_state.unpack(opt_state)
+            return layout.params.pack(evaluated_weights.evaluated(*trees))
+
+        self._evaluated = programs.jit(evaluated, platform, reductions=False)
+        self._elsewhere = evaluated_weights.elsewhere(state.opt_state)
         self._forward_weights = weights_program(spec.correction.forward, layout.params)
         self._backward_weights = weights_program(spec.correction.backward, layout.params)
         self._correct = gradient_program(spec.correction, layout.params, guard)
@@ -248,12 +256,17 @@ class Stage(Checkpointed):
 
     def outputs(self, x: Tree) -> Tree:
         """Dispatches a forward pass in evaluation mode, with the newest weights and statistics."""
-        return self._outputs(self.state.params, self.state.extra, x)
+        return self._outputs(self.evaluated_params(), self.state.extra, x)
+
+    def evaluated_params(self) -> Tree:
+        """The newest weights, at the point where the optimizer wants them evaluated."""
+        state = self.state
+        return self._evaluated(state.params, state.opt_state) if self._elsewhere else state.params
 
     def variables(self) -> dict[str, Tree]:
         """The network's Flax variables {"params": ..., "batch_stats": ...}, without what the method adds."""
         layout, state = self.layout, self.state
-        return flax_variables(layout.params.unpack_now(state.params), layout.extra.unpack_now(state.extra))
+        return flax_variables(layout.params.unpack_now(self.evaluated_params()), layout.extra.unpack_now(state.extra))
 
     def auxiliary(self) -> Tree:
         """The trained parameters that the method adds to the network's."""

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from fdg_jax import recipe
 from fdg_jax.checks import schedules
 from fdg_jax.checks.cancelled import CANCELS, divides_by_1
@@ -9,11 +11,14 @@ from fdg_jax.corrections.interface import Kind
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
 from fdg_jax.runs.options import Options, spelled
+from fdg_jax.runs.progress import count
 
 
-def warn(options: Options, method: Method, corrected: Sequence[Kind]) -> None:
-    """Prints a warning for each option that does nothing here, or little."""
-    for line in warnings(options, method, {kind.name for kind in corrected}):
+def warn(options: Options, method: Method, corrected: Sequence[Kind], rates: np.ndarray) -> None:
+    """Prints a warning for each option that does nothing here, or little. rates: [batches of the run], the learning
+    rate of each."""
+    found = warnings(options, method, {kind.name for kind in corrected})
+    for line in [*found, *about_rates(options, rates)]:
         say(f"warning: {line}")
 
 
@@ -43,6 +48,15 @@ def warnings(options: Options, method: Method, corrected: set[str]) -> Iterator[
     if o.clip_norm and (factors or corrected - {"none", "shrink"}):
         fact = "each stage clips its own gradient, and K decides what a stage is"
         yield f"--clip-norm {o.clip_norm:g}: {fact}. Compare with --method bp at the same K and split."
+
+
+def about_rates(o: Options, rates: np.ndarray) -> Iterator[str]:
+    """A warning if the run ends within its warm-up. Runs that are only tried out do so, hence it is no error."""
+    if (highest := float(rates.max())) < 0.999999 * o.learning_rate:  # the rates are float32
+        flag = f"--warmup-steps {o.warmup_steps}" if o.warmup_steps else f"--warmup {o.warmup}"
+        fact = f"the warm-up does not end within the run of {count(len(rates), 'batch', 'es')}, so the learning rate"
+        way_out = "Use a shorter warm-up, or a longer run"
+        yield f"{flag}: {fact} only reaches {highest:.3g} of {o.learning_rate:g}. {way_out}."
 
 
 def about_prediction(o: Options) -> Iterator[str]:

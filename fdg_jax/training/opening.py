@@ -37,7 +37,7 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
         lines.append(f"split      {job.partition.name}: {begin} at block {cuts}{whose_split(job)}")
     if o.optimizer != "sgd" or o.clip_norm:
         lines.append(f"optimizer  {optimizer_sentence(o)}")
-    lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}")
+    lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}{stop_clause(job)}")
     about = "engine" if o.engine == "delay-line" else "devices"
     return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
 
@@ -83,6 +83,12 @@ def schedule_sentence(options: Options, per_epoch: int) -> str:
         batches = warmup_updates(options.epochs * per_epoch)
         rate = learning_rate_changes(options.learning_rate, options.epochs * per_epoch, warmup=True)[0][1]
         text += f"; warm-up with {rate:g} for the first {count(batches, 'batch', 'es')} (3 of 300 epochs)"
-    if options.steps and options.steps < options.epochs * per_epoch:
-        text += f"; stops after {count(options.steps, 'batch', 'es')} (--steps)"
     return text
+
+
+def stop_clause(job: Job) -> str:
+    """Where --steps ends the run before its schedule, and at what learning rate; else ""."""
+    end, rates = job.steps, job.learning_rates
+    if end == len(rates):
+        return ""
+    return f"; stops after {count(end, 'batch', 'es')} (--steps), at a learning rate of {rates[end - 1]:.3g}"

@@ -117,8 +117,6 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
         window=options.window or (1 if streamed else default_window(options, stage_devices[0].platform, N)),
     )
     check_last_batch(options, method, N)
-    if peers.first:
-        cancelled.warn(options, method, corrected)
     if not devices.is_here(stage_devices[0]):  # stage 1 alone needs the inputs
         dataset = dataset.without_inputs()
     length = run_length(N, options.batch_size, options.epochs, options.steps)
@@ -126,6 +124,9 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
         fact = f"{length.all_epochs:,} batches are more than {MOST_BATCHES:,}"
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = rate_by_batch(options, length.per_epoch)
+    rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
+    if peers.first:
+        cancelled.warn(options, method, corrected, rates[: length.end])
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
@@ -150,7 +151,6 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
         warnings.simplefilter("ignore", NoEffect)  # `cancelled` has told it, in the words of the flags
         initialise(pipeline, parts, dataset, options)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
-    rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     return Job(
         options, dataset, pipeline, method, corrected, parts, length.per_epoch, length.end, rates, names, peers, remark
     )  # fmt: skip
