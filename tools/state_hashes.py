@@ -1,0 +1,89 @@
+"""Prints what short trainings end in: `python -m tools.state_hashes`, before a change and after it.
+
+A change that should not change numbers prints the same lines: name, sha256 of the parameters, sha256 of the state.
+There are every method, both engines where the method has them, both orders, every correction and optimizer. Only the
+public API is used, so the script runs on older and newer versions alike.
+"""
+
+import itertools
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import fdg_jax
+
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time is compiling
+fdg_jax.emulate_cpu(3)
+
+import flax.linen as nn  # noqa: E402  # the devices are asked for before JAX computes anything
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+
+from fdg_jax import corrections, layers, methods, recipe  # noqa: E402
+
+K, CLASSES, BATCHES = 3, 5, 11
+RNG = np.random.default_rng(0)
+DATA = [
+    (RNG.normal(size=(8, 6)).astype(np.float32), RNG.integers(0, CLASSES, 8).astype(np.int32)) for _ in range(BATCHES)
+]
+
+
+class Part(nn.Module):
+    """Dense, batch norm, dropout and tanh."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = layers.BatchNorm()(nn.Dense(self.width)(x), train)
+        return jnp.tanh(nn.Dropout(0.1, deterministic=not train)(x))
+
+
+def loss(outputs, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+
+def cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, arguments of `Pipeline`, with the optimizer's name)."""
+    for method in methods.names():
+        engines = ("pipeline", "delay-line") if methods.find(method).delay_line else ("pipeline",)
+        for engine in engines:
+            yield f"{method} {engine}", {"method": method, "engine": engine}
+    for engine, order in itertools.product(("pipeline", "delay-line"), ("backward-first", "forward-first")):
+        shared = {"engine": engine, "order": order}
+        yield f"fdg {engine} {order} beta 0.5", {**shared, "beta": 0.5}
+        yield f"fdg {engine} {order} accumulate 2", {**shared, "accumulate": 2}
+        yield f"fdg {engine} {order} guard", {**shared, "guard": True}
+        yield f"fdg {engine} {order} bfloat16", {**shared, "dtype": "bfloat16"}
+    yield "fdg current", {"weights": "current"}
+    yield "fdg remat", {"remat": "all"}
+    for name in corrections.names():
+        if name not in ("none", "shrink"):
+            engines, about = ("pipeline", "delay-line"), {"correct": name, "learning_rate": 0.05, "momentum": 0.9}
+            if name == "t2":
+                engines, about = ("pipeline",), {**about, "weights": "current"}
+            for engine in engines:
+                yield f"fdg {engine} {name}", {**about, "engine": engine}
+    for optimizer in ("adamw", "lion", "muon", "nadam", "rotation"):
+        yield f"fdg pipeline {optimizer}", {"optimizer": optimizer}
+
+
+def main() -> int:
+    warnings.simplefilter("ignore")
+    for name, options in cases():
+        chosen = options.pop("optimizer", "sgd")
+        optimizer = recipe.optimizer(chosen, 0.05 if chosen == "sgd" else 0.01, momentum=0.9, weight_decay=5e-4)
+        pipeline = fdg_jax.Pipeline([Part(7), Part(7), Part(CLASSES)], loss, optimizer, **options)
+        pipeline.init(jax.random.key(0), DATA[0])
+        for batch in DATA:
+            pipeline.step(batch)
+        print(f"{name:45} {pipeline.parameters_sha256()[:16]} {pipeline.state_sha256()[:16]}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
