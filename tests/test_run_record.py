@@ -207,8 +207,22 @@ def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
     about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
         session.begin_again(job, record, {}, record.state(), about)
+    with pytest.raises(BadInput, match="damaged: its options are \\[1\\]"):
+        session.begin_again(job, record, {}, record.state(), {**about, "options": [1]})
     about["options"].pop("momentum")  # of a version that did not have it; steps may change
     session.begin_again(job, record, {}, record.state(), about)
+
+
+@pytest.mark.parametrize("entry", [
+    {"step": np.zeros(2)}, {"lines": np.float32(3)}, {"seconds": np.bytes_(b"x")}, {"pending": np.zeros((2, 2))},
+    {"error": np.zeros(0)}, {"unread/x": np.zeros(1)}, {"images": None},
+])  # fmt: skip
+def test_numbers_of_a_checkpoint_that_are_none_are_refused(entry):
+    record, [name] = Record(128, 32, 10, np.ones(8)), entry
+    record.log = SimpleNamespace(lines=0)
+    record.restore(state := record.state())
+    with pytest.raises(BadInput, match=f"the checkpoint.*{name.partition('/')[0]}"):
+        record.restore({n: value for n, value in {**state, **entry}.items() if value is not None})
 
 
 def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):

@@ -5,9 +5,10 @@ stored as the inputs of its forward pass, which is replayed when the state is re
 """
 
 import hashlib
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from fdg_jax.storage.plain import plain, plain_like, unplain
 Flat = dict[str, np.ndarray]
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 NPY = "npy"  # in its place in a part of a checkpoint
+# Arrays that declare more are made up: weights are noise, which hardly gets smaller on a disk. Empty buffers do.
+MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # the bytes on the disk; what may be declared whatever is there
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -244,6 +247,8 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
     except Exception as error:
         raise manifest.Unreadable(path, error) from error
     try:
+        if not isinstance(content["about"], dict):
+            raise TypeError("about is no object")
         flat: Flat = {}
         for folder, body in folders.items():
             flat |= arrays_by_name(trees[folder], body["arrays"])
@@ -258,18 +263,29 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 def read_arrays(folder: Path) -> Mapping[str, Any]:
     """The arrays of a sealed folder by number; those in NumPy's files as bytes."""
     if (folder / NPY).is_dir():
-        return {file.stem: np.load(file, allow_pickle=False) for file in (folder / NPY).iterdir()}
+        # Mapped: a file cannot declare more than it holds.
+        return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}
+    options = ocp.options.MultiprocessingOptions()
     if jax.process_count() > 1:  # else Orbax would wait for the other processes
         process = jax.process_index()
         options = ocp.options.MultiprocessingOptions(
             primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process{process}"
         )
-        with ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(multiprocessing_options=options), multiprocessing_options=options
-        ) as checkpointer:
-            return checkpointer.restore(folder / ARRAYS)
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        check_sizes(folder, checkpointer.metadata(folder / ARRAYS).item_metadata.tree.values())
         return checkpointer.restore(folder / ARRAYS)
+
+
+def check_sizes(folder: Path, declared: Collection[Any]) -> None:
+    """Raises Damaged where arrays would need memory that what is on the disk cannot fill: the C++ code that reads them
+    would end the process. declared: Orbax's metadata of each array."""
+    stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
+    parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
+    if needed > max(MOST_TIMES * stored, ALWAYS_BYTES) or any(part > max(1, n) for each in parts for part, n in each):
+        fact = f"its arrays declare {needed:,} bytes, or parts larger than themselves, in {stored:,} bytes of files"
+        raise manifest.Damaged(f"the checkpoint at {folder} is damaged: {fact}.")
 
 
 def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
@@ -279,7 +295,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
         value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
         if value.dtype == np.uint8:  # the bytes of an array
             value = value.view(np.dtype(dtype)).reshape(shape)
-        if str(value.dtype) != dtype or list(value.shape) != shape:
+        if not isinstance(name, str) or str(value.dtype) != dtype or list(value.shape) != shape:
             raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
         flat[name] = value
     return flat

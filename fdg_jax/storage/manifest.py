@@ -22,7 +22,7 @@ from typing import Any
 
 from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage import durable
+from fdg_jax.storage import durable, strict_json
 
 NAME, FORMAT = "manifest.json", 1
 REPLACED = ".replaced"  # suffix of a checkpoint that is being replaced by a new one
@@ -115,12 +115,11 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     if NAME not in there:
         raise Damaged(f"{fact}: {NAME} cannot be read ({os.strerror(errno.ENOENT)}).")
     check_regular_file(NAME, there[NAME], fact)
-    text = (folder / NAME).read_bytes()
     try:
-        whole = json.loads(text)
+        whole = strict_json.read(folder / NAME)
         found, body = whole["sha256"], whole["content"]
         expected = content_sha256(body)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         raise Damaged(f"{fact}: {NAME} is no manifest.") from None
     if found != expected:
         raise Damaged(f"{fact}: {NAME} does not match its own hash.")

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 DEEPEST = 32  # levels of nesting; our own files have 4
 LARGEST = 2**63  # integers; nothing here counts further
-MOST_BYTES = 64 * 2**20  # of a file
+MOST_BYTES = 16 * 2**20  # of a file; as Python's values they may need thirty times that
 
 
 def parse(content: bytes) -> Any:
