@@ -70,7 +70,7 @@ def read(path: Path) -> list[Result]:
 def of_directory(path: Path) -> Result:
     """The run in a directory."""
     config, events = reading.config(path), reading.events(path)
-    reading.check_ranges(path, config)
+    reading.check_ranges(path / CONFIG, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
     train = [event for event in events if event.get("train_loss") is not None]

@@ -58,12 +58,12 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     return found
 
 
-def check_ranges(run: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput where the options in config.json are of their types, but no run can have them."""
+def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
+    """Raises BadInput where the options in a file are of their types, but no run can have them."""
     try:
         option_checks.check(Options(**{name: config[name] for name in FIELDS if name in config}), frozenset())
     except BadInput as error:
-        raise BadInput(f"{run / CONFIG} holds what no run can have: {error}") from None
+        raise BadInput(f"{path} holds what no run can have: {error}") from None
 
 
 def summary(run: Path) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class Watched:
             stamp = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
             if stamp != self.config_file:
                 config = reading.config(self.run)
-                reading.check_ranges(self.run, config)
+                reading.check_ranges(self.run / CONFIG, config)
                 self.config, self.config_file = config, stamp
         except OSError as error:
             if self.config is None:
