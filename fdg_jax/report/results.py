@@ -182,8 +182,8 @@ def of_line(line: Any) -> Result:
     steps, epochs, size, batch_size = line["steps"], line["epochs"], options["train_size"] or 0, options["batch_size"]
     losses, errors = curve_of(line, steps / epochs if epochs else 1.0), line.get("evaluations")
     errors = errors or [{"step": steps, "epoch": epochs, **line}]
-    for event in (*losses, *errors):
-        reading.check("it", event, {"step": int, "epoch": float}, "")
+    for value, event in (*(("train_loss", each) for each in losses), *(("test_error_percent", each) for each in errors)):
+        reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
         if wrong := impossible(event):
             raise BadInput(f"{wrong}.")
     name = f"{unit(line)}_per_second"

@@ -61,7 +61,8 @@ def number(flat: Mapping[str, Any], name: str) -> int:
     """Reads a counter (an integer of 0 or more) from a state. Raises BadInput if it is something else."""
     value = np.asarray(flat[name])
     if value.shape != () or value.dtype.kind not in "iu" or value < 0:
-        raise BadInput(f"the checkpoint's {name} is {value!r}, not a number of 0 or more: it is damaged.")
+        said = str(value) if value.ndim == 0 else shown(value)
+        raise BadInput(f"the checkpoint's {name} is {said}, not a number of 0 or more: it is damaged.")
     return int(value)
 
 

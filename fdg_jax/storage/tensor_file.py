@@ -199,7 +199,7 @@ def check_texts(path: Path, kind: str, texts: Mapping[str, str]) -> None:
     if of != kind:
         if of in READERS:
             raise BadInput(f"{path} is another file of this library. Read it with {READERS[of]}.")
-        written = f"its format is {of!r}" if of else "its header names no format"
+        written = f"its format is {of[:80]!r}" if of else "its header names no format"
         raise BadInput(f"{path} was not written by this version of fdg_jax ({written}). Give a file that was.")
 
 
