@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterable
 
-
 LONGEST = 500  # characters of another message that are quoted: it may quote a whole file
 
 
@@ -75,7 +74,7 @@ def edits(a: str, b: str) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its beginning, or else its type: to be quoted in a message of ours."""
+    """The first line of an exception's message, shortened, or else its type: to be quoted in a message of ours."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 

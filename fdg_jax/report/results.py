@@ -182,10 +182,11 @@ def of_line(line: Any) -> Result:
     steps, epochs, size, batch_size = line["steps"], line["epochs"], options["train_size"] or 0, options["batch_size"]
     losses, errors = curve_of(line, steps / epochs if epochs else 1.0), line.get("evaluations")
     errors = errors or [{"step": steps, "epoch": epochs, **line}]
-    for value, event in (*(("train_loss", each) for each in losses), *(("test_error_percent", each) for each in errors)):
-        reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
-        if wrong := impossible(event):
-            raise BadInput(f"{wrong}.")
+    for value, events in (("train_loss", losses), ("test_error_percent", errors)):
+        for event in events:
+            reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
+            if wrong := impossible(event):
+                raise BadInput(f"{wrong}.")
     name = f"{unit(line)}_per_second"
     units = batch_size * (options.get("block_size") or 1 if name.startswith("tokens") else 1)
     speed = line.get(name)

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.storage import durable, manifest
+from fdg_jax.storage import durable, manifest, quiet
 from fdg_jax.storage.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
@@ -245,12 +245,17 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
             raise BadInput(f"there is no checkpoint at {path}.")
         content = manifest.check(path)
         folders = {path / part: body for part, body in content["parts"].items()} or {path: content}
-        trees = {folder: read_arrays(folder) for folder in folders}
+        with quiet.orbax():
+            try:
+                trees = {folder: read_arrays(folder) for folder in folders}
+            except Exception:
+                quiet.forget_tasks()
+                raise
     except BadInput:
         raise
     # Orbax raises many kinds. None of them means damage, as every byte has just been checked.
     except Exception as error:
-        raise manifest.Unreadable(path, error) from error
+        raise manifest.Unreadable(path, error) from None
     try:
         if not isinstance(content["about"], dict):
             raise TypeError("about is no object")

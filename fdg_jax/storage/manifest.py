@@ -98,7 +98,7 @@ def check(folder: Path) -> dict[str, Any]:
     body = sealed_content(folder, there, fact)
     for name, (size, sha256) in body["files"].items():
         if name not in there:
-            raise Damaged(f"{fact}: {name} is missing.")
+            raise Damaged(f"{fact}: {name[:200]} is missing.")
         check_regular_file(name, there[name], fact)
         found = (folder / name).stat().st_size
         if found != size or file_sha256(folder / name) != sha256:
@@ -126,10 +126,12 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     if not isinstance(body, dict) or "format" not in body:
         raise Damaged(f"{fact}: {NAME} is no manifest.")
     if body["format"] != FORMAT:
-        fact = f"the checkpoint at {folder} has format {body['format']}; this version reads {FORMAT}"
+        fact = f"the checkpoint at {folder} has format {str(body['format'])[:80]}; this version reads {FORMAT}"
         raise OtherFormat(f"{fact}. Resume it where it was made.")
     files = body.get("files")
-    if not isinstance(files, dict) or not all(isinstance(each, list) and len(each) == 2 for each in files.values()):
+    if not isinstance(files, dict) or not all(
+        isinstance(each, list) and [type(part) for part in each] == [int, str] for each in files.values()
+    ):
         raise Damaged(f"{fact}: {NAME} is no manifest.")
     parts = body.get("parts", [])
     if not isinstance(parts, list) or any(f"{part}/{NAME}" not in files for part in parts):

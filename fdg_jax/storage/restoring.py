@@ -74,7 +74,8 @@ def real(flat: Mapping[str, Any], name: str) -> float:
 def reals(flat: Mapping[str, Any], name: str, axes: tuple[int, ...] = (0, 1)) -> list[float]:
     """Reads a number or a list of numbers from a state. Raises BadInput for other numbers of axes and other dtypes."""
     value = np.asarray(flat[name])
-    if value.ndim not in axes or not jnp.issubdtype(value.dtype, jnp.number):
+    real_numbers = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+    if value.ndim not in axes or not real_numbers:
         raise BadInput(f"the checkpoint's {name} is {shown(value)}, which holds no number: it is damaged.")
     return [float(each) for each in np.atleast_1d(value)]
 

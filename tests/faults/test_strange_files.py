@@ -102,7 +102,7 @@ class Strange:
         return made
 
     def make_checkpoint(self, made: Path, rng: random.Random) -> None:
-        how, whole = rng.random(), self.place / rng.choice(["whole", "whole", "parts"])
+        file_of_part, how, whole = True, rng.random(), self.place / rng.choice(["whole", "whole", "parts"])
         if how < 0.4:
             checkpoint.save(made, spoilt_arrays(rng, self.state), {"data": None})
             return
@@ -114,11 +114,12 @@ class Strange:
         else:
             file = rng.choice(sorted(each for each in made.rglob("*") if each.is_file()))
             file.write_bytes(spoilt_bytes(rng, file.read_bytes()))
+            file_of_part = file != made / manifest.NAME
             if file.name != manifest.NAME:  # and the hashes are right
                 (file.parents[len(file.relative_to(within).parts) - 1] / manifest.NAME).unlink()
                 listed = [[name, str(np.asarray(v).dtype), list(np.shape(v))] for name, v in sorted(self.state.items())]
                 manifest.write(within, {"arrays": listed, "about": {}})
-        if within != made:  # the manifest above lists this one's hash
+        if within != made and file_of_part:  # the manifest above lists this one's hash
             body = json.loads((made / manifest.NAME).read_text())["content"]
             size = list(manifest.size_and_sha256(within / manifest.NAME))
             resealed(made, json.dumps({**body, "files": {f"process0/{manifest.NAME}": size}}))
