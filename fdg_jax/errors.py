@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+LONGEST = 500  # characters of another message that are quoted: it may quote a whole file
+
 
 class BadInput(ValueError):
     """A user's mistake. The message has the fact, the numbers and the way out; commands print it and exit with 2."""
@@ -72,8 +74,9 @@ def edits(a: str, b: str) -> int:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or else its type: to be quoted in a message of ours."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of an exception's message, shortened, or else its type: to be quoted in a message of ours."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 
 def sentence(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
+import tensorstore
 from small import CurrentPart, Part, batches, parts, pipeline
 
 from fdg_jax.errors import BadInput
@@ -160,6 +161,39 @@ def test_a_manifest_with_the_right_hash_and_nothing_in_it_is_damage(written, bod
     shutil.copytree(written[0], copy)
     (copy / "manifest.json").write_text(json.dumps({"sha256": manifest.content_sha256(body), "content": body}))
     with pytest.raises(manifest.Damaged, match="is no manifest"):
+        checkpoint.load(copy)
+
+
+def made_up(copy, kind):
+    """Changes a checkpoint so that what it declares cannot be; all hashes are right."""
+    content = json.loads((copy / "manifest.json").read_text())["content"]
+    arrays, about, size = content["arrays"], content["about"], 2**39
+    if kind in ("bytes", "part"):
+        spec = {"driver": "zarr", "kvstore": {"driver": "ocdbt", "base": f"file://{copy}/arrays/", "path": "00000/"}}
+        shape, part = ([size], [2**20]) if kind == "bytes" else ([300], [size])
+        spec["metadata"] = {"shape": shape, "chunks": part, "dtype": "<f8", "compressor": None, "fill_value": 0.0}
+        tensorstore.open(spec, create=True, delete_existing=True).result()
+        arrays[0][2] = shape
+    elif kind == "header":
+        shutil.rmtree(copy / "arrays")
+        checkpoint.write_as_npy(copy, {"00000": np.zeros(300), "00001": np.int64(3)})
+        file = copy / "npy" / "00000.npy"
+        file.write_bytes(file.read_bytes().replace(b"(2400,)", b"(2400000000000,)")[:-9])
+    elif kind == "name":
+        arrays[0][0] = 3
+    (copy / "manifest.json").unlink()
+    manifest.write(copy, {"arrays": arrays, "about": [1] if kind == "about" else about})
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("bytes", "declare 4,398,046,511,112 bytes"), ("part", "parts larger than themselves"), ("header", "mmap length"),
+    ("name", "manifest.json does not describe its arrays"), ("about", "about is no object"),
+])  # fmt: skip
+def test_a_checkpoint_that_declares_what_it_cannot_hold_is_refused_before_it_is_read(written, kind, said, tmp_path):
+    copy = tmp_path / "c"
+    shutil.copytree(written[0], copy)
+    made_up(copy, kind)
+    with pytest.raises(BadInput, match=said):
         checkpoint.load(copy)
 
 

@@ -104,12 +104,23 @@ def test_options_that_mean_nothing_in_a_run_do_not_part_it_from_others(tmp_path)
     assert [(group.name, len(group.runs)) for group in found.groups] == [("fdg, K=1", 2)]
 
 
-@pytest.mark.parametrize("options", [{"K": "a"}, {"train_size": "q"}, {"method": 5}])
-def test_options_of_another_type_in_a_results_file_are_refused(options, tmp_path):
-    line = json.loads((RESULTS / "paper-3-epochs.jsonl").read_text().splitlines()[0])
-    (tmp_path / "x.jsonl").write_text(json.dumps({**line, "options": {**line["options"], **options}}))
-    with pytest.raises(BadInput, match="line 1 is no result of a training run"):
-        results.read(tmp_path / "x.jsonl")
+@pytest.mark.parametrize(("place", "value"), [
+    (("options", "K"), "a"), (("options", "train_size"), "q"), (("options", "method"), 5), (("options", "K"), 10**9),
+    (("name",), 5), (("steps",), 10**18), (("epochs",), 1e308), (("epochs",), 1e-320), (("train_loss",), {}),
+    (("images_per_second",), "x"), (("images_per_second",), 1e-320), (("test_error_percent",), "7"),
+    (("staleness",), [None, 0]), (("training_curve",), [1]), (("training_curve", "epoch", 3), 1e308),
+    (("training_curve", "epoch", 3), "x"), (("training_curve", "train_loss", 3), []), (("evaluations", 0), 3),
+    (("evaluations", 0, "step"), None), (("evaluations", 0, "test_error_percent"), 101),
+])  # fmt: skip
+def test_a_value_that_cannot_be_in_a_results_file_is_refused_in_a_sentence(place, value, tmp_path):
+    good, *others = (RESULTS / "decisive.jsonl").read_text().splitlines()[:3]
+    holder = line = json.loads(good)
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    (tmp_path / "x.jsonl").write_text("\n".join([others[0], json.dumps(line), others[1]]))
+    with pytest.raises(BadInput, match=r"line 2 is no result of a training run: .*\. Files"):
+        compared(tmp_path / "x.jsonl")
 
 
 def test_a_run_with_options_that_no_run_can_have_is_refused(tmp_path):
@@ -182,7 +193,8 @@ def test_time_is_that_of_training_alone(tmp_path):
 def test_time_is_the_sum_of_the_lines_by_their_own_speeds():
     clock = results.seconds_at({10: None, 20: 100.0, 30: 50.0}, 10, 200.0)
     assert clock == pytest.approx({0: 0, 10: 0.5, 20: 1.5, 30: 3.5})
-    assert results.between(clock, 25) == pytest.approx(2.5) and results.between(clock, 31) is None
+    times = sorted(clock.items())
+    assert results.between(times, 25) == pytest.approx(2.5) and results.between(times, 31) is None
     assert results.seconds_at({10: None}, 10, None) == {}
 
 

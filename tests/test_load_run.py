@@ -16,10 +16,10 @@ import fdg_jax
 from fdg_jax import evaluate, export, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.storage import checkpoint
+from fdg_jax.storage import checkpoint, tensor_file
 from fdg_jax.storage.weights import HASH
 from fdg_jax.training import load_run
-from fdg_jax.training.trained import Inputs, Trained, read_inputs
+from fdg_jax.training.trained import Inputs, Trained, network_shapes, read_inputs
 
 DATA = batches(4)
 BLOCKS = [Part(12), Part(12), Part(12), Part(CLASSES)]
@@ -33,12 +33,13 @@ def test_the_networks_variables_are_read_from_a_state_with_batches_in_flight(opt
     ours.init(jax.random.PRNGKey(0), DATA[0])
     for batch in DATA:
         ours.step(batch)
-    x = jax.ShapeDtypeStruct((1, 8), np.float32)
-    found, expected = load_run.network_variables(ours.state(), BLOCKS, x), ours.export(whole=True)
+    inputs = [Inputs((size,), "uint8", CLASSES, (0.5,), (1.0,)) for size in (8, 9)]
+    shapes = [network_shapes(BLOCKS, each, "here") for each in inputs]
+    found, expected = load_run.network_variables(ours.state(), shapes[0]), ours.export(whole=True)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     with pytest.raises(BadInput, match=r"no params\['block000'\]\['Dense_0'\]\['kernel'\] float32\[9, 12\]"):
-        load_run.network_variables(ours.state(), BLOCKS, jax.ShapeDtypeStruct((1, 9), np.float32))
+        load_run.network_variables(ours.state(), shapes[1])
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,24 @@ def test_an_exported_network_comes_back_and_is_plain_flax(untrained, tmp_path):
 def test_weights_without_a_network_are_refused_with_the_way_out(tmp_path):
     fdg_jax.save_weights(tmp_path / "w", {"params": {"kernel": np.zeros(2)}})
     with pytest.raises(BadInput, match=r"header has no 'options'.*Read it with fdg_jax\.load_weights"):
+        fdg_jax.load_run(tmp_path / "w")
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"options": {"K": "x"}}, "K is 'x', which is no whole number"), ({"options": [1]}, "options is"),
+    ({"options": {"batch_size": 0}}, "holds what no run can have"), ({"options": {"split": "99"}}, "99"),
+    ({"options": {"model": "resnet20"}}, "it holds other arrays than resnet20 has"), ({"step": "7"}, "step is '7'"),
+    ({"drained": None}, "drained is None"), ({"data": 3}, "data is 3"), ({"classes": 9}, "it holds other arrays"),
+    ({"input_shape": [1, 1, 3, 3]}, "the network cannot take inputs of"),
+])  # fmt: skip
+def test_an_exported_file_with_a_value_that_cannot_be_is_refused(change, said, untrained, tmp_path):
+    untrained.save(tmp_path / "w")
+    variables, about = fdg_jax.load_weights(tmp_path / "w")
+    [(name, value)] = change.items()
+    value = {**json.loads(about["options"]), **value} if isinstance(value, dict) else value
+    about = {n: text for n, text in about.items() if n not in tensor_file.OWN} | {name: json.dumps(value)}
+    fdg_jax.save_weights(tmp_path / "w", variables, about)
+    with pytest.raises(BadInput, match=said):
         fdg_jax.load_run(tmp_path / "w")
 
 

@@ -1,5 +1,6 @@
 """What leaves a pipeline and comes back: outputs, weights for plain Flax, and a file of the exact state."""
 
+import os
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import safetensors.numpy
 from flax import struct
 from flax.core import freeze
 from small import CLASSES, Part, batches, cross_entropy, leaves, pipeline, recipe
@@ -215,19 +217,33 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
     assert "\n" not in str(found.value) and str(file) in str(found.value)
 
 
-@pytest.mark.parametrize(("arrays", "header", "match"), [
-    ({"a/b": X, "a/b/c": X}, {}, "names of its arrays make no tree"),
-    ({"a/b": X}, {"containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
-    ({"a/b": X}, {"dtypes": '{"a/b": "O"}'}, "header does not fit its arrays"),
-    ({"a/b": X}, {"dtypes": '{"a/b": "key none"}'}, "header does not fit its arrays"),
-], ids=range(4))  # fmt: skip
-def test_a_made_up_file_is_refused_in_a_sentence(arrays, header, match, tmp_path):
-    from safetensors.numpy import save_file
+@pytest.mark.parametrize(("names", "texts", "said"), [
+    (["a/b", "a/b/c"], {"format": tensor_file.WEIGHTS}, "names of its arrays make no tree"),
+    (["a/b"], {"format": tensor_file.WEIGHTS, "containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
+    *((["a"], {"format": tensor_file.WEIGHTS, "dtypes": f'{{"a": {dtype}}}'}, "does not fit its arrays")
+      for dtype in ("3", '"O"', '"key none"', '"key threefry2x32"')),
+    (["a"], {"format": tensor_file.WEIGHTS, "containers": "[]"}, "does not fit its arrays"),
+    (["a"], {"format": tensor_file.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays make no tree"),
+    *((["stage/1/a"], {"format": tensor_file.PIPELINE, **K}, "which is no number of stages")
+      for K in ({}, {"K": "x"}, {"K": "0"}, {"K": "1000000000"})),
+    *(([name], {"format": tensor_file.PIPELINE, "K": "1"}, "which no pipeline of 1 stages has")
+      for name in ("stage/2/a", "state", "else/a")),
+])  # fmt: skip
+def test_a_file_that_somebody_made_up_is_refused_although_its_hash_is_right(names, texts, said, tmp_path):
+    arrays = {name: np.zeros(2, np.float32) for name in names}
+    file = tmp_path / "made up"
+    file.write_bytes(safetensors.numpy.save(arrays, {**texts, "sha256": tensor_file.seal(arrays, texts)}))
+    with pytest.raises(BadInput, match=said):
+        (fdg_jax.load if texts["format"] == tensor_file.PIPELINE else fdg_jax.load_weights)(file)
 
-    header = {"format": tensor_file.WEIGHTS, **header}
-    save_file(arrays, tmp_path / "w", {**header, "sha256": tensor_file.seal(arrays, header)})
-    with pytest.raises(BadInput, match=match):
-        fdg_jax.load_weights(tmp_path / "w")
+
+@pytest.mark.parametrize("header", [b"", b'{"a":{"dtype":"F32","shape":[4294967296],"data_offsets":[0,17179869184]}}'])
+def test_a_file_of_zeros_that_declares_much_is_refused_without_being_read(header, tmp_path):
+    file = tmp_path / "huge"
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + 2**34)  # of which nothing is on the disk
+    with pytest.raises(BadInput, match=r"is no safetensors file|its header names no format"):
+        fdg_jax.load_weights(file)
 
 
 def test_a_file_of_another_kind_names_its_reader(weights, tmp_path):

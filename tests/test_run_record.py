@@ -14,8 +14,8 @@ from stored_runs import asked, stored_run
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
-from fdg_jax.report import report_page
-from fdg_jax.runs import checkpoints, reading, run_files
+from fdg_jax.report import report_page, results
+from fdg_jax.runs import checkpoints, incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import closing, launch, session, session_run, training_loop
 from fdg_jax.training.live_directory import LiveDirectory
@@ -32,6 +32,36 @@ def test_metrics_are_on_disk_line_by_line(tmp_path):
     assert run_files.read_metrics(tmp_path / "metrics.jsonl")[1] == {"step": 2, "train_loss": None}
     assert log.lines == 2
     log.close()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "incidents.jsonl", "stalls.jsonl", "results.jsonl"])
+def test_a_file_of_lines_that_never_end_takes_no_memory(name, tmp_path):
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 200 * 2**30)  # of which nothing is on the disk
+    assert incidents.read(tmp_path) == [] and incidents.stalls(tmp_path) == 0
+    reads = {"metrics.jsonl": lambda: reading.events(tmp_path), "results.jsonl": lambda: results.read(tmp_path / name)}
+    if name in reads:
+        with pytest.raises(BadInput, match="a line of more than 1,048,576 bytes"):
+            reads[name]()
+
+
+def test_of_very_many_lines_neighbours_become_one_and_what_is_asked_for_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(thinning, "MOST", 16)
+    losses = [2.0 - i / 1000 for i in range(1, 1001)]
+    losses[499], losses[700] = 9.0, -1.0  # what nobody may lose sight of
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step, loss in enumerate(losses, 1):
+            event = {"step": step, "epoch": step / 10, "train_loss": loss, "learning_rate": 0.1, "more": "x" * 1000}
+            file.write(json.dumps({**event, "images_per_second": 10.0 if step % 2 else 30.0}) + "\n")
+    found = reading.events(tmp_path)
+    assert 16 < len(found) < 2 * 16 and [event["step"] for event in found] == sorted(event["step"] for event in found)
+    assert [found[0]["train_loss"], found[-1]["train_loss"]] == [losses[0], losses[-1]]
+    assert min(event["train_loss"] for event in found) == -1.0
+    assert max(thinning.span(event, "train_loss")[1] for event in found) == 9.0
+    one = found[1]  # the lines after the first, up to its step
+    assert one["train_loss"] == pytest.approx(np.mean(losses[1 : one["step"]]))
+    assert one["images_per_second"] == pytest.approx(15.0)  # as long as a batch at 10 and one at 30
+    assert "more" not in one
 
 
 def test_resuming_drops_the_lines_after_the_checkpoint(tmp_path):
@@ -207,8 +237,22 @@ def test_a_config_that_was_changed_since_the_checkpoint_is_refused():
     about = session.about_job(SimpleNamespace(options=asked(momentum=0.9), dataset=dataset))
     with pytest.raises(BadInput, match=r"config.json is not what .*: momentum is 0.8, was 0.9\. Put it back"):
         session.begin_again(job, record, {}, record.state(), about)
+    with pytest.raises(BadInput, match="damaged: its options are \\[1\\]"):
+        session.begin_again(job, record, {}, record.state(), {**about, "options": [1]})
     about["options"].pop("momentum")  # of a version that did not have it; steps may change
     session.begin_again(job, record, {}, record.state(), about)
+
+
+@pytest.mark.parametrize("entry", [
+    {"step": np.zeros(2)}, {"lines": np.float32(3)}, {"seconds": np.bytes_(b"x")}, {"pending": np.zeros((2, 2))},
+    {"error": np.zeros(0)}, {"unread/x": np.zeros(1)}, {"images": None},
+])  # fmt: skip
+def test_numbers_of_a_checkpoint_that_are_none_are_refused(entry):
+    record, [name] = Record(128, 32, 10, np.ones(8)), entry
+    record.log = SimpleNamespace(lines=0)
+    record.restore(state := record.state())
+    with pytest.raises(BadInput, match=f"the checkpoint.*{name.partition('/')[0]}"):
+        record.restore({n: value for n, value in {**state, **entry}.items() if value is not None})
 
 
 def test_lines_that_a_resumed_run_has_lost_are_told(tmp_path, capsys):

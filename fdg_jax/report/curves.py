@@ -16,6 +16,7 @@ from fdg_jax.report.lines import chart, curve
 from fdg_jax.runs.options import FIELDS, asked_of, corrected_by
 from fdg_jax.runs.run_files import unit
 from fdg_jax.runs.run_length import run_length
+from fdg_jax.runs.thinning import span
 
 INK, TRAIN, TEST, FAINT = "#1f2933", "#2b6cb0", "#c05621", "#d5dbe1"
 LONGEST_TITLE = 120  # characters for which there is room above the curves
@@ -75,14 +76,16 @@ def charts(config: dict[str, Any], train: Sequence[Mapping[str, Any]], test: Seq
     ]
     made = []
     for name, key, events, style in shown:
-        points = [(event["epoch"], event[key]) for event in events if event.get(key) is not None]
+        there = [event for event in events if event.get(key) is not None]
+        points = [(event["epoch"], event[key]) for event in there]
         if points or key != "test_bits_per_byte":
             rate, spots = key == "learning_rate", len(points) <= 12
             points = steps(points, marks) if rate and config.get("lr_schedule", "paper") == "paper" else points
             values = [value for _, value in points] if rate else []
+            spans = [] if rate else [span(event, key) for event in there]
             log = bool(values) and min(values) > 0 and max(values) > FACTOR * min(values)
             absent = "not measured" if key.endswith("_per_second") else "nothing yet"
-            drawn = chart(curve(name, points), name, "epochs", {name: style}, marks, absent, True, log, spots)
+            drawn = chart(curve(name, points, spans), name, "epochs", {name: style}, marks, absent, True, log, spots)
             made.append(f"<figure><figcaption><b>{name}</b></figcaption>{drawn}</figure>")
     notes = ["Dashed: the learning rate changes."] * bool(marks)
     notes += ["Band: the range of neighbouring lines."] * any('class="band' in each for each in made)
@@ -119,6 +122,9 @@ def line(axes, events: list[dict[str, Any]], name: str, colour: str, label: str,
     """Draws one curve. Many training losses are drawn faintly, with their running mean over them."""
     x, y = [event["epoch"] for event in events], [event[name] for event in events]
     width = len(y) // 50 if events and "learning_rate" in events[0] else 0
+    low, high = zip(*(span(event, name) for event in events), strict=True) if events else ((), ())
+    if low != high:
+        axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
     axes.plot(x, y, color=colour, marker=marker, markersize=3.5, lw=1.6, alpha=0.3 if width > 1 else 1)
     if width > 1:
         axes.plot(x, running_means(events, name, width), color=colour, lw=1.8)

@@ -84,15 +84,22 @@ def short(number: float) -> str:
     return f"{number:g}"
 
 
-def curve(name: str, points: Sequence[tuple[float, float]]) -> list[Line]:
-    """The curve of one run; [] of no points. Of many, the means of neighbours, with their range as the band."""
+def curve(
+    name: str, points: Sequence[tuple[float, float]], spans: Sequence[tuple[float, float]] = ()
+) -> list[Line]:
+    """The curve of one run; [] of no points. Of many, the means of neighbours, with their range as the band.
+
+    spans: for each point, the lowest and highest value that it stands for; () where it is its own.
+    """
     if len(points) <= MOST:
         return [Line(name, list(points), [], [])] if points else []
     bounds = [round(i * len(points) / MOST) for i in range(MOST + 1)]
     parts = [points[a:b] for a, b in pairwise(bounds)]
     places = [part[len(part) // 2][0] for part in parts]
-    values = [[value for _, value in part] for part in parts]
-    middle, low, high = ([of(v) for v in values] for of in (statistics.fmean, min, max))
+    spans = spans or [(value, value) for _, value in points]
+    middle = [statistics.fmean(value for _, value in part) for part in parts]
+    low = [min(low for low, _ in spans[a:b]) for a, b in pairwise(bounds)]
+    high = [max(high for _, high in spans[a:b]) for a, b in pairwise(bounds)]
     return [Line(name, *(list(zip(places, each, strict=True)) for each in (middle, low, high)))]
 
 

@@ -23,7 +23,7 @@ from fdg_jax.runs import incidents, live, reading
 from fdg_jax.runs.incidents import Incident
 from fdg_jax.runs.options import spelled
 from fdg_jax.runs.progress import clock, count
-from fdg_jax.runs.run_files import SUMMARY, unit
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 
 NO_SUMMARY = "<p>summary.json is written when the run is finished.</p>"
 ALL_ELSE = '<p class="soft">All other options are at their defaults: see below.</p>'
@@ -64,7 +64,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     """
     config = reading.config(run) if config is None else dict(config)
     events = reading.events(run)
-    reading.check_ranges(run, config)
+    reading.check_ranges(run / CONFIG, config)
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
     draw(config, events, run / "curves.png")
     beside = run / "report.html.part"

@@ -5,15 +5,16 @@ finished run in each line.
 """
 
 import statistics
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, sentence
 from fdg_jax.report import options_part
-from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, written
-from fdg_jax.runs.run_files import CONFIG, SUMMARY, there, unit
+from fdg_jax.runs import option_checks, reading
+from fdg_jax.runs.options import FIELDS, Options, written
+from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 from fdg_jax.storage import strict_json
 
 # Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
@@ -69,7 +70,7 @@ def read(path: Path) -> list[Result]:
 def of_directory(path: Path) -> Result:
     """The run in a directory."""
     config, events = reading.config(path), reading.events(path)
-    reading.check_ranges(path, config)
+    reading.check_ranges(path / CONFIG, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
     train = [event for event in events if event.get("train_loss") is not None]
@@ -132,67 +133,85 @@ def seconds_at(speeds: Mapping[int, float | None], units: int, mean: float | Non
 def points(
     events: Sequence[Mapping[str, Any]], name: str, size: int, batch_size: int, clock: Mapping[int, float]
 ) -> list[Point]:
-    """A run's values of one name. size: examples of the training set; 0 where that is unknown."""
-    found = []
+    """A run's values of one name. size: examples of the training set; 0 where that is unknown. clock: {batch: seconds
+    until it}."""
+    found, times = [], sorted(clock.items())
     for event in events:
         if event[name] is not None:
             step = event["step"]
             examples = event["epoch"] * size if size else float(step * batch_size)
-            found.append(Point(step, examples, clock.get(step) if step in clock else between(clock, step), event[name]))
+            found.append(Point(step, examples, between(times, step), event[name]))
     return found
 
 
-def between(clock: Mapping[int, float], step: int) -> float | None:
-    """The time at a batch that has no line of its own; None beyond the last one."""
-    later = min((s for s in clock if s > step), default=None)
-    if later is None:
-        return clock[max(clock)] if clock and step - max(clock) <= 0 else None
-    earlier = max(s for s in clock if s < step)
-    return clock[earlier] + (clock[later] - clock[earlier]) * (step - earlier) / (later - earlier)
+def between(times: Sequence[tuple[int, float]], step: int) -> float | None:
+    """The time at a batch, which need have no line of its own; None outside. times: (batch, seconds), ascending."""
+    i = bisect_left(times, (step,))
+    if i < len(times) and times[i][0] == step:
+        return times[i][1]
+    if not 0 < i < len(times):
+        return None
+    (a, before), (b, after) = times[i - 1 : i + 1]
+    return before + (after - before) * (step - a) / (b - a)
 
 
 def of_file(path: Path) -> list[Result]:
     """The runs of a results file."""
+    found: list[Result] = []
     try:
-        lines = path.read_bytes().splitlines()
+        for line in strict_json.lines(path):
+            found.append(of_line(strict_json.parse(line)))
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(of_line(strict_json.parse(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            fact = f"{path}, line {number} is no result of a training run ({type(error).__name__}: {error})"
-            raise BadInput(f"{fact}. Files that python -m experiments collects have one in each line.") from None
+    except ValueError as error:
+        fact = f"{path}, line {len(found) + 1} is no result of a training run: {sentence(error)}"
+        raise BadInput(f"{fact} Files that python -m experiments collects have one in each line.") from None
     if not found:
         raise BadInput(f"{path} is empty. Name a file with a result in each line.")
     return found
 
 
-def of_line(line: dict[str, Any]) -> Result:
-    """The run in a line of a results file. KeyError, TypeError where it is something else."""
-    options, curve = dict(line["options"]), line.get("training_curve") or {}
-    for option in options.keys() & FIELDS.keys() - {"resume"}:
-        if not reading.fits_option(option, options[option]):
-            raise TypeError(f"{option} is {reading.shown(options[option])}")
-    size, batch_size, steps, epochs = options["train_size"] or 0, options["batch_size"], line["steps"], line["epochs"]
-    per_epoch = steps / epochs if epochs else 1.0
-    columns = zip(curve.get("epoch", ()), curve.get("train_loss", ()), strict=True)
-    losses = [{"step": round(e * per_epoch), "epoch": float(e), "loss": v} for e, v in columns]
-    errors = line.get("evaluations") or [{"step": steps, "epoch": epochs, **line}]
+def of_line(line: Any) -> Result:
+    """The run in a line of a results file. Raises ValueError, which says what is wrong with it."""
+    line = line if isinstance(line, dict) else {}
+    reading.check("it", line, {"name": str, "options": dict}, "")
+    reading.check_summary("it", line, "")
+    options = {name: line["options"][name] for name in FIELDS if name in line["options"] and name != "resume"}
+    reading.check("it", options, {name: FIELDS[name].type for name in ("train_size", "batch_size", *options)}, "")
+    option_checks.check(Options(**options), frozenset())
+    steps, epochs, size, batch_size = line["steps"], line["epochs"], options["train_size"] or 0, options["batch_size"]
+    losses, errors = curve_of(line, steps / epochs if epochs else 1.0), line.get("evaluations")
+    errors = errors or [{"step": steps, "epoch": epochs, **line}]
+    for value, events in (("train_loss", losses), ("test_error_percent", errors)):
+        for event in events:
+            reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
+            if wrong := impossible(event):
+                raise BadInput(f"{wrong}.")
     name = f"{unit(line)}_per_second"
     units = batch_size * (options.get("block_size") or 1 if name.startswith("tokens") else 1)
     speed = line.get(name)
     clock = {e["step"]: e["step"] * units / speed for e in (*losses, *errors)} if speed else {}
     return Result(
         line["name"],
-        {option: options[option] for option in FIELDS if option in options},
+        options,
         True,
-        points(losses, "loss", size, batch_size, clock),
+        points(losses, "train_loss", size, batch_size, clock),
         points(errors, "test_error_percent", size, batch_size, clock),
         {**line, "test_error_percent": float(line["test_error_percent"])},
         [],
     )
+
+
+def curve_of(line: Mapping[str, Any], per_epoch: float) -> list[dict[str, Any]]:
+    """The training losses of a line, like those in metrics.jsonl. per_epoch: batches. Raises ValueError."""
+    reading.check("it", line, {"training_curve": dict | None, "evaluations": list | None}, "", absent=None)
+    curve = line.get("training_curve") or {"epoch": [], "train_loss": []}
+    reading.check("its curve", curve, {"epoch": list, "train_loss": list}, "")
+    epochs = [float(epoch) for epoch in curve["epoch"]]
+    if wrong := impossible({"epoch": max([per_epoch, *epochs])}):
+        raise BadInput(f"{wrong}.")
+    columns = zip(epochs, curve["train_loss"], strict=True)
+    return [{"step": round(e * per_epoch), "epoch": e, "train_loss": loss} for e, loss in columns]
 
 
 class Group(NamedTuple):

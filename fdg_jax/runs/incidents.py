@@ -5,6 +5,7 @@ The file is there from the first incident on. What cannot be written or read is 
 
 import contextlib
 import json
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,8 +46,8 @@ def stalls(run: Path) -> int:
 def lines(path: Path) -> list[dict[str, object]]:
     """The objects in a file of lines."""
     found = []
-    with contextlib.suppress(OSError):
-        for line in path.read_bytes().splitlines()[:MOST] if path.is_file() else ():
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a line that is too long
+        for line in islice(strict_json.lines(path), MOST):
             with contextlib.suppress(ValueError):
                 found.append(strict_json.parse(line))
     return [each for each in found if isinstance(each, dict)]

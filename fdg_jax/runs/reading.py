@@ -14,7 +14,8 @@ from fdg_jax.machine import jax_settings
 from fdg_jax.options.values import described, fits
 from fdg_jax.runs import option_checks
 from fdg_jax.runs.options import FIELDS, Options, defaults_of_others, spelled
-from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, read_json, read_metrics
+from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, impossible, metrics, read_json
+from fdg_jax.runs.thinning import Thinned
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
 # Else it is no continuation.
@@ -30,7 +31,10 @@ SUMMARY_MAY_HAVE = {
     "stage_parameters": list,
 }
 # Of the lists: what each holds.
-ELEMENTS = {"devices": str, "resumed": dict, "staleness": int, "updates": int, "stage_parameters": int}
+ELEMENTS = {
+    "devices": str, "resumed": dict, "staleness": int, "updates": int, "stage_parameters": int, "evaluations": dict,
+    "epoch": float, "train_loss": float | None,  # of a curve
+}  # fmt: skip
 MOST_DEVICES = 4096
 
 
@@ -54,36 +58,42 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     return found
 
 
-def check_ranges(run: Path, config: Mapping[str, Any]) -> None:
-    """Raises BadInput where the options in config.json are of their types, but no run can have them."""
+def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
+    """Raises BadInput where the options in a file are of their types, but no run can have them."""
     try:
         option_checks.check(Options(**{name: config[name] for name in FIELDS if name in config}), frozenset())
     except BadInput as error:
-        raise BadInput(f"{run / CONFIG} holds what no run can have: {error}") from None
+        raise BadInput(f"{path} holds what no run can have: {error}") from None
 
 
 def summary(run: Path) -> dict[str, Any]:
     """summary.json with what SUMMARY_NEEDS names. Raises BadInput."""
-    found, way_out = read_json(run / SUMMARY), "Delete it and resume the run, which writes it again."
-    check(run / SUMMARY, found, SUMMARY_NEEDS, way_out)
-    there = {name: kind for name, kind in SUMMARY_MAY_HAVE.items() if name in found}
-    check(run / SUMMARY, found, there, way_out)
-    for name in ("steps", "epochs", "seconds"):
-        if found[name] < 0:
-            raise BadInput(f"{run / SUMMARY}: {name} is {found[name]}: the file is damaged. {way_out}")
+    found = read_json(run / SUMMARY)
+    check_summary(run / SUMMARY, found, "Delete it and resume the run, which writes it again.")
     return found
 
 
+def check_summary(path: Path | str, found: Mapping[str, Any], way_out: str) -> None:
+    """Refuses the numbers of a finished run where one is absent, of another type, or cannot be."""
+    there = {name: kind for name, kind in SUMMARY_MAY_HAVE.items() if name in found}
+    check(path, found, SUMMARY_NEEDS | there, way_out)
+    if wrong := impossible(found):
+        raise BadInput(f"{path}: {wrong}: the file is damaged. {way_out}")
+
+
 def events(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, each with its epoch, a learning rate beside a training loss, and a test loss beside a
-    test error. Raises BadInput."""
-    found, path = read_metrics(run / METRICS), run / METRICS
-    for event in found:
+    """The lines of metrics.jsonl by their steps, each with its epoch, a learning rate beside a training loss, and a
+    test loss beside a test error. Of very many, some stand for their neighbours (fdg_jax.runs.thinning). Raises
+    BadInput."""
+    path, found = run / METRICS, {name: Thinned(name) for name in ("train_loss", "test_error_percent", "step")}
+    for event in metrics(path):
         for name, where in (("epoch", "step"), ("learning_rate", "train_loss"), ("test_loss", "test_error_percent")):
             if where in event and name not in event:
                 fact = f"{path}: the line of step {event['step']} lacks {name!r}: it is damaged"
                 raise BadInput(f"{fact}. Start a new run in another --run-dir.")
-    return found
+        kind = next(name for name in ("test_error_percent", "train_loss", "step") if event.get(name) is not None)
+        found[kind].add(event)
+    return sorted((event for each in found.values() for event in each.lines), key=lambda event: event["step"])
 
 
 def refuse_less(steps: int, done: int) -> None:
@@ -92,15 +102,12 @@ def refuse_less(steps: int, done: int) -> None:
         raise BadInput(f"--steps {steps}: the run stands at batch {done} already. Give more, or leave --steps out.")
 
 
-def fits_option(name: str, value: Any) -> bool:
-    """Whether a value is of the type of an option."""
-    return fits(value, FIELDS[name].type)
-
-
 MISSING = object()
 
 
-def check(path: Path, found: Mapping[str, Any], needed: Mapping[str, Any], way_out: str, absent: Any = MISSING) -> None:
+def check(
+    path: Path | str, found: Mapping[str, Any], needed: Mapping[str, Any], way_out: str, absent: Any = MISSING
+) -> None:
     """Refuses a file in which a value is absent or of another type. absent: what an absent one counts as."""
     for name, kind in needed.items():
         value = found.get(name, absent)

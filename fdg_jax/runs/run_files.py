@@ -11,9 +11,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +99,19 @@ def cut_back(path: Path, lines: int) -> int:
     """Keeps the first `lines` complete lines of a file and drops the rest. Returns how many are left."""
     if not path.exists():
         return 0
-    kept = [line for line in path.read_bytes().splitlines(keepends=True)[:lines] if line.endswith(b"\n")]
+    with path.open("rb") as file:
+        kept = [line for line in islice(file, lines) if line.endswith(b"\n")]
     durable.write(path, b"".join(kept))
     return len(kept)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads the events of a `metrics.jsonl`.
+    """All events of a `metrics.jsonl`. Raises BadInput as `metrics` does."""
+    return list(metrics(path))
+
+
+def metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Reads the events of a `metrics.jsonl`, one after the other.
 
     It ignores an incomplete last line, which a process was writing when it died.
 
@@ -112,26 +119,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         BadInput: another line is no event, or has a value that no event has.
     """
     if not os.path.lexists(path):
-        return []
-    if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-        raise BadInput(f"{path} is not a file. Remove it, or start a new run in another --run-dir.")
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
-    return [event_of(path, n, line) for n, line in enumerate(lines, 1) if line.endswith(b"\n")]
+        return
+    lines = enumerate(strict_json.lines(path), 1)
+    while True:
+        try:
+            number, line = next(lines, (0, b""))
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+        except ValueError as error:
+            raise BadInput(f"{path} is damaged: {error}. Remove it, or start a new run in another --run-dir.") from None
+        if not line.endswith(b"\n"):
+            return
+        yield event_of(path, number, line)
 
 
 def newest_points(run: Path) -> dict[str, int]:
     """The newest batch of which a run's curves have a point, of the curves "train" and "test"; {} if its metrics.jsonl
     cannot be read."""
     try:
-        return {"train" if "train_loss" in event else "test": event["step"] for event in read_metrics(run / METRICS)}
+        return {"train" if "train_loss" in event else "test": event["step"] for event in metrics(run / METRICS)}
     except BadInput:
         return {}
 
 
-# The smallest and largest possible value of each entry. Losses and learning rates are float32.
+# The smallest and largest possible value of each entry beside 0. Losses and learning rates are float32.
 EVENT_RANGES = {
     "step": (0, 10**12),
     "epoch": (0.0, 1e12),
@@ -139,15 +150,17 @@ EVENT_RANGES = {
     "test_loss": (-1e39, 1e39),
     "test_error_percent": (0.0, 100.0),
     "learning_rate": (0.0, 1e39),
-    "images_per_second": (0.0, 1e15),
-    "tokens_per_second": (0.0, 1e15),
+    "images_per_second": (1e-9, 1e15),
+    "tokens_per_second": (1e-9, 1e15),
     "test_bits_per_byte": (-1e39, 1e39),
 }
+RANGES = {**EVENT_RANGES, "steps": (0, 10**12), "epochs": (0.0, 1e12), "seconds": (0.0, 1e12)}  # of a summary, too
 MAY_BE_NULL = ("train_loss", "test_loss", "images_per_second", "tokens_per_second", "test_bits_per_byte")
 
 
 def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """The event in a line. Raises BadInput if it is none, or has impossible values, so that readers need not check."""
+    """The event in a line: the entries that this version knows. Raises BadInput if there is none, or an impossible
+    value, so that readers need not check."""
     way_out = "Start a new run in another --run-dir."
     try:
         event = strict_json.parse(line)
@@ -155,14 +168,21 @@ def event_of(path: Path, number: int, line: bytes) -> dict[str, Any]:
         raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r} ({error}). {way_out}") from None
     if not isinstance(event, dict) or "step" not in event:
         raise BadInput(f"{path}, line {number} is damaged: {line[:40]!r}. {way_out}")
-    for name, (least, most) in EVENT_RANGES.items():
-        value = event.get(name)
-        if name not in event or (value is None and name in MAY_BE_NULL):
+    if wrong := impossible(event):
+        raise BadInput(f"{path}, line {number} is damaged: {wrong}. {way_out}")
+    return {name: event[name] for name in EVENT_RANGES if name in event}
+
+
+def impossible(event: Mapping[str, Any]) -> str:
+    """Says which entry of an event, or of a summary, has a value that it cannot have; "" where all can be."""
+    for name, value in event.items():
+        if name not in RANGES or (value is None and name in MAY_BE_NULL):
             continue
-        kinds = int if name == "step" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
-            raise BadInput(f"{path}, line {number} is damaged: {name} is {repr(value)[:40]}. {way_out}")
-    return event
+        least, most = RANGES[name]
+        kinds = int if name in ("step", "steps") else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or (value and not least <= value <= most):
+            return f"{name} is {repr(value)[:40]}"
+    return ""
 
 
 def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:

@@ -5,9 +5,10 @@ stored as the inputs of its forward pass, which is replayed when the state is re
 """
 
 import hashlib
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from fdg_jax.errors import BadInput, first_line
-from fdg_jax.storage import durable, manifest
+from fdg_jax.storage import durable, manifest, quiet
 from fdg_jax.storage.plain import plain, plain_like, unplain
 
 Flat = dict[str, np.ndarray]
 ARRAYS = "arrays"  # Orbax's folder within a checkpoint
 NPY = "npy"  # in its place in a part of a checkpoint
+# Arrays that declare more are made up: weights are noise, which hardly gets smaller on a disk. Empty buffers do.
+MOST_TIMES, ALWAYS_BYTES = 1000, 2**28  # the bytes on the disk; what may be declared whatever is there
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -75,9 +78,14 @@ def sha256(flat: Mapping[str, Any]) -> str:
     digest = hashlib.sha256()
     for name in sorted(flat):
         value = np.asarray(flat[name])
-        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(heading(name, value.dtype, value.shape))
         digest.update(np.ascontiguousarray(value).tobytes())
     return digest.hexdigest()
+
+
+def heading(name: str, dtype: np.dtype, shape: Sequence[int]) -> bytes:
+    """What stands for an array in `sha256` before its bytes."""
+    return f"{name} {dtype} {list(shape)}\n".encode()
 
 
 def parameters_sha256(stages: Sequence[Any]) -> str:
@@ -237,13 +245,20 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
             raise BadInput(f"there is no checkpoint at {path}.")
         content = manifest.check(path)
         folders = {path / part: body for part, body in content["parts"].items()} or {path: content}
-        trees = {folder: read_arrays(folder) for folder in folders}
+        with quiet.orbax():
+            try:
+                trees = {folder: read_arrays(folder) for folder in folders}
+            except Exception:
+                quiet.forget_tasks()
+                raise
     except BadInput:
         raise
     # Orbax raises many kinds. None of them means damage, as every byte has just been checked.
     except Exception as error:
-        raise manifest.Unreadable(path, error) from error
+        raise manifest.Unreadable(path, error) from None
     try:
+        if not isinstance(content["about"], dict):
+            raise TypeError("about is no object")
         flat: Flat = {}
         for folder, body in folders.items():
             flat |= arrays_by_name(trees[folder], body["arrays"])
@@ -258,18 +273,29 @@ def load(path: Path) -> tuple[Flat, dict[str, Any]]:
 def read_arrays(folder: Path) -> Mapping[str, Any]:
     """The arrays of a sealed folder by number; those in NumPy's files as bytes."""
     if (folder / NPY).is_dir():
-        return {file.stem: np.load(file, allow_pickle=False) for file in (folder / NPY).iterdir()}
+        # Mapped: a file cannot declare more than it holds.
+        return {file.stem: np.array(np.lib.format.open_memmap(file, mode="r")) for file in (folder / NPY).iterdir()}
+    options = ocp.options.MultiprocessingOptions()
     if jax.process_count() > 1:  # else Orbax would wait for the other processes
         process = jax.process_index()
         options = ocp.options.MultiprocessingOptions(
             primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"process{process}"
         )
-        with ocp.Checkpointer(
-            ocp.PyTreeCheckpointHandler(multiprocessing_options=options), multiprocessing_options=options
-        ) as checkpointer:
-            return checkpointer.restore(folder / ARRAYS)
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    with ocp.Checkpointer(handler, multiprocessing_options=options) as checkpointer:
+        check_sizes(folder, checkpointer.metadata(folder / ARRAYS).item_metadata.tree.values())
         return checkpointer.restore(folder / ARRAYS)
+
+
+def check_sizes(folder: Path, declared: Collection[Any]) -> None:
+    """Raises Damaged where arrays would need memory that what is on the disk cannot fill: the C++ code that reads them
+    would end the process. declared: Orbax's metadata of each array."""
+    stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    needed = sum(math.prod(each.shape) * each.dtype.itemsize for each in declared)
+    parts = [zip(each.storage.chunk_shape, each.shape, strict=True) for each in declared]
+    if needed > max(MOST_TIMES * stored, ALWAYS_BYTES) or any(part > max(1, n) for each in parts for part, n in each):
+        fact = f"its arrays declare {needed:,} bytes, or parts larger than themselves, in {stored:,} bytes of files"
+        raise manifest.Damaged(f"the checkpoint at {folder} is damaged: {fact}.")
 
 
 def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
@@ -279,7 +305,7 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
         value = np.asarray(tree[f"{i:05d}"] if 0 not in shape else np.zeros(shape, dtype))
         if value.dtype == np.uint8:  # the bytes of an array
             value = value.view(np.dtype(dtype)).reshape(shape)
-        if str(value.dtype) != dtype or list(value.shape) != shape:
+        if not isinstance(name, str) or str(value.dtype) != dtype or list(value.shape) != shape:
             raise ValueError(f"{name} is {value.dtype}{list(value.shape)}, written as {dtype}{shape}")
         flat[name] = value
     return flat

@@ -22,7 +22,7 @@ from typing import Any
 
 from fdg_jax import errors
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage import durable
+from fdg_jax.storage import durable, strict_json
 
 NAME, FORMAT = "manifest.json", 1
 REPLACED = ".replaced"  # suffix of a checkpoint that is being replaced by a new one
@@ -98,7 +98,7 @@ def check(folder: Path) -> dict[str, Any]:
     body = sealed_content(folder, there, fact)
     for name, (size, sha256) in body["files"].items():
         if name not in there:
-            raise Damaged(f"{fact}: {name} is missing.")
+            raise Damaged(f"{fact}: {name[:200]} is missing.")
         check_regular_file(name, there[name], fact)
         found = (folder / name).stat().st_size
         if found != size or file_sha256(folder / name) != sha256:
@@ -115,22 +115,23 @@ def sealed_content(folder: Path, there: Mapping[str, int], fact: str) -> dict[st
     if NAME not in there:
         raise Damaged(f"{fact}: {NAME} cannot be read ({os.strerror(errno.ENOENT)}).")
     check_regular_file(NAME, there[NAME], fact)
-    text = (folder / NAME).read_bytes()
     try:
-        whole = json.loads(text)
+        whole = strict_json.read(folder / NAME)
         found, body = whole["sha256"], whole["content"]
         expected = content_sha256(body)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         raise Damaged(f"{fact}: {NAME} is no manifest.") from None
     if found != expected:
         raise Damaged(f"{fact}: {NAME} does not match its own hash.")
     if not isinstance(body, dict) or "format" not in body:
         raise Damaged(f"{fact}: {NAME} is no manifest.")
     if body["format"] != FORMAT:
-        fact = f"the checkpoint at {folder} has format {body['format']}; this version reads {FORMAT}"
+        fact = f"the checkpoint at {folder} has format {str(body['format'])[:80]}; this version reads {FORMAT}"
         raise OtherFormat(f"{fact}. Resume it where it was made.")
     files = body.get("files")
-    if not isinstance(files, dict) or not all(isinstance(each, list) and len(each) == 2 for each in files.values()):
+    if not isinstance(files, dict) or not all(
+        isinstance(each, list) and [type(part) for part in each] == [int, str] for each in files.values()
+    ):
         raise Damaged(f"{fact}: {NAME} is no manifest.")
     parts = body.get("parts", [])
     if not isinstance(parts, list) or any(f"{part}/{NAME}" not in files for part in parts):

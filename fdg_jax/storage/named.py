@@ -71,6 +71,8 @@ def unflattened(path: Any, arrays: Mapping[str, Any], kinds: Mapping[str, str]) 
         return MAKERS[kinds.get("/".join(keys), "dict") if keys else "dict"](found)
 
     try:
+        if both := arrays.keys() & kinds.keys():
+            raise ValueError(f"{min(both)} is an array and a container")
         parts: dict[tuple[str, ...], Any] = {tuple(name.split("/")): {} for name in kinds}
         parts |= {tuple(name.split("/")): array for name, array in arrays.items()}
         return made(unflatten_dict(dict(sorted(parts.items(), key=lambda part: part[0]))), ())  # containers come first

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
 from fdg_jax.storage import finite
-from fdg_jax.storage.plain import check_usable
+from fdg_jax.storage.plain import check_usable, shown
 
 
 class Reading(Mapping[str, Any]):
@@ -60,8 +61,23 @@ def number(flat: Mapping[str, Any], name: str) -> int:
     """Reads a counter (an integer of 0 or more) from a state. Raises BadInput if it is something else."""
     value = np.asarray(flat[name])
     if value.shape != () or value.dtype.kind not in "iu" or value < 0:
-        raise BadInput(f"the checkpoint's {name} is {value!r}, not a number of 0 or more: it is damaged.")
+        said = str(value) if value.ndim == 0 else shown(value)
+        raise BadInput(f"the checkpoint's {name} is {said}, not a number of 0 or more: it is damaged.")
     return int(value)
+
+
+def real(flat: Mapping[str, Any], name: str) -> float:
+    """Reads a number, which may be NaN or infinite, from a state. Raises BadInput if it is something else."""
+    return reals(flat, name, (0,))[0]
+
+
+def reals(flat: Mapping[str, Any], name: str, axes: tuple[int, ...] = (0, 1)) -> list[float]:
+    """Reads a number or a list of numbers from a state. Raises BadInput for other numbers of axes and other dtypes."""
+    value = np.asarray(flat[name])
+    real_numbers = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+    if value.ndim not in axes or not real_numbers:
+        raise BadInput(f"the checkpoint's {name} is {shown(value)}, which holds no number: it is damaged.")
+    return [float(each) for each in np.atleast_1d(value)]
 
 
 def check_finite(state: Mapping[str, Any]) -> None:

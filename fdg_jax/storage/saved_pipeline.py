@@ -1,14 +1,16 @@
 """A pipeline in one file: its exact state, batches in flight included, and its weights beside it."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fdg_jax.errors import BadInput
 from fdg_jax.storage import tensor_file
 from fdg_jax.storage.named import flattened, unflattened
 
 Tree = Any
-STATE, STAGE = "state/", "stage/"
+STATE, STAGE = "state", "stage"
 
 
 class Saved(NamedTuple):
@@ -32,9 +34,9 @@ def save(
     about: Mapping[str, Any],
 ) -> None:
     """Writes what `load` reads. Raises BadInput and OSError as `tensor_file.write` does."""
-    arrays, containers = {STATE + name: value for name, value in state.items()}, {}
+    arrays, containers = {f"{STATE}/{name}": value for name, value in state.items()}, {}
     for k, stage in enumerate(variables, 1):
-        own_arrays, own_containers = flattened(stage, f"{STAGE}{k}")
+        own_arrays, own_containers = flattened(stage, f"{STAGE}/{k}")
         arrays |= own_arrays
         containers |= own_containers
     tensor_file.write(path, tensor_file.PIPELINE, arrays, containers, about)
@@ -57,11 +59,21 @@ def load(path: str | os.PathLike[str]) -> Saved:
         BadInput: there is no file, it is damaged, or it is of another kind.
     """
     arrays, containers, about = tensor_file.read(path, tensor_file.PIPELINE)
-    stages = [f"{STAGE}{k}/" for k in range(1, int(about["K"]) + 1)]
-    variables = [unflattened(path, below(arrays, stage), below(containers, stage)) for stage in stages]
-    return Saved(below(arrays, STATE), variables, about)
-
-
-def below(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """What has a name with this prefix, by the rest of its name."""
-    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
+    K = about.get("K", "")
+    if not re.fullmatch("[1-9][0-9]{0,4}", K):
+        fact = f"{path} is damaged: its header says K={K[:20]!r}, which is no number of stages"
+        raise BadInput(f"{fact}. Write it again.")
+    state: dict[str, Any] = {}
+    stages = {str(k): ({}, {}) for k in range(1, int(K) + 1)}
+    for number, named in enumerate((arrays, containers)):
+        for name, value in named.items():
+            kind, k, rest = (*name.split("/", 2), "", "")[:3]
+            if name.startswith(f"{STATE}/") and not number:
+                state[name.removeprefix(f"{STATE}/")] = value
+            elif kind == STAGE and k in stages:
+                stages[k][number][rest] = value
+            else:
+                raise BadInput(f"{path} is damaged: it holds {name[:40]!r}, which no pipeline of {K} stages has.")
+    for _, own_containers in stages.values():
+        own_containers.pop("", None)  # the stage itself, if it has no variables
+    return Saved(state, [unflattened(path, *own) for own in stages.values()], about)

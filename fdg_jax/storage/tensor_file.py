@@ -11,12 +11,12 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, deserialize
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fdg_jax.errors import BadInput, Unreadable, first_line, reason, sentence
@@ -27,6 +27,7 @@ WEIGHTS, PIPELINE = "fdg_jax weights 1", "fdg_jax pipeline 1"
 CONTAINERS, STORED = "containers", "dtypes"
 OWN = ("format", "sha256", CONTAINERS, STORED)  # the entries of the header that `write` makes, and `read` relies on
 READERS = {WEIGHTS: "fdg_jax.load_weights", PIPELINE: "fdg_jax.load"}
+CHUNK = 2**20  # bytes that are hashed at once
 KEY = "key "  # before the name of a random key's implementation
 # The format's names of NumPy's dtypes. JAX has taught NumPy those that are not its own, such as bfloat16.
 DTYPES = {
@@ -118,8 +119,12 @@ def plain_number(value: Any) -> Any:
 
 def seal(arrays: Mapping[str, np.ndarray], texts: Mapping[str, str]) -> str:
     """The hash of everything that is in a file, but for this hash."""
-    content = f"{checkpoint.sha256(arrays)}\n{json.dumps(texts, sort_keys=True)}"
-    return hashlib.sha256(content.encode()).hexdigest()
+    return seal_of(checkpoint.sha256(arrays), texts)
+
+
+def seal_of(arrays_sha256: str, texts: Mapping[str, str]) -> str:
+    """`seal` by the hash of the arrays."""
+    return hashlib.sha256(f"{arrays_sha256}\n{json.dumps(texts, sort_keys=True)}".encode()).hexdigest()
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
@@ -134,41 +139,83 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Any], dict[
         Unreadable: it cannot be read at the moment.
     """
     path = Path(path)
-    content = read_bytes(path)
     try:
-        found = deserialize(content)
-        length = int.from_bytes(content[:8], "little")
-        texts = strict_json.parse(content[8 : 8 + length]).get("__metadata__") or {}
-        arrays = {
-            name: np.frombuffer(each["data"], DTYPES[each["dtype"]]).reshape(each["shape"]) for name, each in found
-        }
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
+            raise BadInput(f"{path} is not a file. Give the name of a file.")
+        with path.open("rb") as file:
+            entries, texts = header(file)
+            check_texts(path, kind, texts)
+            sealed = texts.pop("sha256", None)
+            if sealed != seal_of(stored_sha256(file, entries), texts):
+                raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
+            arrays = {name: array(file, entry) for name, entry in entries.items()}
+    except FileNotFoundError:
+        raise BadInput(f"there is no file {path}. Give the name of one that exists.") from None
+    except (OSError, MemoryError) as error:
+        raise Unreadable(f"{path} cannot be read: {reason(error)}.") from None
+    except BadInput:
+        raise
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         fact = f"{path} is damaged or is no safetensors file ({first_line(error)})"
         raise BadInput(f"{fact}. Write it again, or give another file.") from None
+    try:
+        containers, dtypes = (strict_json.parse(texts.pop(entry, "{}").encode()) for entry in (CONTAINERS, STORED))
+        arrays |= {name: from_stored(arrays[name], dtype) for name, dtype in dtypes.items()}
+        return arrays, dict(containers.items()), texts
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise BadInput(f"{path} is damaged: its header does not fit its arrays ({first_line(error)}).") from None
+
+
+class Entry(NamedTuple):
+    """Where an array is in a file: its bytes from `begin` to `end`."""
+
+    dtype: np.dtype
+    shape: list[int]
+    begin: int
+    end: int
+
+
+def header(file: BinaryIO) -> tuple[dict[str, Entry], dict[str, str]]:
+    """(the arrays, the texts) that a file declares. No array is read.
+
+    Raises SafetensorError, ValueError, KeyError, TypeError where that does not fit the length of the file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if length > strict_json.MOST_BYTES:
+        raise ValueError(f"its header has {length:,} bytes")
+    found = strict_json.parse(file.read(length))
+    with safe_open(file.name, "numpy"):  # checks that the arrays lie one behind the other and fill the file
+        texts = found.pop("__metadata__", None) or {}
+    entries = {}
+    for name, each in found.items():
+        begin, end = each["data_offsets"]
+        entries[name] = Entry(np.dtype(DTYPES[each["dtype"]]), each["shape"], 8 + length + begin, 8 + length + end)
+    return entries, texts
+
+
+def check_texts(path: Path, kind: str, texts: Mapping[str, str]) -> None:
+    """Raises BadInput where a file is not of this kind."""
     of = texts.get("format")
     if of != kind:
         if of in READERS:
             raise BadInput(f"{path} is another file of this library. Read it with {READERS[of]}.")
-        written = f"its format is {of!r}" if of else "its header names no format"
+        written = f"its format is {of[:80]!r}" if of else "its header names no format"
         raise BadInput(f"{path} was not written by this version of fdg_jax ({written}). Give a file that was.")
-    sealed = texts.pop("sha256", None)
-    if sealed != seal(arrays, texts):
-        raise BadInput(f"{path} is damaged: its content does not match its sha256. Write it again.")
-    try:
-        containers, dtypes = (strict_json.parse(texts.pop(entry, "{}").encode()) for entry in (CONTAINERS, STORED))
-        arrays |= {name: from_stored(arrays[name], dtype) for name, dtype in dtypes.items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise BadInput(f"{path} is damaged: its header does not fit its arrays ({first_line(error)}).") from None
-    return arrays, containers, texts
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file. Raises BadInput if there is none, and Unreadable."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-            raise BadInput(f"{path} is not a file. Give the name of a file.")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise BadInput(f"there is no file {path}. Give the name of one that exists.") from None
-    except OSError as error:
-        raise Unreadable(f"{path} cannot be read: {reason(error)}.") from None
+def stored_sha256(file: BinaryIO, entries: Mapping[str, Entry]) -> str:
+    """`checkpoint.sha256` of arrays that stay in their file: whatever it declares, this takes no memory."""
+    digest = hashlib.sha256()
+    for name in sorted(entries):
+        entry = entries[name]
+        digest.update(checkpoint.heading(name, entry.dtype, entry.shape))
+        file.seek(entry.begin)
+        for at in range(entry.begin, entry.end, CHUNK):
+            digest.update(file.read(min(CHUNK, entry.end - at)))
+    return digest.hexdigest()
+
+
+def array(file: BinaryIO, entry: Entry) -> np.ndarray:
+    """An array of a file, which may be written to."""
+    file.seek(entry.begin)
+    return np.frombuffer(bytearray(file.read(entry.end - entry.begin)), entry.dtype).reshape(entry.shape)

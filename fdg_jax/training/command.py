@@ -113,7 +113,8 @@ def resumed(path: Path, asked: Options, given: frozenset[str]) -> tuple[Options,
     """(options of the run that goes on, its config.json). Raises BadInput."""
     options, config = reading.resumed_options(path, asked, given)
     option_checks.check(options, frozenset())
-    run_files.read_metrics(path / run_files.METRICS)  # what is damaged is refused before the work
+    for _ in run_files.metrics(path / run_files.METRICS):  # what is damaged is refused before the work
+        pass
     return options, config
 
 

@@ -10,18 +10,26 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fdg_jax import split
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints, reading
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
-from fdg_jax.stage.functions import init_variables
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.weights import HASH, load_weights
 from fdg_jax.training import setup
 from fdg_jax.training.moving import fitted, leaves
 from fdg_jax.training.partition import Partition
-from fdg_jax.training.trained import Inputs, Trained, blocks_of, cuts_of, from_file, inputs_of, read_inputs, with_data
+from fdg_jax.training.trained import (
+    Inputs,
+    Trained,
+    blocks_of,
+    cuts_of,
+    from_file,
+    inputs_of,
+    network_shapes,
+    read_inputs,
+    with_data,
+)
 
 Which = int | str | None
 
@@ -72,7 +80,7 @@ def read(path: Path, which: Which = None, data_dir: str | os.PathLike[str] | Non
     state, _, about = checkpoints.load(checkpoints.folder(path / CHECKPOINTS, step))
     inputs = inputs_of_run(path, config, options, data_dir)
     blocks = blocks_of(options, inputs)
-    variables, drained, remark = network_variables(state, blocks, inputs.example(1)), False, ""
+    variables, drained, remark = network_variables(state, network_shapes(blocks, inputs, path / CONFIG)), False, ""
     expected = final_sha256(path, step) if last else None
     if expected:
         drained = options.drain
@@ -132,13 +140,12 @@ def inputs_of_run(
     return inputs_of(setup.load_data(with_data(options, data_dir), ""))
 
 
-def network_variables(state: Mapping[str, Any], blocks: Sequence[nn.Module], x: jax.ShapeDtypeStruct) -> dict[str, Any]:
+def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
     """The Flax variables of the uncut network, as they are in a state: without the batches that are in flight.
 
     Arguments:
-        state: of a pipeline that was cut into stages of these blocks.
-        blocks: the network.
-        x: the shape and dtype of what block 0 takes.
+        state: of a pipeline that was cut into stages of the network's blocks.
+        shapes: the shapes and dtypes of its variables, uncut (`network_shapes`).
 
     Returns: {"params": {"block000": ...}, "batch_stats": ...}, NumPy arrays.
 
@@ -156,8 +163,7 @@ def network_variables(state: Mapping[str, Any], blocks: Sequence[nn.Module], x: 
             raise BadInput(f"{fact}: it is of another network than config.json names.")
         return np.asarray(value)
 
-    template = jax.eval_shape(lambda key, x: init_variables(split.whole(blocks), key, x), jax.random.key(0), x)
-    return dict(jax.tree_util.tree_map_with_path(leaf, template))
+    return dict(jax.tree_util.tree_map_with_path(leaf, shapes))
 
 
 def drain(state: Mapping[str, Any], options: Options, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
@@ -166,8 +172,8 @@ def drain(state: Mapping[str, Any], options: Options, inputs: Inputs, blocks: Se
     The batches in flight are in the state, so the data set may be one of zeros.
     """
     source = inputs.zeros(options.dataset, options.train_size or options.batch_size)
-    costs = [1.0] * len(blocks)  # nobody asks
-    parts = Partition(list(blocks), options.split or "", cuts_of(options), costs, "FLOPs", has_paper_split=False)
+    cuts, costs = cuts_of(options, blocks), [1.0] * len(blocks)  # nobody asks for these
+    parts = Partition(list(blocks), options.split or "", cuts, costs, "FLOPs", has_paper_split=False)
     pipeline = setup.built(options, source, setup.ALONE, parts).pipeline
     pipeline.restore(state, finite=False)  # checkpoints are judged when they are written
     pipeline.drain()

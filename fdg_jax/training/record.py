@@ -17,6 +17,8 @@ from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.trackers import NO_TRACKERS
+from fdg_jax.storage.checkpoint import numbers
+from fdg_jax.storage.restoring import Reading, number, real, reals
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import CountedLog, RunLog
 from fdg_jax.training.speed import Speed
@@ -109,18 +111,18 @@ class Record:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
+        found = Reading(state)
         for name in ("step", "evaluated", "lines", "sessions"):
-            setattr(self, name, int(state[name]))
-        self.timed_units, self.units = int(state["timed_images"]), int(state["images"])
-        self.seconds, self.timed_seconds = float(state["seconds"]), float(state["timed_seconds"])
-        self.pending, self.sessions = [float(loss) for loss in state["pending"]], self.sessions + 1
+            setattr(self, name, number(found, name))
+        self.timed_units, self.units = number(found, "timed_images"), number(found, "images")
+        self.seconds, self.timed_seconds = real(found, "seconds"), real(found, "timed_seconds")
+        self.pending, self.sessions = reals(found, "pending"), self.sessions + 1
         self.recent.clear()
-        self.recent.extend(float(loss) for loss in state["recent"])
-        self.error = None if math.isnan(float(state["error"])) else float(state["error"])
-        self.best_error, best = float(state["best_error"]), int(state["best_step"])
-        self.best_step = None if best < 0 else best
-        for step, losses in sorted((int(name.split("/")[1]), name) for name in state if name.startswith("unread/")):
-            self.unread += [Metrics(step + i, float(loss)) for i, loss in enumerate(np.atleast_1d(state[losses]))]
+        self.recent.extend(reals(found, "recent"))
+        error, self.best_error, best = (real(found, name) for name in ("error", "best_error", "best_step"))
+        self.error, self.best_step = None if math.isnan(error) else error, int(best) if 0 <= best < 2**63 else None
+        for step in numbers(found, "unread/"):
+            self.unread += [Metrics(step + i, loss) for i, loss in enumerate(reals(found, f"unread/{step}"))]
 
     def elapsed(self) -> float:
         """Seconds of the run so far, over all sessions."""

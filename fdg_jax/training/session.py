@@ -116,6 +116,8 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
                 f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
             )
     was, now = about.get("options", {}), about_job(job)["options"]
+    if not isinstance(was, dict):
+        raise BadInput(f"the newest checkpoint is damaged: its options are {reading.shown(was)}. Start a new run.")
     changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
     if changed:
         fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"

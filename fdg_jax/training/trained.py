@@ -19,12 +19,14 @@ from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.text import Text
 from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
-from fdg_jax.errors import BadInput
+from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import programs
+from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, Options
-from fdg_jax.stage.functions import ComputeOptions, make_apply, make_outputs, split_variables
+from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
 from fdg_jax.storage import strict_json
+from fdg_jax.storage.plain import shown
 from fdg_jax.storage.weights import HASH, Weights, save_weights
 from fdg_jax.training import feeding, session, setup
 
@@ -85,9 +87,9 @@ def blocks_of(options: Options, inputs: Inputs) -> list[nn.Module]:
     return models.blocks(options.model, inputs.classes, **own)
 
 
-def cuts_of(options: Options) -> tuple[int, ...]:
-    """The first blocks of the stages 2..K of a run, whose options are settled."""
-    return tuple(int(cut) for cut in (options.split or "").split(",")) if options.K > 1 else ()
+def cuts_of(options: Options, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
+    """The first blocks of the stages 2..K of a run, whose options are settled. Raises BadInput."""
+    return split.parse(options.split or "", options.model, options.K, len(blocks)) if options.K > 1 else ()
 
 
 def with_data(options: Options, data_dir: str | os.PathLike[str] | None) -> Options:
@@ -103,6 +105,7 @@ class Trained:
     blocks: of which it consists.
     options: of the run; from an exported file, those that the file has.
     inputs: what the network takes.
+    cuts: the first blocks of the run's stages 2..K.
     about: which weights these are: step (batches after which they were taken), drained (whether the batches in flight
         were used before), parameters_sha256, data (the fingerprint of the data set).
     """
@@ -111,6 +114,7 @@ class Trained:
         self.options, self.inputs, self.variables, self.about = options, inputs, dict(variables), dict(about)
         self.blocks = blocks_of(options, inputs)
         self.network: nn.Module = split.whole(self.blocks)
+        self.cuts = cuts_of(options, self.blocks)
 
     def __repr__(self) -> str:
         return f"Trained(model={self.options.model!r}, dataset={self.options.dataset!r}, {self.which})"
@@ -127,11 +131,6 @@ class Trained:
         if not self.inputs.mean:
             return lambda tokens: jnp.asarray(tokens).astype(jnp.int32)
         return augment.test_transform(self.inputs)  # type: ignore[arg-type]  # it looks at mean and std only
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """The first blocks of the run's stages 2..K."""
-        return cuts_of(self.options)
 
     @cached_property
     def outputs(self) -> Callable[[Any], jax.Array]:
@@ -229,17 +228,36 @@ class Trained:
 
 def from_file(path: str, weights: Weights) -> Trained:
     """The network in a file that `Trained.save` wrote. Raises BadInput if the file does not name one."""
-    needed = ("options", "input_shape", "data_dtype", "classes", "mean", "std", "step", "drained", "data")
+    needed = ("options", "input_shape", "data_dtype", "classes", "mean", "std", "step", "drained", "data", HASH)
     if missing := [name for name in needed if name not in weights.about]:
         fact = f"{path} holds weights, but its header has no {missing[0]!r}, so the network is not known"
         raise BadInput(f"{fact}. Read it with fdg_jax.load_weights, or export it anew from the run.")
     try:
-        about: dict[str, Any] = {"data_dtype": weights.about["data_dtype"]}
+        about: dict[str, Any] = {"data_dtype": weights.about["data_dtype"], HASH: weights.about[HASH]}
         about |= {name: strict_json.parse(weights.about[name].encode()) for name in needed if name not in about}
-        options = {name: value for name, value in about["options"].items() if name in FIELDS}
-    except (ValueError, AttributeError) as error:
+    except ValueError as error:
         raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
+    reading.check(path, about, {"options": dict, "step": int, "drained": bool, "data": dict | None}, "Export it anew.")
+    options = {name: value for name, value in about["options"].items() if name in FIELDS and name != "resume"}
+    reading.check(path, options, {name: FIELDS[name].type for name in options}, "Export it anew.")
+    reading.check_ranges(path, options)
     about["shape"] = about["input_shape"]
     inputs = read_inputs(about, str(path))
-    of_weights = {name: about[name] for name in ("step", "drained", "data")} | {HASH: weights.about[HASH]}
-    return Trained(Options(**options), inputs, weights.variables, of_weights)
+    of_weights = {name: about[name] for name in ("step", "drained", "data", HASH)}
+    found = Trained(Options(**options), inputs, weights.variables, of_weights)
+    wanted = network_shapes(found.blocks, inputs, path)
+    if jax.tree.map(shown, found.variables) != jax.tree.map(shown, wanted):
+        raise BadInput(f"{path} is damaged: it holds other arrays than {found.options.model} has. Export it anew.")
+    return found
+
+
+def network_shapes(blocks: Sequence[nn.Module], inputs: Inputs, where: object) -> Tree:
+    """The shapes and dtypes of the uncut network's variables. where: the file that says what it takes, for the message.
+
+    Raises BadInput where the network cannot take that.
+    """
+    try:
+        return dict(jax.eval_shape(partial(init_variables, split.whole(blocks)), jax.random.key(0), inputs.example(1)))
+    except Exception as error:  # whatever a layer raises
+        fact = f"{where} is damaged: the network cannot take inputs of {list(inputs.shape)}"
+        raise BadInput(f"{fact} ({first_line(error)}).") from None

@@ -7,6 +7,7 @@ found something else than its own run, and sends it nothing.
 """
 
 import contextlib
+import selectors
 import socket
 import time
 
@@ -14,10 +15,11 @@ from fdg_jax.errors import BadInput, reason
 
 GREETING, GO, REFUSED = b"fdg_jax\n", b"go\n", b"no\n"  # the words of process 0
 LOOK_SECONDS = 0.2  # between two attempts to connect
-ANSWER_SECONDS = 5.0  # for a greeting, and for a number
+ANSWER_SECONDS = 5.0  # for a greeting
 STRANGE_SECONDS = 15.0  # for which something else may listen there: process 0 of a run that is just ending
 OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
 LONGEST = 20  # bytes of a number
+MOST_STRANGERS = 64  # connections that may be silent, beside one of each process
 
 
 class Absent(Exception):
@@ -48,41 +50,75 @@ def receive(place: tuple[str, int], _: int, processes: int, until: float) -> Non
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
         try:
             listening.bind(place)
-            listening.listen(processes)
+            listening.listen(MOST_STRANGERS + processes)
         except OSError as error:
             fact = f"process 0 cannot listen at {place[0]}:{place[1]}: {reason(error)}"
             raise BadInput(f"{fact}. {OWN_PORT}") from None
+        listening.setblocking(False)
         here: dict[int, socket.socket] = {}
+        said: dict[socket.socket, bytes] = {}  # by those that have not said a whole number yet, the oldest first
+        held.callback(lambda: [each.close() for each in (*here.values(), *said)])
+        looked = held.enter_context(selectors.DefaultSelector())
+        looked.register(listening, selectors.EVENT_READ)
         while len(here) < processes - 1:
-            listening.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                other, _ = listening.accept()
-            except TimeoutError:
+            if (left := until - time.monotonic()) <= 0:
                 missing = sorted(set(range(1, processes)) - here.keys())
-                raise Absent(f"process {', '.join(map(str, missing))}") from None
-            held.enter_context(other)
-            number = number_of(other)
-            if number is None:
-                continue
-            if not 0 < number < processes or (number in here and not has_left(here[number])):
-                with contextlib.suppress(OSError):
-                    other.sendall(REFUSED)
-            else:
-                here[number] = other
+                raise Absent(f"process {', '.join(map(str, missing))}")
+            for key, _ in looked.select(left):
+                other = key.fileobj
+                if other is listening:
+                    greet(listening, said, looked, processes)
+                elif isinstance(other, socket.socket) and other in said:  # it may just have been dropped
+                    hear(other, said, looked, here, processes)
         for other in here.values():
             with contextlib.suppress(OSError):  # it is gone, which JAX will notice
                 other.sendall(GO)
 
 
-def number_of(other: socket.socket) -> int | None:
-    """Greets a process; returns the number that it says. None for what is no process of ours."""
-    other.settimeout(ANSWER_SECONDS)
-    try:
+def greet(
+    listening: socket.socket, said: dict[socket.socket, bytes], looked: selectors.BaseSelector, processes: int
+) -> None:
+    """Greets one more. Of too many that say nothing the oldest is dropped; a process of ours would connect again."""
+    with contextlib.suppress(OSError):
+        other, _ = listening.accept()
+        said[other] = b""
+        looked.register(other, selectors.EVENT_READ)
+        other.setblocking(False)
         other.sendall(GREETING)
-        said = line(other)
+    if len(said) > MOST_STRANGERS + processes:
+        drop(next(iter(said)), said, looked).close()
+
+
+def hear(
+    other: socket.socket,
+    said: dict[socket.socket, bytes],
+    looked: selectors.BaseSelector,
+    here: dict[int, socket.socket],
+    processes: int,
+) -> None:
+    """Takes what one says, and notes it in `here` once that is the number of a process that is missing."""
+    try:
+        more = other.recv(LONGEST)
     except OSError:
-        return None
-    return int(said) if said.strip().isdigit() else None
+        more = b""
+    said[other] = text = said[other] + more
+    if more and not text.endswith(b"\n") and len(text) < LONGEST:
+        return
+    drop(other, said, looked)
+    number = int(text) if text.strip().isdigit() and len(text) <= LONGEST else None
+    if number is not None and 0 < number < processes and (number not in here or has_left(here[number])):
+        here[number] = other
+        return
+    with other, contextlib.suppress(OSError):
+        if number is not None:
+            other.sendall(REFUSED)
+
+
+def drop(other: socket.socket, said: dict[socket.socket, bytes], looked: selectors.BaseSelector) -> socket.socket:
+    """Listens no longer to one; returns it."""
+    looked.unregister(other)
+    del said[other]
+    return other
 
 
 def has_left(other: socket.socket) -> bool:
@@ -103,11 +139,10 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
         with contextlib.suppress(OSError), socket.create_connection(place, timeout=min(ANSWER_SECONDS, left)) as way:
             if way.getsockname() == way.getpeername():  # where nobody listens, TCP can connect a port with itself
                 continue
-            if line(way) == GREETING:
+            if line(way, min(until, time.monotonic() + ANSWER_SECONDS)) == GREETING:
                 strange = 0.0
                 way.sendall(f"{process}\n".encode())
-                way.settimeout(left)
-                answer = line(way)
+                answer = line(way, until)
                 if answer == GO:
                     return
                 if answer == REFUSED:
@@ -122,9 +157,14 @@ def come(place: tuple[str, int], process: int, processes: int, until: float) -> 
     raise Absent(f"process 0 at {place[0]}:{place[1]}, or another one that it waits for")
 
 
-def line(way: socket.socket) -> bytes:
-    """What is sent up to the end of a line, but not more than a number has. Raises OSError."""
+def line(way: socket.socket, until: float) -> bytes:
+    """What is sent until a moment, up to the end of a line, but not more than a number has. Raises OSError."""
     said = b""
-    while not said.endswith(b"\n") and len(said) < LONGEST and (more := way.recv(1)):
+    while not said.endswith(b"\n") and len(said) < LONGEST:
+        if (left := until - time.monotonic()) <= 0:
+            raise TimeoutError
+        way.settimeout(left)
+        if not (more := way.recv(1)):
+            break
         said += more
     return said

@@ -16,6 +16,7 @@ from fdg_jax.runs.incidents import Incident
 from fdg_jax.runs.live import ENDED, Live
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, event_of
+from fdg_jax.runs.thinning import Thinned
 from fdg_jax.storage import temporary_files
 from fdg_jax.watch.following import Following
 
@@ -39,7 +40,7 @@ class Seen(NamedTuple):
     """A run at one moment.
 
     config, summary: config.json, checked; summary.json, {} if the run has not finished.
-    train, test: the lines of metrics.jsonl that have a training loss, a test error.
+    train, test: the lines of metrics.jsonl that have a training loss, a test error (fdg_jax.runs.thinning).
     lives: what its processes say, by their numbers; {} of a run of an earlier version.
     refused, stalls: as in `fdg_jax.runs.incidents`.
     wrong: what is missing or damaged, in sentences.
@@ -66,8 +67,7 @@ class Watched:
         self.number, self.damaged = 0, 0  # of lines
         self.config: dict[str, Any] | None = None
         self.config_file: Any = None  # tells whether it is still the one that was read
-        self.train: list[dict[str, Any]] = []
-        self.test: list[dict[str, Any]] = []
+        self.train, self.test = Thinned("train_loss"), Thinned("test_error_percent")
         self.written: dict[int, tuple[float, float]] = {}  # by process: (what it wrote, when that was, by our clock)
 
     def begun(self) -> bool:
@@ -105,7 +105,8 @@ class Watched:
             ended = ended._replace(said=f"{ended.said} Its report: {self.run / REPORT}")
         refused, stalls = incidents.read(self.run), incidents.stalls(self.run)
         assert self.config is not None
-        return Seen(self.config, summary, self.train, self.test, lives, refused, stalls, wrong, ended)
+        train, test = self.train.lines, self.test.lines
+        return Seen(self.config, summary, train, test, lives, refused, stalls, wrong, ended)
 
     def read_config(self) -> list[str]:
         """Reads config.json if it is new. Returns what is wrong with it, if another one is known."""
@@ -114,7 +115,7 @@ class Watched:
             stamp = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
             if stamp != self.config_file:
                 config = reading.config(self.run)
-                reading.check_ranges(self.run, config)
+                reading.check_ranges(self.run / CONFIG, config)
                 self.config, self.config_file = config, stamp
         except OSError as error:
             if self.config is None:
@@ -132,7 +133,8 @@ class Watched:
         for _ in range(MOST_READINGS):
             news = self.metrics.news()
             if news.anew:
-                self.number, self.damaged, self.train, self.test = 0, 0, [], []
+                self.number, self.damaged = 0, 0
+                self.train, self.test = Thinned("train_loss"), Thinned("test_error_percent")
             if not news.lines:
                 return
             self.take(news.lines)
@@ -149,9 +151,9 @@ class Watched:
             if "epoch" not in event or ("train_loss" in event and "learning_rate" not in event):
                 self.damaged += 1
             elif event.get("test_error_percent") is not None:
-                self.test.append(event)
+                self.test.add(event)
             elif event.get("train_loss") is not None:
-                self.train.append(event)
+                self.train.add(event)
 
     def age(self, process: int, said: Live) -> float:
         """Seconds since a process has written. Other machines' clocks may differ from ours: so a change is now."""

@@ -10,35 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spoiling import spoil
 
 from experiments import table3
 from experiments.harness import result_files, run_table
+from fdg_jax import compare
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
 from fdg_jax.report import curves, report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
 from fdg_jax.training import command_line, launch, resume_into
+from fdg_jax.watch import terminal
+from fdg_jax.watch.seen import Watched
+from fdg_jax.watch.view import view
 from tests import made_up_runs
 
 TABLE = table3.TABLE
 ONE = next(run for run in TABLE.runs if run.flags["K"] == 2)
 FILES_EACH = 100  # runs that one case spoils
-RAW = {  # JSON that Python's writer would not write
-    "endless": "1e999", "digits": "1" * 5000, "-digits": "-" + "9" * 400, "nan": "NaN", "infinity": "-Infinity",
-    "deep": "[" * 100_000, "nested": "[" * 500 + "]" * 500, "objects": '{"a":' * 60 + "1" + "}" * 60, "broken": "{",
-    "half": '"\\ud800"', "exponent": "1e308", "tiny": "1e-320", "minus": "-0.0",
-}  # fmt: skip
-HOSTILE = [
-    None, True, False, 0, 1, -1, 7, 2**31, 2**53 + 1, 2**63 - 1, -(2**63), 0.5, -1.5, 1e20, 1e39, 1e300, [], {}, [[]],
-    [None], ["<u>"], {"<u>": "<u>"}, "", "x", "auto", "none", "1", "paper", "measured", "sgd", "cifar10", " ", "\n\n",
-    "\0", "\x1b[31m", "\u202e", "é" * 50, "a" * 100_000, "<script>open('/ran','w')</script>", "</title><u>",
-    "<img src=x onerror=y>", '" onload="y', "' onload='y", "]]></svg><u>", "&lt;u&gt;<u>", "$\\frac{$", "$x$",
-    "{title}", "{0.__class__}", "%s%n", "__import__('os').system('touch ran')", "../../ran", "file:///etc/passwd",
-    "`touch ran`", "$(touch ran)", "; touch ran",
-]  # fmt: skip
-
-
 class Reached(Exception):
     """The files were taken: what follows is training."""
 
@@ -53,80 +43,6 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.found |= {tag, *(f"{tag} {name}" for name, _ in attrs)}
-
-
-def places(value, path=()):
-    """The paths of everything in a JSON value."""
-    yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in inner:
-        yield from places(each, (*path, key))
-
-
-def spoilt_value(rng: random.Random, content: dict) -> str:
-    """The JSON of an object in which one to three values are others, gone or under another name."""
-    content = json.loads(json.dumps(content))
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        path = rng.choice([path for path in places(content) if path] or [("x",)])
-        holder = content
-        for key in path[:-1]:
-            holder = holder[key]
-        how, hostile = rng.random(), rng.choice([*HOSTILE, *(f"@{name}@" for name in RAW)])
-        if path == ("x",):  # nothing is left to spoil
-            holder["x"] = hostile
-        elif how < 0.1:
-            del holder[path[-1]]
-        elif how < 0.2 and isinstance(holder, dict):
-            holder[hostile if isinstance(hostile, str) else "<u>"] = holder.pop(path[-1])
-        else:
-            holder[path[-1]] = hostile
-    text = json.dumps(content)
-    for name, raw in RAW.items():
-        text = text.replace(f'"@{name}@"', raw)
-    return text
-
-
-def spoilt_bytes(rng: random.Random, content: bytes) -> bytes:
-    at = rng.randrange(len(content) + 1)
-    flipped = bytearray(content)
-    for _ in range(rng.choice((1, 1, 2, 20)) if content else 0):
-        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
-    return rng.choice([
-        content[:at], bytes(flipped), bytes(flipped), bytes(flipped), b"", bytes(len(content)), content + content[at:],
-        content[:at] + rng.randbytes(9) + content[at:], b"\xef\xbb\xbf" + content,
-        content.decode(errors="replace").encode("utf-16"),
-        b"null", b"[]", b"3", b'"text"', b"{}", RAW["deep"].encode(), rng.randbytes(99), content.replace(b"\n", b"\r"),
-    ])  # fmt: skip
-
-
-def spoil(rng: random.Random, file: Path) -> str:
-    """Does something to a file; what it was."""
-    if not file.is_file() or file.is_symlink():
-        return "nothing"
-    content, how = file.read_bytes(), rng.random()
-    if how < 0.65:
-        lines = content.splitlines(keepends=True) if file.name == METRICS else [content]
-        n = rng.randrange(len(lines)) if lines else 0
-        try:
-            lines[n : n + 1] = [spoilt_value(rng, json.loads(lines[n])).encode() + b"\n"]
-        except (ValueError, TypeError, IndexError, RecursionError):  # it has been spoilt before
-            return "nothing"
-        file.write_bytes(b"".join(lines))
-        return "values"
-    if how < 0.9:
-        file.write_bytes(spoilt_bytes(rng, content))
-        return "bytes"
-    file.unlink()
-    kind = rng.choice(["gone", "folder", "pipe", "dangling", "loop", "device", "unreadable"])
-    if kind == "folder":
-        file.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(file)
-    elif kind in ("dangling", "loop", "device"):
-        file.symlink_to({"dangling": "nowhere", "loop": file.name, "device": "/dev/zero"}[kind])
-    elif kind == "unreadable":
-        file.symlink_to("/proc/self/mem")  # also for root
-    return kind
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +106,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
     seed, all_of_them, run, quick, tmp_path, monkeypatch, capsys, tell
 ):
     monkeypatch.chdir(tmp_path)
-    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "resume", "into", "table"), 0)
+    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "compare", "watch", "resume", "into", "table"), 0)
     shutil.copytree(run, copy)
     assert outcome(report_page.main, [str(copy)], capsys) == "taken"
     allowed = Seen((copy / "report.html").read_text()).found
@@ -203,6 +119,9 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
             counts["report"] += outcome(report_page.main, [str(copy)], capsys) == "taken"
             if (copy / "report.html").exists():
                 assert Seen((copy / "report.html").read_text(encoding="utf-8")).found <= allowed
+            page = ["--html", str(tmp_path / "compared.html")]
+            counts["compare"] += outcome(compare.main, [str(copy), *page], capsys) == "taken"
+            counts["watch"] += watched(copy)
             where = ["--run-dir", str(copy)]
             counts["resume"] += outcome(cifar.main, [*where, "--resume"], capsys) == "taken"
             into = [*where, "--resume-into", str(tmp_path / "new"), "--epochs", "400"]
@@ -214,6 +133,14 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
         assert not (tmp_path / "ran").exists()
     assert all(counts.values()), counts
     tell(f"taken of {number + 1}: {counts}")
+
+
+def watched(copy: Path) -> bool:
+    """Whether it can be shown in a terminal."""
+    try:
+        return bool(terminal.text(view(Watched(copy).look())))
+    except BadInput:
+        return False
 
 
 def in_a_table(copy: Path) -> bool:
