@@ -37,6 +37,7 @@ import numpy as np
 import optax
 
 from benchmarks.harness import report
+from benchmarks.harness.children import say
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import basic, convolution
@@ -124,6 +125,15 @@ class Problem(NamedTuple):
     x: jax.Array
     labels: jax.Array
 
+    def programs(self) -> dict[str, Callable]:
+        """The functions of a stage that are compiled, by their names."""
+        made = self.functions
+        return {
+            "forward": made.forward,
+            "backward": lambda closure, params, x: made.backward(closure, params, x, None)[0],
+            "evaluation": made.outputs,
+        }
+
     def in_dtype(self, dtype: Any) -> "Problem":
         def cast(leaf):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
@@ -149,34 +159,22 @@ def functions_of(module: nn.Module, dtype: Any) -> Functions:
 
 
 Compile = Callable[..., Any]  # (function, name of the program) -> a compiled function
-
-
-def by_default(function: Callable, program: str) -> Any:
-    """Compiles a function as JAX does by default."""
-    return jax.jit(function)
-
-
-def as_a_stage(function: Callable, program: str) -> Any:
-    """Compiles a function as fdg_jax.stage.stage does."""
-    return programs.jit(function, "cpu", reductions=program != "evaluation")
-
-
-def without_ynnpack(function: Callable, program: str) -> Any:
-    """Compiles a function without YNNPACK."""
-    return jax.jit(function, compiler_options={programs.FLAG: ""})
+COMPILED: dict[str, Compile] = {
+    "by default": lambda function, program: jax.jit(function),
+    "as a stage": lambda function, program: programs.jit(function, "cpu", reductions=program != "evaluation"),
+    "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
+}
 
 
 def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
     """{"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs} as {path: array}."""
-    made = of.functions
-    forward = compiled(made.forward, "forward")
-    backward = compiled(lambda closure, params, x: made.backward(closure, params, x, None)[0], "backward")
-    messages, statistics, closure = forward(of.params, of.extra, of.x, of.labels)
+    each = {name: compiled(function, name) for name, function in of.programs().items()}
+    messages, statistics, closure = each["forward"](of.params, of.extra, of.x, of.labels)
     found = {
         "forward": messages,
-        "backward": backward(closure, of.params, of.x),
+        "backward": each["backward"](closure, of.params, of.x),
         "statistics": statistics,
-        "evaluation": compiled(made.outputs, "evaluation")(of.params, of.extra, of.x),
+        "evaluation": each["evaluation"](of.params, of.extra, of.x),
     }
     return {name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}
 
@@ -218,16 +216,15 @@ def fusions(text: str) -> Fusions:
 
 def fusions_of(of: Problem) -> dict[str, Fusions]:
     """The fusions of every program as a stage compiles it."""
-    made = of.functions
-    _, _, closure = jax.eval_shape(made.forward, of.params, of.extra, of.x, of.labels)
-    asked = {
-        "forward": (made.forward, of.params, of.extra, of.x, of.labels),
-        "backward": (lambda closure, params, x: made.backward(closure, params, x, None)[0], closure, of.params, of.x),
-        "evaluation": (made.outputs, of.params, of.extra, of.x),
+    _, _, closure = jax.eval_shape(of.functions.forward, of.params, of.extra, of.x, of.labels)
+    arguments = {
+        "forward": (of.params, of.extra, of.x, of.labels),
+        "backward": (closure, of.params, of.x),
+        "evaluation": (of.params, of.extra, of.x),
     }
     return {
-        name: fusions(as_a_stage(function, name).lower(*arguments).compile().as_text() or "")
-        for name, (function, *arguments) in asked.items()
+        name: fusions(COMPILED["as a stage"](function, name).lower(*arguments[name]).compile().as_text() or "")
+        for name, function in of.programs().items()
     }
 
 
@@ -236,10 +233,10 @@ def measured(of: Wanted) -> dict[str, Any]:
     with smooth():
         drawn = problem(of)
         with convolutions_by_products():
-            right = run(drawn.in_dtype(jnp.float64), without_ynnpack)
+            right = run(drawn.in_dtype(jnp.float64), COMPILED["without YNNPACK"])
         differences = {
-            name: {part: worst(value, right[part]) for part, value in run(drawn, compiled).items()}
-            for name, compiled in (("by default", by_default), ("as a stage", as_a_stage))
+            name: {part: worst(value, right[part]) for part, value in run(drawn, COMPILED[name]).items()}
+            for name in ("by default", "as a stage")
         }
         reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
     row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
@@ -247,20 +244,18 @@ def measured(of: Wanted) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["model", "batch", "compiled", "loss", "gradients", "statistics", "evaluation"]
-    body = []
-    for row in rows:
-        batch = f"{row['batch']} of {row['size']}x{row['size']}"
-        for how, parts in row["differences"].items():
-            body.append([f"`{row['model']}`", batch, how, *(f"{difference:.1e}" for difference in parts.values())])
-    counted = [
-        [f"`{row['model']}`", name, *(f"{number:,}" for number in each.values())]
-        for row in rows
-        for name, each in row["fusions"].items()
-    ]
-    heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
+    differences = [{**r, "compiled": how, **parts} for r in rows for how, parts in r["differences"].items()]
+    fused = [{**r, "program": name, **numbers} for r in rows for name, numbers in r["fusions"].items()]
+    exactness = {
+        "model": "`{model}`", "batch": "{batch} of {size}x{size}", "compiled": "{compiled}", "loss": "{forward:.1e}",
+        "gradients": "{backward:.1e}", "statistics": "{statistics:.1e}", "evaluation": "{evaluation:.1e}",
+    }  # fmt: skip
+    counted = {
+        "model": "`{model}`", "program": "{program}", "reductions by YNNPACK": "{reductions:,}",
+        "together with a product": "{with_product:,}", "most numbers of these": "{most:,}",
+    }  # fmt: skip
     about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
-    return "\n\n".join([report.markdown(head, body), report.markdown(heads, counted), about])
+    return "\n\n".join([report.table(exactness, differences), report.table(counted, fused), about])
 
 
 def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
@@ -274,27 +269,28 @@ def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
     return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parser() -> argparse.ArgumentParser:
     made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
+    return made
 
-    def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-        asked = [wanted(text) for text in given.models]
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_enable_x64", True)
-        compile_cache.enable()
-        rows = known(given.json)
-        for number, of in enumerate(asked, 1):
-            told = "in the file already" if of in rows else "measured now"
-            batch = f"batch {of.batch}, {of.size} x {of.size}"
-            print(f"{of.model} ({number} of {len(asked)}), {batch}: {told}", file=sys.stderr, flush=True)
-            if of not in rows:
-                rows[of] = measured(of)
-                report.append([rows[of]], given.json)
-        return [rows[of] for of in asked]
 
-    return report.run(made, measure, table, arguments, appended=True)
+def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+    asked = [wanted(text) for text in given.models]
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", True)
+    compile_cache.enable()
+    rows = known(given.json)
+    for number, of in enumerate(asked, 1):
+        told = "in the file already" if of in rows else "measured now"
+        say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}: {told}")
+        if of not in rows:
+            rows[of] = measured(of)
+            report.append([rows[of]], given.json)
+    return [rows[of] for of in asked]
 
+
+main = report.command(parser, results, table, appended=True)
 
 if __name__ == "__main__":
     sys.exit(main())

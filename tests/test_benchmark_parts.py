@@ -90,37 +90,14 @@ def test_host_cost_measures_a_residual_network(capsys, tmp_path):
     check_host_cost("resnet8", capsys, tmp_path / "rows.jsonl")
 
 
-def test_the_clock_takes_the_update_and_the_waiting_out_of_the_backward_pass():
-    from benchmarks.harness.timed import Calls
-
-    now = [0.0]
-
-    def spend(seconds):
-        now[0] += seconds
-
-    clock = Calls(wait=lambda: spend(1000.0))
-
-    def backward():
-        spend(3.0)
-        clock("U", 1, lambda: spend(5.0))
-        spend(4.0)
-
-    with mock.patch("time.perf_counter", lambda: now[0]):  # noqa: PT008 - the value changes
-        clock("B", 1, backward)
-        clock("F", 1, lambda: spend(2.0))
-    assert dict(clock.microseconds) == {("U", 1): [5e6], ("B", 1): [7e6], ("F", 1): [2e6]}
-
-
 def test_the_arrays_counted_are_those_the_programs_take_and_give():
-    from benchmarks.harness.timed import count_leaves
-
     data = small.batches(1)[0]
     stage = small.pipeline(1, data).engine.stages[1]  # type: ignore[union-attr]
     x, labels = jax.device_put(data)
     params, extra, optimizer, *_ = map(len, map(jax.tree.leaves, stage.state))
     assert (params, extra) == (1, 1)  # packed: Dense: kernel, bias; BatchNorm: scale, bias; mean, var
     loss = stage.forward(1, x, labels)
-    counted, memo = count_leaves(stage, 1), stage.memos[0]
+    counted, memo = host_cost.count_leaves(stage, 1), stage.memos[0]
     kept = len(jax.tree.leaves((memo.closure, loss, stage.state.extra)))
     assert params + extra + 2 + kept == counted.F
     grads, dx = jax.eval_shape(stage._backward, memo.closure, stage.state.params, memo.x, None)

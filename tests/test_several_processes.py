@@ -12,10 +12,10 @@ import small
 from benchmark_runs import COMMON, pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import block_shares, joined, message_counts, several_processes_page, side_specs, waiting
+from benchmarks.harness import block_shares, joined, message_counts, side_specs, waiting
+from benchmarks.harness.children import ChildFailed
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
-from benchmarks.harness.turns import WorkerDied
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box
@@ -158,10 +158,10 @@ def test_stages_that_are_apart_are_no_faster_than_the_slowest_of_them():
 
 
 @pins_cores
-@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, WorkerDied)])
+@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, ChildFailed)])
 def test_blocks_that_cannot_be_measured_end_the_command(code, error):
-    done = SimpleNamespace(returncode=code, stdout="")
-    with mock.patch("subprocess.run", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
+    done = mock.Mock(returncode=code, **{"wait.return_value": code, "communicate.return_value": ("", None)})
+    with mock.patch("subprocess.Popen", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
         block_shares.measured("resnet8", 4, 2, min(os.sched_getaffinity(0)))
 
 
@@ -172,7 +172,7 @@ def test_the_table_says_how_many_windows_there_were_and_whether_the_goal_was_rea
 
     def told(ratios):
         row = {**common, "side": several_processes.JOINED, "images_per_second_windows": ratios}
-        return several_processes_page.speed_table([{**row, "over": {"bp-on-each-core": ratios}}], given)
+        return several_processes.speed_table([{**row, "over": {"bp-on-each-core": ratios}}], given)
 
     assert "n = 6 a side (3 rounds, 2 starts)" in told([0.5, 0.98, 1.0])
     assert "makes 0.980 of the images/s of 2 independent BP processes (goal 0.97: reached)" in told([0.5, 0.98, 1.0])

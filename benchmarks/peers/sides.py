@@ -100,6 +100,7 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
             xla=xla if peer.needs == "jax" else "",
             options=options,
             worker="benchmarks.peers.worker",
+            **{name: common[name] for name in ("dtype", "precision") if name in common},
         )
     )
 
