@@ -17,14 +17,13 @@ The second table lists what YNNPACK reduces in each program of a stage: the numb
 fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
 """
 
-import argparse
 import contextlib
 import json
 import math
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,7 +242,7 @@ def measured(of: Wanted) -> dict[str, Any]:
     return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     differences = [{**r, "compiled": how, **parts} for r in rows for how, parts in r["differences"].items()]
     fused = [{**r, "program": name, **numbers} for r in rows for name, numbers in r["fusions"].items()]
     exactness = {
@@ -269,13 +268,13 @@ def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
     return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     asked = [wanted(text) for text in given.models]
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_enable_x64", True)

@@ -16,13 +16,12 @@ at once (half as fast at 16 channels), as patches of two (slower) or with dy's a
 batch norm's sums as one variadic reduce or a dot with ones (slower).
 """
 
-import argparse
 import contextlib
 import itertools
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
@@ -161,7 +160,7 @@ def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]
     return {name: best[row] for name, row in rows.items()}
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     """One JSON object per row, measured now."""
     rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
@@ -184,7 +183,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     return made
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one, unit = rows[0], models.takes(given.model)
     last = {"share": "{share_percent:.1f}%"} if given.blocks else {f"over {one['row']}": "{gain_percent:+.1f}%"}
     columns: dict[str, report.Cell] = {
@@ -202,7 +201,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(columns, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("block_cost", __doc__, model="resnet20", batch_size=128, rounds=10)
     made.add_argument("--blocks", action="store_true", help="one row per block instead of one row per choice of layers")
     return made

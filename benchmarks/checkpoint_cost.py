@@ -10,13 +10,11 @@ nothing (tensorstore's stays); the training command has no such setting, as a po
 checkpoint.
 """
 
-import argparse
 import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -83,7 +81,7 @@ def not_flushed() -> contextlib.AbstractContextManager:
     return mock.patch.object(os, "fsync", return_value=None)
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     batches = given.batches or -(-CIFAR // given.batch_size)
     if batches < EVERY:
         raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
@@ -124,7 +122,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = (
         f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
@@ -135,7 +133,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("checkpoint_cost", __doc__, model="resnet20", batch_size=128, K=2, method="fdg", windows=4)
     told = "of an epoch, which is a window (default: CIFAR-10's, 391 of 128)"
     made.add_argument("--batches", type=report.positive, help=told)

@@ -12,7 +12,6 @@ With --processes K every stage is in a process of its own, and each process repo
 threads after every part. There are no new processes to compare with: they would take the cores of the old ones.
 """
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -38,7 +37,7 @@ def warm_up(worker: Worker) -> Worker:
     return worker
 
 
-def side_of(given: argparse.Namespace, cores: int) -> side_specs.Side:
+def side_of(given: report.Given, cores: int) -> side_specs.Side:
     """What is trained. Raises BadInput for what would be no measurement."""
     if given.ticks < 2 * given.every:
         fact = f"--ticks {given.ticks} with --every {given.every} is less than two parts to compare"
@@ -54,7 +53,7 @@ def side_of(given: argparse.Namespace, cores: int) -> side_specs.Side:
     return dataclasses.replace(side, cores=min(side.cores, cores))
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     cores = side_specs.cores_available()
     side, rows = side_of(given, len(cores)), list[dict[str, Any]]()
     measure = beside_new_ones if given.processes == 1 else of_processes
@@ -67,7 +66,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def beside_new_ones(old: Worker, cores: Sequence[int], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def beside_new_ones(old: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:
     """What a process reports of each part, and how fast it is beside a new one."""
     while True:
         with ExitStack() as stack:
@@ -83,7 +82,7 @@ def beside_new_ones(old: Worker, cores: Sequence[int], given: argparse.Namespace
         }
 
 
-def of_processes(worker: Worker, cores: Sequence[int], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def of_processes(worker: Worker, cores: Sequence[int], given: report.Given) -> Iterator[dict[str, Any]]:
     """What several processes of one pipeline report of each part."""
     while True:
         answer = worker.ask({"memory": given.every})
@@ -97,7 +96,7 @@ def turn(old: Worker, new: Worker, number: int, ticks: int) -> tuple[dict[str, A
     return answers[old], answers[new]
 
 
-def change(rows: Sequence[dict[str, Any]]) -> float:
+def change(rows: report.Rows) -> float:
     """How much faster, relative to a new process, the last rows are than the first.
 
     It compares medians of up to three rows, because single processes differ.
@@ -107,14 +106,14 @@ def change(rows: Sequence[dict[str, Any]]) -> float:
     return statistics.median(ratios[-n:]) / statistics.median(ratios[:n])
 
 
-def quarters(rows: Sequence[dict[str, Any]], name: str, process: int) -> tuple[float, float]:
+def quarters(rows: report.Rows, name: str, process: int) -> tuple[float, float]:
     """The medians of a process's number over the first and over the last quarter of the rows."""
     n = max(1, len(rows) // 4)
     found = [row[name][process] for row in rows]
     return statistics.median(found[:n]), statistics.median(found[-n:])
 
 
-def table_of_processes(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table_of_processes(rows: report.Rows, given: report.Given) -> str:
     columns: dict[str, report.Cell] = {"process": "{}".format}
     for name, (heading, digits, unit) in OF_A_PROCESS.items():
         for i, part in enumerate((f"{heading}, first quarter", f"{heading}, last")):
@@ -139,7 +138,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     if given.processes > 1:
         return table_of_processes(rows, given)
     one = rows[0]
@@ -151,7 +150,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": "resnet8", "method": "fdg", "K": 2, "split": "balanced", "batch_size": 8, "ticks": 10_000}
     made = report.parser("endurance", __doc__, **usual)
     told = "1 (default), or K: one for each stage"

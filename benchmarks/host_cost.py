@@ -19,11 +19,10 @@ The loop's own part (schedule, mailboxes, losses) is measured with stages that d
 parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -201,7 +200,7 @@ def loop_microseconds(K: int, ticks: int) -> float:
     return median_microseconds(lambda call, state: call(loop.step, [{"x": 0, "labels": 0}]), None, ticks)
 
 
-def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage, then a row for the tick."""
     small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
@@ -231,7 +230,7 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 
-def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def fits(rows: report.Rows) -> list[dict[str, Any]]:
     """Least squares for F, B and U: microseconds of a call = fixed + each * number of arrays."""
     stages, found = [row for row in rows if row["row"] == "stage"], []
     for what in "FBU":
@@ -258,7 +257,7 @@ TICKS = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     stages, ticks, lines = ([r for r in rows if r["row"] == kind] for kind in ("stage", "tick", "fit"))
     one = rows[0]
     shown = "; ".join(f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in lines)
@@ -272,7 +271,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return "\n\n".join([report.table(STAGES, stages), report.table(TICKS, ticks), about])
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": ["resnet20"], "K": [1, 2, 3, 4], "split": "balanced", "ticks": 300, "batch_size": 1}
     made = report.parser("host_cost", __doc__, **usual)
     told = "whether small arrays are packed into one (default on)"
@@ -282,7 +281,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if not 8 <= given.image_size <= 32:
         raise BadInput(f"--image-size {given.image_size}: images are cut out of images of 32 pixels. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))

@@ -13,7 +13,6 @@ On a GPU (`--device gpu`, the default if there is one) the sides are the engines
 pipeline, whose K stages share the GPUs. A second table then has the time that each operation of a stage takes alone.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -48,7 +47,7 @@ def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
+def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
     ratios = over(speeds, first.column("images_per_second"))
     return {
@@ -82,7 +81,7 @@ def ideal(row: dict[str, Any]) -> str:
     return " and ".join(f"{float(alone / time):.2f}" for time in times)
 
 
-def versions(rows: Sequence[dict[str, Any]]) -> str:
+def versions(rows: report.Rows) -> str:
     """Python 3.11.7, JAX 0.10.2, ...: each from the first side that has it."""
     names = {"python": "Python", "jax": "JAX", "torch": "PyTorch"}
     found = {name: next((r[key] for r in rows if key in r), None) for key, name in names.items()}
@@ -99,7 +98,7 @@ def side_columns(bases: dict[str, Sequence[float]]) -> dict[str, report.Cell]:
     return columns | ratios
 
 
-def about_machine(rows: Sequence[dict[str, Any]]) -> str:
+def about_machine(rows: report.Rows) -> str:
     """The last sentences below a table of speeds."""
     one = rows[0]
     pages = "on" if one["huge_pages"] else "off"
@@ -107,7 +106,7 @@ def about_machine(rows: Sequence[dict[str, Any]]) -> str:
     return f"{where} {report.disturbed(rows)}"
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     columns = side_columns({r["side"]: r[SPEEDS] for r in rows if r is one or r["side"] == given.also_over})
     # On a GPU the host's cores are not what is compared.
@@ -133,7 +132,7 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     return [report.megabytes(row["held"]["measured_bytes"]), *more]
 
 
-def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
+def stage_times(rows: report.Rows) -> list[str]:
     """A table of the time that each operation of a stage takes alone, from dispatch to end; [] if not asked for."""
     timed = {row["side"]: row["operations"]["alone"] for row in rows if row["operations"]}
     kinds = sorted({key.partition("/")[0] for alone in timed.values() for key in alone["device"]})
@@ -147,7 +146,7 @@ def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
     return [report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
     lines = [f"  {name:10} {meaning}" for name, meaning in options]
@@ -171,7 +170,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def asked_for(given: argparse.Namespace, device: str) -> list[side_specs.Side]:
+def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
     """The sides that are wanted and that can run here; `given.missing` says which cannot. Raises BadInput."""
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
     common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
@@ -191,7 +190,7 @@ def asked_for(given: argparse.Namespace, device: str) -> list[side_specs.Side]:
     return sides
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
     sides, left_out = asked_for(given, device), dict[str, str]() if given.skip_failed else None
     with started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:

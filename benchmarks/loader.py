@@ -12,7 +12,6 @@ each side has a window, while the others sleep or do not exist; "over demand" is
 At 1.0 the loader just keeps up.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -64,7 +63,7 @@ def stream(folder: Path) -> Stream:
     return Stream("photographs", train, test, classes, (imagenet.SIDE, imagenet.SIDE, 3), imagenet.MEAN, imagenet.STD)
 
 
-def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
+def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     """Makes a function that trains for a window and returns images/s. JAX's threads get the caller's core."""
     import jax
 
@@ -92,7 +91,7 @@ def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
     return lambda: batches * given.batch_size / train(batches)
 
 
-def supply(source: Stream, workers: int, given: argparse.Namespace) -> float:
+def supply(source: Stream, workers: int, given: report.Given) -> float:
     """Images/s of a loader, after its initial stock is used up. It gets the caller's cores."""
     with Loader(TrainBatches(source, given.batch_size, seed=0), workers=workers) as loader:
         for _ in range((AHEAD + 2) * max(1, workers)):
@@ -103,7 +102,7 @@ def supply(source: Stream, workers: int, given: argparse.Namespace) -> float:
         return images / (time.perf_counter() - start)
 
 
-def measure(source: Stream, cores: Sequence[int], given: argparse.Namespace) -> dict[str, list[float]]:
+def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[str, list[float]]:
     """{side: images/s of each turn}; the first side is the demand."""
     sides: dict[str, Callable[[], float]] = {given.model: demand(source, given)}
     for workers in given.workers:
@@ -126,7 +125,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(made: report.Rows, given: report.Given) -> str:
     one = made[0]
     about = (
         f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
@@ -141,7 +140,7 @@ def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(COLUMNS, made)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("loader", __doc__, model="resnet101_imagenet", batch_size=8, windows=4, seconds=8.0)
     told = "processes of each loader (default 0 1 2, as cores allow)"
     made.add_argument("--workers", type=int, nargs="+", default=None, help=told)
@@ -149,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def check(given: argparse.Namespace, cores: int) -> None:
+def check(given: report.Given, cores: int) -> None:
     from fdg_jax import models
 
     if given.workers is None:
@@ -162,7 +161,7 @@ def check(given: argparse.Namespace, cores: int) -> None:
     models.blocks(given.model, CLASSES)
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     cores = side_specs.cores_available()
     check(given, len(cores))
     with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads

@@ -18,11 +18,10 @@ Both columns of totals leave out one gradient, as large as the weights, which ex
 update.
 """
 
-import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
     return found
 
 
-def measured(model: str, method: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, method: str, K: int, weights: Any, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage."""
     options = Options(
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
@@ -150,13 +149,13 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, {report.versions(one)}."
     return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": ["resnet56", "wrn16_4"], "method": ["fdg"], "K": [2, 4], "batch_size": 128}
     made = report.parser("memory", __doc__, **usual)
     both = ["stashed", "current"]
@@ -165,7 +164,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     found, _ = devices.stage_devices(max(given.K))
     if len(set(found)) < max(given.K):
         fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"

@@ -25,7 +25,6 @@ table shows what the relay adds, and that it lets through what a network is said
 takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network would not wait for a free core.
 """
 
-import argparse
 import functools
 import json
 import statistics
@@ -93,7 +92,7 @@ def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tupl
     return Machine(functools.cache(seconds), machines.sizes(size), link, run_ahead=ahead, processes=processes)
 
 
-def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any], given: argparse.Namespace) -> Turn:
+def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any], given: report.Given) -> Turn:
     """A window on a network, and its predictions."""
     side, schedule = worker.side, side_specs.schedule_of(worker.side)
     there.become(link)
@@ -116,7 +115,7 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
 
 
 def row(
-    text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: argparse.Namespace
+    text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: report.Given
 ) -> dict[str, Any]:
     """The row of a network. probe: what benchmarks.harness.wire_probe has measured of it."""
     column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
@@ -148,7 +147,7 @@ def row(
     }
 
 
-def joined(given: argparse.Namespace, cores: int) -> Side:
+def joined(given: report.Given, cores: int) -> Side:
     """The side that is measured. Raises BadInput where it cannot be."""
     if given.K < 2:
         raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
@@ -159,7 +158,7 @@ def joined(given: argparse.Namespace, cores: int) -> Side:
     return side
 
 
-def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all networks."""
     links = {text: machines.link(text) for text in given.networks}
     if why := hosts.relay_missing():
@@ -196,7 +195,7 @@ def within(row: Mapping[str, Any]) -> str:
     return " and ".join("yes" if each else "**no**" for each in near)
 
 
-def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(found: report.Rows, given: report.Given) -> str:
     head = {
         "network": "{network}",
         "there and back ms": lambda r: f"{1e3 * r['round_trip_seconds']:.2f}",
@@ -223,7 +222,7 @@ def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(columns, found)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": "resnet20", "batch_size": 32, "K": 2, "method": "fdg", "split": "balanced"}
     made = report.parser("network", __doc__, **usual, rounds=5, steps=12, batches=6)
     add = made.add_argument

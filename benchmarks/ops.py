@@ -14,12 +14,11 @@ The oneDNN columns need PyTorch (requirements-peers.txt).
 
 # pyright: reportMissingImports=false
 
-import argparse
 import importlib.util
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -159,7 +158,7 @@ def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
     return least
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     """One row per layer and operation."""
     libraries = {"xla": xla, **({"onednn": onednn} if importlib.util.find_spec("torch") else {})}
     rows = []
@@ -176,7 +175,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     return [row | {"jax": jax.__version__, **report.machine()} for row in rows]
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     both = "onednn_milliseconds" in rows[0]
     libraries = {"xla": "XLA", **({"onednn": "oneDNN"} if both else {})}
     columns: dict[str, report.Cell] = {"layer": "{layer}", "times": "{times}", "operation": "{operation}"}
@@ -200,7 +199,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(columns, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     return report.parser("ops", __doc__, model="resnet20", batch_size=128, rounds=10)
 
 

@@ -9,7 +9,6 @@ one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other nu
 ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
@@ -173,7 +172,7 @@ def scaling_rows(
     return rows
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
     dispatch = f"a dispatch (default {HOST_MICROSECONDS:g})"
@@ -181,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if not given.host_microseconds >= 0:
         raise BadInput(f"--host-microseconds {given.host_microseconds}: give 0 or more.")
     out = report.folder(given.out)
@@ -221,7 +220,7 @@ def into(page: Path, blocks: Mapping[str, str]) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def tables(rows: Sequence[dict[str, Any]], host: float) -> dict[str, str]:
+def tables(rows: report.Rows, host: float) -> dict[str, str]:
     """The blocks of the page scaling.md: the paper's Table 7, and every K beyond it."""
     table7, scaling = ([r for r in rows if r["row"] == kind] for kind in ("table 7", "K"))
     paper: dict[str, report.Cell] = {
@@ -241,7 +240,7 @@ def tables(rows: Sequence[dict[str, Any]], host: float) -> dict[str, str]:
     return {"table 7": report.table(paper, table7), "every K": all_K}
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     """Where scaling stops: the least K that comes within a hundredth of the fastest."""
     scaling, body = [r for r in rows if r["row"] == "K"], []
     for network, link in dict.fromkeys((r["network"], r["link"]) for r in scaling):
@@ -254,7 +253,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.markdown(head, body)}\n\n{note}Table 7), scaling.png."
 
 
-def picture(rows: Sequence[dict[str, Any]], path: Path, host: float) -> None:
+def picture(rows: report.Rows, path: Path, host: float) -> None:
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -36,7 +36,6 @@ others, and how late a thread sees an end. While a stage waits its core is free,
 it is the border between two operations of a busy stage that may be drawn late. All processes read the same clock.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,7 +77,7 @@ def independent(K: int) -> str:
     return "bp-on-each-core" if K == 2 else f"bp-on-each-core:cores={K}"
 
 
-def sides_of(text: str, given: argparse.Namespace, split: str) -> list[side_specs.Side]:
+def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side]:
     """The sides that are compared for a model, whether they can run here or not. split: where they are cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
@@ -86,7 +85,7 @@ def sides_of(text: str, given: argparse.Namespace, split: str) -> list[side_spec
 
 
 def compare(
-    sides: Sequence[side_specs.Side], cores: Sequence[int], given: argparse.Namespace
+    sides: Sequence[side_specs.Side], cores: Sequence[int], given: report.Given
 ) -> tuple[list[Worker], dict[str, Any], list[float]]:
     """Measures the sides of a model, as often with new processes as --starts says.
 
@@ -129,7 +128,7 @@ def speeds(worker: Worker) -> list[float]:
     return [speed(each, worker) for each in worker.windows]
 
 
-def side_row(worker: Worker, bases: Mapping[str, Worker], given: argparse.Namespace) -> dict[str, Any]:
+def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -> dict[str, Any]:
     """The row of a side. bases: the sides with which all are compared."""
     found = speeds(worker)
     over = {name: report.over(found, speeds(base), 4) for name, base in bases.items()}
@@ -138,7 +137,7 @@ def side_row(worker: Worker, bases: Mapping[str, Worker], given: argparse.Namesp
 
 
 def exchange_row(
-    joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: argparse.Namespace, drawn: str
+    joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: report.Given, drawn: str
 ) -> dict[str, Any]:
     """The row of what the processes exchanged, and of what each stage did and waited for.
 
@@ -208,7 +207,7 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
     return found
 
 
-def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
     if len(cores) < given.K:
@@ -241,7 +240,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
 
 
-def speed_table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def speed_table(found: report.Rows, given: report.Given) -> str:
     """The speed of the sides. The first is that of several processes; it is held against the first of `over`."""
     joined, columns = found[0], side_columns({})
     for name in joined["over"]:
@@ -269,7 +268,7 @@ def message_table(row: Mapping[str, Any]) -> str:
     return f"{report.table(columns, row['messages'])}\n\n{text}"
 
 
-def stage_table(row: Mapping[str, Any], given: argparse.Namespace) -> str:
+def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
     """What each stage did in a tick, and for what it waited."""
     stages = row["stage_ms_per_tick"]
     kinds = [kind for kind in dict.fromkeys(kind for stage in stages for kind in sorted(stage)) if kind not in WAITING]
@@ -295,7 +294,7 @@ def stage_table(row: Mapping[str, Any], given: argparse.Namespace) -> str:
     return f"{report.table(columns, body)}\n\n{text}"
 
 
-def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(found: report.Rows, given: report.Given) -> str:
     """The tables of all models, each model's sides before the rest."""
     parts, exchanges = list[str](), [row for row in found if "messages" in row]
     for exchange in exchanges:
@@ -308,7 +307,7 @@ def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return "\n\n".join(parts)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("several_processes", __doc__, K=2, rounds=5, starts=2, steps=16)
     add = made.add_argument
     default = " ".join(MODELS)

@@ -20,7 +20,6 @@ emulated devices of a process share its cores, so an operation that runs alone m
 therefore gets the times of each operation alone and while other stages compute.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -60,7 +59,7 @@ def per_boundary(values: Sequence[Any], K: int, flag: str) -> list[Any]:
     return list(values) * (K - 1) if len(values) == 1 else list(values)
 
 
-def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
+def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
     """(the links between neighbouring stages, the process of each stage). Raises BadInput if they do not fit K."""
     if K == 1:
         return [], [0]
@@ -73,7 +72,7 @@ def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
     return links, processes
 
 
-def sizes(given: argparse.Namespace, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+def sizes(given: report.Given, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
     """Bytes of messages by (what, receiving stage): the model's, or where --message-bytes is given its values."""
     if not given.message_bytes or side.K == 1:
         return {**messages}
@@ -83,7 +82,7 @@ def sizes(given: argparse.Namespace, side: Side, messages: dict[tuple[str, int],
     return {key: replaced.get(key, n) for key, n in messages.items()}
 
 
-def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
     known: what was measured before.
@@ -130,7 +129,7 @@ def programs_of(side: Side) -> str:
     return repr(dataclasses.replace(side, name="", method="", options=decides))
 
 
-def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
+def measured(side: Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(the time of each operation, the cuts), measured on one core, one stage at a time."""
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
@@ -184,7 +183,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     if given.validate:
         return validate.table(rows, given)
     times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
@@ -199,7 +198,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     epilog = f"A method may have options: NAME:option=value, {side_specs.METHODS_OWN}. All are compared with BP on one."
     usual = {"model": "wrn16_4", "batch_size": 64, "K": [2, 4], "method": ["bp", "ddg", "fdg"], "split": "balanced"}
     made = report.parser("simulate", __doc__, epilog, **usual, batches=8, windows=4, seconds=8.0)
@@ -219,7 +218,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
+def simulated(given: report.Given) -> list[dict[str, Any]]:
     known = dict[Any, Any]()
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
@@ -246,7 +245,7 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if not given.host_microseconds >= 0:
         raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
     for text in given.link:

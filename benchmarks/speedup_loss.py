@@ -18,7 +18,6 @@ For K=2 two independent BP processes, one per core, are measured in the same tur
 together" is the machine's own limit.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -63,7 +62,7 @@ def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], t
     return {cause: after - before for cause, before, after in zip(CAUSES, steps, steps[1:], strict=False)}
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if given.K < 2:
         raise BadInput("--K 1: a pipeline of one stage is BP. Use --K 2 or more.")
     if given.windows < 2:
@@ -95,7 +94,7 @@ def check_pipelined(name: str) -> str:
     return method.name
 
 
-def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:
+def turn(workers: Sequence[Worker], given: report.Given, number: int) -> dict[str, float]:
     """Seconds per batch of BP, of the pipeline, of two independent BP processes (`lone`), and of each cause."""
     bp, one_core, pipeline, *lone = workers
     took, timed = dict[Worker, float](), dict[Worker, dict[str, Any]]()
@@ -121,7 +120,7 @@ def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> d
     return {name: round(value, 6) for name, value in found.items()}
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     [one], K = rows, rows[0]["K"]
     turns = one["turns"]
     share = statistics.fmean(turn["bp"] for turn in turns) / K
@@ -143,7 +142,7 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.markdown(['', 'µs a batch', 'standard error', 'of BP/K'], body)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": "resnet20", "method": "fdg", "K": 2, "split": "balanced", "batch_size": 128, "windows": 20}
     return report.parser("speedup_loss", __doc__, **usual, seconds=2.0)
 

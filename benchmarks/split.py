@@ -10,7 +10,6 @@ measures the images/s that they reach:
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -45,7 +44,7 @@ def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -
     return {name: split.parse(name, model, K, len(seconds), cost) for name, cost in costs.items()}
 
 
-def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, given: report.Given) -> list[dict[str, Any]]:
     """A row for every K and way to cut."""
     blocks = models.blocks(model, CLASSES)
     if max(given.K) > len(blocks):
@@ -74,7 +73,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = (
         f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
@@ -83,11 +82,11 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     return report.parser("split", __doc__, model=["resnet56", "wrn16_4"], K=[2, 4], batch_size=128, rounds=9)
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     compile_cache.enable()
     return [row for model in given.model for row in measured(model, given)]
 

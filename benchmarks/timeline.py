@@ -17,7 +17,6 @@ It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfe
 measured run and one the predicted one; a row is a stage or a link.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -107,14 +106,14 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
     return events(recording.stop()), timed
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     usual = {"model": "resnet20", "batch_size": 128, "K": 2, "method": "fdg", "split": "balanced", "batches": 6}
     made = report.parser("timeline", __doc__, **usual)
     made.add_argument("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     cores = len(side_specs.cores_available())
     common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
     side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
@@ -152,7 +151,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     def words(name: str) -> report.Cell:
         return lambda row: ", ".join(f"{what} {share:.0f}%" for what, share in row[name].items())
 

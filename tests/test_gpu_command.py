@@ -212,7 +212,7 @@ def test_what_is_trained_to_compare_bits_is_accepted_by_the_training_command(tmp
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no pinning on this system")
 def test_speeds_are_those_of_the_benchmark_and_a_side_that_failed_is_told(tmp_path, monkeypatch):
-    """The benchmark understands the sides of a GPU. A side that it measured is a line, one that it left out a reason."""
+    """The benchmark understands a GPU's sides. A side that it measured is a line, one that it left out a reason."""
 
     def benchmark(*words, log, env):
         given = speed_parser().parse_args(list(words[2:]))

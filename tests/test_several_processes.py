@@ -9,10 +9,10 @@ from unittest import mock
 import jax
 import pytest
 import small
-from benchmark_runs import COMMON, pins_cores, rows_of, run
+from benchmark_runs import pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import block_shares, joined, message_counts, side_specs, waiting
+from benchmarks.harness import block_shares, joined, message_counts, waiting
 from benchmarks.harness.children import ChildFailed
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
@@ -26,45 +26,11 @@ two_cores = pytest.mark.skipif(
 )
 
 
-def parse(text, **changes):
-    return side_specs.parse(text, COMMON | changes, "", "balanced")
-
-
-def test_a_side_with_a_process_a_stage_has_a_core_for_each_of_them():
-    side = parse("fdg:processes=each", K=3)
-    assert (side.K, side.cores, side.worker) == (3, 3, "benchmarks.harness.joined")
-    assert parse("fdg:processes=one").worker == parse("fdg").worker != side.worker
-
-
-@pytest.mark.parametrize(
-    ("side", "word"),
-    [
-        ("fdg:processes=two", "one or each"),
-        ("bp:processes=each", "--K 2 or more"),
-        ("delay-line:processes=each", "engine=pipeline"),
-        ("fdg:processes=each:split=measured", "split=balanced"),
-    ],
-)
-def test_a_side_that_cannot_be_in_several_processes_is_refused_with_the_way_out(side, word):
-    with pytest.raises(BadInput, match=word):
-        parse(side)
-
-
 def test_a_model_is_asked_for_with_its_batch():
     assert several_processes.wanted("resnet20:128") == {"model": "resnet20", "batch_size": 128}
     for text in ("resnet20", "resnet20:0", "resnet20:x", "resnet21:8"):
         with pytest.raises(BadInput):
             several_processes.wanted(text)
-
-
-@pins_cores
-@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--K", "1"], ["--models", "resnet20"], ["--also", "nonsense"]])
-def test_what_cannot_be_compared_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
-    with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
-        assert several_processes.main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 @pins_cores

@@ -53,22 +53,7 @@ def test_a_link_is_a_name_or_two_numbers(text, link):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "ethernet",
-        "10",
-        "10,0",
-        "-1,3",
-        "10,12+slowly",
-        "1,nan",
-        "inf,1",
-        ".,1",
-        "1,2,3",
-        "1m,1",
-        "1ms,1Gb/s",
-        "1GB/s,1ms",
-    ],
+    "text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "inf,1", "1,2,3", "1m,1", "1GB/s,1ms"]
 )
 def test_another_link_is_refused_with_the_way_out(text):
     with pytest.raises(BadInput, match="--link"):
@@ -182,36 +167,6 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
     assert fdg["over_bp"] == pytest.approx(15 / 9, abs=1e-3) and fdg["limiting"] == "stage"
     assert fdg["kept_batches"] == [2, 1] and len(fdg["memory_bytes"]) == 2
     assert fdg["waiting_bytes"][1] == 4 * 32 * 32 * 16 * 4  # a batch of stage 1's maps
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--link", "wire"], "--link"),
-        (["--times", "missing.json"], "cannot be read"),
-        (["--host-microseconds", "-1"], "0 or more"),
-        (["--validate", "--K", "2", "4"], "one --K"),
-        (["--validate", "--K", "2", "--method", "fdg:update=fused"], "Leave engine"),
-    ],
-)
-def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):
-    assert simulate.main(arguments) == 2
-    assert word in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--method", "bp", "nosuch"], "nosuch"),
-        (["--method", "fdg:foo=1"], "foo"),
-        (["--split", "abc"], "abc"),
-        (["--K", "9"], "8 blocks"),
-    ],
-)
-def test_simulate_refuses_what_is_wrong_before_it_measures_anything(arguments, word, capsys, monkeypatch):
-    monkeypatch.setattr(simulate, "Worker", lambda side, cores: pytest.fail(f"{side.name} was started"))
-    assert simulate.main(["--model", "wrn16_4", *arguments]) == 2
-    assert word in capsys.readouterr().err
 
 
 def test_the_page_about_scaling_gets_its_tables_between_its_words(tmp_path):

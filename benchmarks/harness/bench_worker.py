@@ -130,7 +130,8 @@ class Trainer:
             for rows in indices:
                 pipeline.train(data.train_images, data.train_labels, rows)
             pipeline.wait()
-            return pipeline.losses(wait=True)[-1].loss
+            losses = pipeline.losses(wait=True)
+            return losses[-1].loss if losses else 0.0  # none yet: the pipeline is being filled
 
         return {**clocked(train), "batches": dispatches * each}
 

@@ -21,7 +21,9 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
+Given = argparse.Namespace  # what the flags of a benchmark say
 Row = Mapping[str, Any]
+Rows = Sequence[dict[str, Any]]
 Cell = str | Callable[[Any], str]
 
 

@@ -7,6 +7,7 @@ cores). A side may correct late gradients, and have another optimizer: `fdg:corr
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -167,32 +168,28 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
             raise BadInput(f"side {side}: {key} belongs to correction {' or '.join(by)}. Add correct={by[0]}.")
         if key not in (*method.answers_to, *training):
             method.accepted({key: value})  # refuses it
-        return key, of_command(side, key, value)
+        # The training command's own checks find all other mistakes.
+        return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].type))
     if key not in OPTIONS or not equals:
         known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
-    choose(side, key, value, CHOICES.get(key, ()))
-    if key in ("K", "cores", "copies"):
-        if not value.isdecimal() or int(value) < 1:
-            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
-        return key, int(value)
-    return key, value
+    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", CHOICES.get(key, ()), least=1)
 
 
-def of_command(side: str, key: str, value: str) -> Any:
-    """The value of a flag of the training command. The training command's own checks find all other mistakes."""
-    kind = type(FIELDS[key].default)
-    choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
-    try:
-        return {"on": True, "off": False}[value] if kind is bool else kind(value)
-    except (ValueError, KeyError):
-        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
-        raise BadInput(f"side {side}: {key}={value} is not {wanted}.") from None
-
-
-def choose(side: str, key: str, value: str, choices: Sequence[str]) -> None:
+def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
+    """The value of an option, of the type of `like`. Raises BadInput for another than the choices, or less than least."""
+    kind = type(like)
+    choices = ("on", "off") if kind is bool else choices
     if choices and value not in choices:
         raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(choices)}.")
+    try:
+        found = value == "on" if kind is bool else kind(value)
+    except ValueError:
+        found = None
+    if found is None or (kind in (int, float) and found < least):
+        from_least = "" if least == -math.inf else f" from {least:g} on"
+        raise BadInput(f"side {side}: {key}={value} is not a {'whole ' * (kind is int)}number{from_least}.")
+    return found
 
 
 def schedule_of(side: Side) -> Schedule:

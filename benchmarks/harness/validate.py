@@ -4,7 +4,6 @@ Each method is a process pinned to its cores. In every turn, its operations are 
 window, so that the machine is about as fast for both. The ratio of a turn is predicted over measured.
 """
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def predicted(side: Side, timed: dict[str, Any]) -> Prediction:
     return predict(side_specs.schedule_of(side), machine)
 
 
-def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(given: report.Given) -> list[dict[str, Any]]:
     if len(given.K) > 1:
         raise BadInput("--validate takes one --K.")
     common = {"K": given.K[0], "model": given.model, "batch_size": given.batch_size}
@@ -57,7 +56,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         return [row(worker, timed[worker.side.name], given) for worker in workers]
 
 
-def row(worker: Worker, timed: Sequence[Any], given: argparse.Namespace) -> dict[str, Any]:
+def row(worker: Worker, timed: Sequence[Any], given: report.Given) -> dict[str, Any]:
     """timed: the time of each operation, before each window."""
     found = [predicted(worker.side, each) for each in timed]
     speeds = [worker.side.batch_size / each.seconds for each in found]
@@ -92,7 +91,7 @@ COLUMNS: dict[str, report.Cell] = {
 }  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} turns of about {given.seconds:g} s of training a "
