@@ -41,7 +41,7 @@ from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import basic, convolution
 from fdg_jax.machine import compile_cache, programs
-from fdg_jax.stage.functions import Functions, functions, init_variables, split_variables
+from fdg_jax.stage.functions import functions, init_variables, split_variables
 from fdg_jax.storage import checkpoint
 
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
@@ -118,27 +118,18 @@ class Problem(NamedTuple):
     """A network as one stage, its variables and a batch, all in one floating-point dtype."""
 
     module: nn.Module
-    functions: Functions
     params: Any
     extra: Any
     x: jax.Array
     labels: jax.Array
-
-    def programs(self) -> dict[str, Callable]:
-        """The functions of a stage that are compiled, by their names."""
-        made = self.functions
-        return {
-            "forward": made.forward,
-            "backward": lambda closure, params, x: made.backward(closure, params, x, None)[0],
-            "evaluation": made.outputs,
-        }
+    dtype: Any = jnp.float32
 
     def in_dtype(self, dtype: Any) -> "Problem":
         def cast(leaf):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         params, extra, x = jax.tree.map(cast, (self.params, self.extra, self.x))
-        return Problem(self.module, functions_of(self.module, dtype), params, extra, x, self.labels)
+        return Problem(self.module, params, extra, x, self.labels, dtype)
 
 
 def problem(of: Wanted) -> Problem:
@@ -147,35 +138,44 @@ def problem(of: Wanted) -> Problem:
     random = np.random.default_rng(0)
     x = jnp.asarray(random.normal(size=(of.batch, of.size, of.size, 3)), jnp.float32)
     labels = jnp.asarray(random.integers(0, CLASSES, of.batch), jnp.int32)
-    variables = jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x)
-    params, extra = split_variables(variables)
-    return Problem(module, functions_of(module, jnp.float32), params, extra, x, labels)
+    params, extra = split_variables(jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x))
+    return Problem(module, params, extra, x, labels)
 
 
-def functions_of(module: nn.Module, dtype: Any) -> Functions:
-    """The functions of the network as one stage that ends in a loss of that dtype."""
-    return functions(module, optax.sgd(0.1), cross_entropy, dtype)
-
-
-Compile = Callable[..., Any]  # (function, name of the program) -> a compiled function
-COMPILED: dict[str, Compile] = {
+Jit = Callable[..., Any]  # (function, name of the program) -> a jitted function
+JITS: dict[str, Jit] = {
     "by default": lambda function, program: jax.jit(function),
     "as a stage": lambda function, program: programs.jit(function, "cpu", reductions=program != "evaluation"),
     "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
 }
 
 
-def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
-    """{"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs} as {path: array}."""
-    each = {name: compiled(function, name) for name, function in of.programs().items()}
-    messages, statistics, closure = each["forward"](of.params, of.extra, of.x, of.labels)
+class Ran(NamedTuple):
+    """What the programs of a stage compute, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
+    outputs} as {path: array}, and what YNNPACK reduces in each program."""
+
+    arrays: dict[str, dict[str, np.ndarray]]
+    fused: dict[str, "Fusions"]
+
+
+def run(of: Problem, jit: Jit) -> Ran:
+    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them."""
+    made, fused = functions(of.module, optax.sgd(0.1), cross_entropy, of.dtype), dict[str, Fusions]()
+
+    def call(name: str, function: Callable, *arguments: Any) -> Any:
+        program = jit(function, name).lower(*arguments).compile()
+        fused[name] = fusions(program.as_text() or "")
+        return program(*arguments)
+
+    messages, statistics, closure = call("forward", made.forward, of.params, of.extra, of.x, of.labels)
+    backward = lambda closure, params, x: made.backward(closure, params, x, None)[0]  # noqa: E731
     found = {
         "forward": messages,
-        "backward": each["backward"](closure, of.params, of.x),
+        "backward": call("backward", backward, closure, of.params, of.x),
         "statistics": statistics,
-        "evaluation": each["evaluation"](of.params, of.extra, of.x),
+        "evaluation": call("evaluation", made.outputs, of.params, of.extra, of.x),
     }
-    return {name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}
+    return Ran({name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}, fused)
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
@@ -213,31 +213,17 @@ def fusions(text: str) -> Fusions:
     return Fusions(len(reducing), len(sizes), max(sizes, default=0))
 
 
-def fusions_of(of: Problem) -> dict[str, Fusions]:
-    """The fusions of every program as a stage compiles it."""
-    _, _, closure = jax.eval_shape(of.functions.forward, of.params, of.extra, of.x, of.labels)
-    arguments = {
-        "forward": (of.params, of.extra, of.x, of.labels),
-        "backward": (closure, of.params, of.x),
-        "evaluation": (of.params, of.extra, of.x),
-    }
-    return {
-        name: fusions(COMPILED["as a stage"](function, name).lower(*arguments[name]).compile().as_text() or "")
-        for name, function in of.programs().items()
-    }
-
-
 def measured(of: Wanted) -> dict[str, Any]:
     """The table row of a model."""
     with smooth():
         drawn = problem(of)
         with convolutions_by_products():
-            right = run(drawn.in_dtype(jnp.float64), COMPILED["without YNNPACK"])
-        differences = {
-            name: {part: worst(value, right[part]) for part, value in run(drawn, COMPILED[name]).items()}
-            for name in ("by default", "as a stage")
-        }
-        reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
+            right = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"]).arrays
+        found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
+    differences = {
+        name: {part: worst(value, right[part]) for part, value in each.arrays.items()} for name, each in found.items()
+    }
+    reduced = {name: each._asdict() for name, each in found["as a stage"].fused.items()}
     row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
     return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
 

@@ -177,7 +177,7 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
 
 
 def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
-    """The value of an option, of the type of `like`. Raises BadInput for another than the choices, or less than least."""
+    """The value of an option, of the type of `like`. Raises BadInput for any but the choices, and below `least`."""
     kind = type(like)
     choices = ("on", "off") if kind is bool else choices
     if choices and value not in choices:

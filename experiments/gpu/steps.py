@@ -385,7 +385,8 @@ def train(runs: Sequence[Run], at: Workplace) -> list[Line]:
         print(f"           {len(runs) - len(queue)} of {len(runs)} runs are done, {jobs} at a time", flush=True)
         while queue or going:
             while queue and len(going) < jobs:
-                going[queue[0].name] = begin(queue.pop(0), at)
+                run = queue.pop(0)
+                going[run.name] = begin(run, at)
             time.sleep(children.POLL_SECONDS)
             for name in [name for name, child in going.items() if not child.running]:
                 tell({name: going[name]})
