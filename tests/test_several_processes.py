@@ -1,6 +1,5 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
-import argparse
 import json
 import os
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import small
 from benchmark_runs import pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import block_shares, joined, message_counts, waiting
+from benchmarks.harness import block_shares, message_counts, waiting
 from benchmarks.harness.children import ChildFailed
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
@@ -129,28 +128,6 @@ def test_blocks_that_cannot_be_measured_end_the_command(code, error):
     done = mock.Mock(returncode=code, **{"wait.return_value": code, "communicate.return_value": ("", None)})
     with mock.patch("subprocess.Popen", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
         block_shares.measured("resnet8", 4, 2, min(os.sched_getaffinity(0)))
-
-
-def test_the_table_says_how_many_windows_there_were_and_whether_the_goal_was_reached():
-    common = {"K": 2, "cores": 2, "cuts": [2], "blocks": 5, "model": "m", "batch_size": 8, "core_percent": [99.0, 98.0],
-              "others_percent": 1.0, "cpu": "c", "machine_cores": 2, "commit": "d", "huge_pages": True}  # fmt: skip
-    given = argparse.Namespace(K=2, rounds=3, starts=2, steps=4)
-
-    def told(ratios):
-        row = {**common, "side": several_processes.JOINED, "images_per_second_windows": ratios}
-        return several_processes.speed_table([{**row, "over": {"bp-on-each-core": ratios}}], given)
-
-    assert "n = 6 a side (3 rounds, 2 starts)" in told([0.5, 0.98, 1.0])
-    assert "makes 0.980 of the images/s of 2 independent BP processes (goal 0.97: reached)" in told([0.5, 0.98, 1.0])
-    assert "goal 0.97: not reached" in told([0.5, 0.96, 1.0])
-
-
-def test_what_the_loopback_interface_carried_never_shrinks_and_is_unknown_where_nobody_tells():
-    first = joined.loopback_bytes()
-    if first is not None:
-        assert joined.loopback_bytes() >= first >= 0  # type: ignore[operator]
-    with mock.patch.object(joined.Path, "read_text", side_effect=OSError):
-        assert joined.loopback_bytes() is None
 
 
 @pytest.mark.slow

@@ -119,14 +119,6 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
-def test_an_operation_takes_the_mean_of_its_times():
-    clock = operation_times.Clock(None)  # type: ignore[arg-type]
-    clock.host["F", 1] = [1.0, 2.0, 6.0]
-    assert clock.means() == {"host": {"F/1": 3.0}, "device": {}}
-    clock.forget()
-    assert clock.means() == {"host": {}, "device": {}}
-
-
 @pytest.mark.parametrize("works", [0, 3])
 def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of(works):
     calls = []
