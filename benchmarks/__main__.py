@@ -4,7 +4,6 @@ The list reads the files' text and imports none of them, so that it comes at onc
 """
 
 import ast
-import pkgutil
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,8 +17,7 @@ HERE = Path(__file__).parent
 
 def names() -> list[str]:
     """The names of all benchmarks: the files of this folder."""
-    found = [module.name for module in pkgutil.iter_modules([str(HERE)]) if not module.ispkg]
-    return sorted(name for name in found if not name.startswith("_"))
+    return sorted(file.stem for file in HERE.glob("[!_]*.py"))
 
 
 def summary(name: str) -> str:
@@ -29,16 +27,11 @@ def summary(name: str) -> str:
 
 
 @output.forgiving()
-def show_names() -> None:
-    """Prints every benchmark with its summary."""
-    width = max(map(len, names()))
-    print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
-    print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
-
-
 def main(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        show_names()
+        width = max(map(len, names()))
+        print("\n".join(f"{name:{width}}  {summary(name)}" for name in names()))
+        print("\nRun one: python -m benchmarks NAME [--json] (NAME --help lists its flags)")
         return 0
     if arguments[0] not in names():
         asked = did_you_mean(arguments[0], names()) or " python -m benchmarks lists them."

@@ -17,14 +17,13 @@ The second table lists what YNNPACK reduces in each program of a stage: the numb
 fused with a matrix product (these can be wrong), and the most numbers that one of these returns.
 """
 
-import argparse
 import contextlib
 import json
 import math
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,11 +36,12 @@ import numpy as np
 import optax
 
 from benchmarks.harness import report
+from benchmarks.harness.children import say
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import basic, convolution
 from fdg_jax.machine import compile_cache, programs
-from fdg_jax.stage.functions import Functions, functions, init_variables, split_variables
+from fdg_jax.stage.functions import functions, init_variables, split_variables
 from fdg_jax.storage import checkpoint
 
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
@@ -118,18 +118,18 @@ class Problem(NamedTuple):
     """A network as one stage, its variables and a batch, all in one floating-point dtype."""
 
     module: nn.Module
-    functions: Functions
     params: Any
     extra: Any
     x: jax.Array
     labels: jax.Array
+    dtype: Any = jnp.float32
 
     def in_dtype(self, dtype: Any) -> "Problem":
         def cast(leaf):
             return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
         params, extra, x = jax.tree.map(cast, (self.params, self.extra, self.x))
-        return Problem(self.module, functions_of(self.module, dtype), params, extra, x, self.labels)
+        return Problem(self.module, params, extra, x, self.labels, dtype)
 
 
 def problem(of: Wanted) -> Problem:
@@ -138,47 +138,44 @@ def problem(of: Wanted) -> Problem:
     random = np.random.default_rng(0)
     x = jnp.asarray(random.normal(size=(of.batch, of.size, of.size, 3)), jnp.float32)
     labels = jnp.asarray(random.integers(0, CLASSES, of.batch), jnp.int32)
-    variables = jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x)
-    params, extra = split_variables(variables)
-    return Problem(module, functions_of(module, jnp.float32), params, extra, x, labels)
+    params, extra = split_variables(jax.jit(lambda key, x: init_variables(module, key, x))(jax.random.key(0), x))
+    return Problem(module, params, extra, x, labels)
 
 
-def functions_of(module: nn.Module, dtype: Any) -> Functions:
-    """The functions of the network as one stage that ends in a loss of that dtype."""
-    return functions(module, optax.sgd(0.1), cross_entropy, dtype)
+Jit = Callable[..., Any]  # (function, name of the program) -> a jitted function
+JITS: dict[str, Jit] = {
+    "by default": lambda function, program: jax.jit(function),
+    "as a stage": lambda function, program: programs.jit(function, "cpu", reductions=program != "evaluation"),
+    "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
+}
 
 
-Compile = Callable[..., Any]  # (function, name of the program) -> a compiled function
+class Ran(NamedTuple):
+    """What the programs of a stage compute, {"forward": loss, "backward": gradients, "statistics": ..., "evaluation":
+    outputs} as {path: array}, and what YNNPACK reduces in each program."""
+
+    arrays: dict[str, dict[str, np.ndarray]]
+    fused: dict[str, "Fusions"]
 
 
-def by_default(function: Callable, program: str) -> Any:
-    """Compiles a function as JAX does by default."""
-    return jax.jit(function)
+def run(of: Problem, jit: Jit) -> Ran:
+    """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them."""
+    made, fused = functions(of.module, optax.sgd(0.1), cross_entropy, of.dtype), dict[str, Fusions]()
 
+    def call(name: str, function: Callable, *arguments: Any) -> Any:
+        program = jit(function, name).lower(*arguments).compile()
+        fused[name] = fusions(program.as_text() or "")
+        return program(*arguments)
 
-def as_a_stage(function: Callable, program: str) -> Any:
-    """Compiles a function as fdg_jax.stage.stage does."""
-    return programs.jit(function, "cpu", reductions=program != "evaluation")
-
-
-def without_ynnpack(function: Callable, program: str) -> Any:
-    """Compiles a function without YNNPACK."""
-    return jax.jit(function, compiler_options={programs.FLAG: ""})
-
-
-def run(of: Problem, compiled: Compile) -> dict[str, dict[str, np.ndarray]]:
-    """{"forward": loss, "backward": gradients, "statistics": ..., "evaluation": outputs} as {path: array}."""
-    made = of.functions
-    forward = compiled(made.forward, "forward")
-    backward = compiled(lambda closure, params, x: made.backward(closure, params, x, None)[0], "backward")
-    messages, statistics, closure = forward(of.params, of.extra, of.x, of.labels)
+    messages, statistics, closure = call("forward", made.forward, of.params, of.extra, of.x, of.labels)
+    backward = lambda closure, params, x: made.backward(closure, params, x, None)[0]  # noqa: E731
     found = {
         "forward": messages,
-        "backward": backward(closure, of.params, of.x),
+        "backward": call("backward", backward, closure, of.params, of.x),
         "statistics": statistics,
-        "evaluation": compiled(made.outputs, "evaluation")(of.params, of.extra, of.x),
+        "evaluation": call("evaluation", made.outputs, of.params, of.extra, of.x),
     }
-    return {name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}
+    return Ran({name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}, fused)
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:
@@ -216,51 +213,34 @@ def fusions(text: str) -> Fusions:
     return Fusions(len(reducing), len(sizes), max(sizes, default=0))
 
 
-def fusions_of(of: Problem) -> dict[str, Fusions]:
-    """The fusions of every program as a stage compiles it."""
-    made = of.functions
-    _, _, closure = jax.eval_shape(made.forward, of.params, of.extra, of.x, of.labels)
-    asked = {
-        "forward": (made.forward, of.params, of.extra, of.x, of.labels),
-        "backward": (lambda closure, params, x: made.backward(closure, params, x, None)[0], closure, of.params, of.x),
-        "evaluation": (made.outputs, of.params, of.extra, of.x),
-    }
-    return {
-        name: fusions(as_a_stage(function, name).lower(*arguments).compile().as_text() or "")
-        for name, (function, *arguments) in asked.items()
-    }
-
-
 def measured(of: Wanted) -> dict[str, Any]:
     """The table row of a model."""
     with smooth():
         drawn = problem(of)
         with convolutions_by_products():
-            right = run(drawn.in_dtype(jnp.float64), without_ynnpack)
-        differences = {
-            name: {part: worst(value, right[part]) for part, value in run(drawn, compiled).items()}
-            for name, compiled in (("by default", by_default), ("as a stage", as_a_stage))
-        }
-        reduced = {name: each._asdict() for name, each in fusions_of(drawn).items()}
+            right = run(drawn.in_dtype(jnp.float64), JITS["without YNNPACK"]).arrays
+        found = {name: run(drawn, JITS[name]) for name in ("by default", "as a stage")}
+    differences = {
+        name: {part: worst(value, right[part]) for part, value in each.arrays.items()} for name, each in found.items()
+    }
+    reduced = {name: each._asdict() for name, each in found["as a stage"].fused.items()}
     row = {"benchmark": "accuracy", **of._asdict(), "differences": differences, "fusions": reduced}
     return {**row, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), **report.machine()}
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["model", "batch", "compiled", "loss", "gradients", "statistics", "evaluation"]
-    body = []
-    for row in rows:
-        batch = f"{row['batch']} of {row['size']}x{row['size']}"
-        for how, parts in row["differences"].items():
-            body.append([f"`{row['model']}`", batch, how, *(f"{difference:.1e}" for difference in parts.values())])
-    counted = [
-        [f"`{row['model']}`", name, *(f"{number:,}" for number in each.values())]
-        for row in rows
-        for name, each in row["fusions"].items()
-    ]
-    heads = ["model", "program", "reductions by YNNPACK", "together with a product", "most numbers of these"]
+def table(rows: report.Rows, given: report.Given) -> str:
+    differences = [{**r, "compiled": how, **parts} for r in rows for how, parts in r["differences"].items()]
+    fused = [{**r, "program": name, **numbers} for r in rows for name, numbers in r["fusions"].items()]
+    exactness = {
+        "model": "`{model}`", "batch": "{batch} of {size}x{size}", "compiled": "{compiled}", "loss": "{forward:.1e}",
+        "gradients": "{backward:.1e}", "statistics": "{statistics:.1e}", "evaluation": "{evaluation:.1e}",
+    }  # fmt: skip
+    counted = {
+        "model": "`{model}`", "program": "{program}", "reductions by YNNPACK": "{reductions:,}",
+        "together with a product": "{with_product:,}", "most numbers of these": "{most:,}",
+    }  # fmt: skip
     about = f"{rows[0]['cpu']}, jaxlib {rows[0]['jaxlib']}, commit {rows[0]['commit']}."
-    return "\n\n".join([report.markdown(head, body), report.markdown(heads, counted), about])
+    return "\n\n".join([report.table(exactness, differences), report.table(counted, fused), about])
 
 
 def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
@@ -274,27 +254,28 @@ def known(path: str | None) -> dict[Wanted, dict[str, Any]]:
     return {Wanted(row["model"], row["batch"], row["size"]): row for row in rows if here.items() <= row.items()}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parser() -> report.Parser:
     made = report.parser("accuracy", __doc__)
     made.add_argument("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH:SIZE", help="(default: all)")
+    return made
 
-    def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-        asked = [wanted(text) for text in given.models]
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_enable_x64", True)
-        compile_cache.enable()
-        rows = known(given.json)
-        for number, of in enumerate(asked, 1):
-            told = "in the file already" if of in rows else "measured now"
-            batch = f"batch {of.batch}, {of.size} x {of.size}"
-            print(f"{of.model} ({number} of {len(asked)}), {batch}: {told}", file=sys.stderr, flush=True)
-            if of not in rows:
-                rows[of] = measured(of)
-                report.append([rows[of]], given.json)
-        return [rows[of] for of in asked]
 
-    return report.run(made, measure, table, arguments, appended=True)
+def results(given: report.Given) -> list[dict[str, Any]]:
+    asked = [wanted(text) for text in given.models]
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_x64", True)
+    compile_cache.enable()
+    rows = known(given.json)
+    for number, of in enumerate(asked, 1):
+        told = "in the file already" if of in rows else "measured now"
+        say(f"{of.model} ({number} of {len(asked)}), batch {of.batch}, {of.size} x {of.size}: {told}")
+        if of not in rows:
+            rows[of] = measured(of)
+            report.append([rows[of]], given.json)
+    return [rows[of] for of in asked]
 
+
+main = report.command(parser, results, table, appended=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,13 +16,12 @@ at once (half as fast at 16 channels), as patches of two (slower) or with dy's a
 batch norm's sums as one variadic reduce or a dot with ones (slower).
 """
 
-import argparse
 import contextlib
 import itertools
 import pkgutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 from unittest import mock
@@ -161,75 +160,54 @@ def measure(rows: dict[str, Row], rounds: int) -> dict[str, tuple[float, float]]
     return {name: best[row] for name, row in rows.items()}
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     """One JSON object per row, measured now."""
     rows = (each_block if given.blocks else whole_network)(given.model, given.batch_size)
     seconds = measure(rows, given.rounds)
     first, total = sum(next(iter(seconds.values()))), sum(map(sum, seconds.values()))
     about = {"benchmark": "block_cost", "model": given.model, "batch_size": given.batch_size, "rounds": given.rounds}
-    where = report.here()
-    where["cores"] = facts.usable_cores()
+    where = {**report.here(), "cores": facts.usable_cores()}
     unit = models.takes(given.model)
     units = given.batch_size * (LENGTH if unit == "tokens" else 1)
     made = []
     for row, (forward, backward) in seconds.items():
+        both = forward + backward
         costs = {
             "forward_milliseconds": round(forward * 1e3, 2),
             "backward_milliseconds": round(backward * 1e3, 2),
-            f"{unit}_per_second": round(units / (forward + backward), 1),
+            f"{unit}_per_second": round(units / both, 1),
             "closure_megabytes": round(rows[row].closure_bytes / 1e6, 1),
         }
-        if given.blocks:
-            costs["share_percent"] = round(100 * (forward + backward) / total, 1)
-        else:
-            costs["gain_percent"] = round(100 * (first / (forward + backward) - 1), 1)
-        made.append({**about, "row": row, **costs, **where})
+        last = {"share_percent": 100 * both / total} if given.blocks else {"gain_percent": 100 * (first / both - 1)}
+        made.append({**about, "row": row, **costs, **{name: round(each, 1) for name, each in last.items()}, **where})
     return made
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    one = rows[0]
-    unit = models.takes(given.model)
-    last, label = ("share_percent", "share") if given.blocks else ("gain_percent", f"over {one['row']}")
-    head = [
-        "block" if given.blocks else "layers",
-        "forward ms",
-        "backward ms",
-        f"{unit}/s",
-        "kept in between MB",
-        label,
-    ]
-    body = [
-        [
-            r["row"],
-            f"{r['forward_milliseconds']:.2f}",
-            f"{r['backward_milliseconds']:.2f}",
-            f"{r[f'{unit}_per_second']:.1f}",
-            f"{r['closure_megabytes']:.1f}",
-            f"{r[last]:.1f}%" if given.blocks else f"{r[last]:+.1f}%",
-        ]
-        for r in rows
-    ]
+def table(rows: report.Rows, given: report.Given) -> str:
+    one, unit = rows[0], models.takes(given.model)
+    last = {"share": "{share_percent:.1f}%"} if given.blocks else {f"over {one['row']}": "{gain_percent:+.1f}%"}
+    columns: dict[str, report.Cell] = {
+        "block" if given.blocks else "layers": "{row}",
+        "forward ms": "{forward_milliseconds:.2f}",
+        "backward ms": "{backward_milliseconds:.2f}",
+        f"{unit}/s": f"{{{unit}_per_second:.1f}}",
+        "kept in between MB": "{closure_megabytes:.1f}",
+        **last,
+    }
     about = (
         f"{given.model}, batch {given.batch_size}, the least of {given.rounds} rounds. Device {one['device']}; "
         f"{one['cpu']}, {one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
     )
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(columns, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("block_cost", __doc__)
-    add = made.add_argument
-    add("--model", default="resnet20")
-    add("--batch-size", type=report.positive, default=128)
-    add("--rounds", type=report.positive, default=10, help="(default 10)")
-    add("--blocks", action="store_true", help="one row per block instead of one row per choice of layers")
+def parser() -> report.Parser:
+    made = report.parser("block_cost", __doc__, model="resnet20", batch_size=128, rounds=10)
+    made.add_argument("--blocks", action="store_true", help="one row per block instead of one row per choice of layers")
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return report.run(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

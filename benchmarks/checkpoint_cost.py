@@ -10,14 +10,11 @@ nothing (tensorstore's stays); the training command has no such setting, as a po
 checkpoint.
 """
 
-import argparse
 import contextlib
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +28,8 @@ import jax
 import numpy as np
 
 from benchmarks.harness import report
+from benchmarks.harness.children import ChildFailed, say
+from benchmarks.harness.turns import back_and_forth
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import checkpoints, option_checks
@@ -70,12 +69,10 @@ def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str,
     indices = np.random.default_rng(0).integers(0, len(job.dataset.train_inputs), size, dtype=np.int32)
     window(job, indices[: 4 * job.options.K + 2], 2 * job.options.K + 2, root)  # compiles, and fills the pipeline
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in sides}
-    for turn in range(windows):
-        for name in sides if turn % 2 == 0 else reversed(sides):
-            with not_flushed() if name == NOT_FLUSHED else contextlib.nullcontext():
-                found[name].append(window(job, indices, sides[name], root))
-            rate = indices.size / found[name][-1][0]
-            print(f"turn {turn + 1} of {windows}, {name}: {rate:.1f} images/s", file=sys.stderr, flush=True)
+    for turn, name in back_and_forth(windows, list(sides)):
+        with not_flushed() if name == NOT_FLUSHED else contextlib.nullcontext():
+            found[name].append(window(job, indices, sides[name], root))
+        say(f"turn {turn + 1} of {windows}, {name}: {indices.size / found[name][-1][0]:.1f} images/s")
     return found
 
 
@@ -84,89 +81,66 @@ def not_flushed() -> contextlib.AbstractContextManager:
     return mock.patch.object(os, "fsync", return_value=None)
 
 
-def rows(found: dict[str, list[tuple[float, int]]], images: int, given: argparse.Namespace) -> list[dict[str, Any]]:
-    speeds = {name: [images / seconds for seconds, _ in turns] for name, turns in found.items()}
+def results(given: report.Given) -> list[dict[str, Any]]:
+    batches = given.batches or -(-CIFAR // given.batch_size)
+    if batches < EVERY:
+        raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
+    asked = {name: getattr(given, name) for name in ("model", "batch_size", "K", "method")}
+    options = Options(**asked, dataset="synthetic", learning_rate=0.01, epochs=1)
+    option_checks.check(options, frozenset())
+    option_checks.check_names(options)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = measure(setup.prepare(options), batches, given.windows, Path(folder))
+        except checkpoints.SaveFailed as error:
+            raise ChildFailed(str(error)) from None
+        files = [file for file in checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+        given.megabytes = sum(file.stat().st_size for file in files) / 1e6
+    about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
+    speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}
     return [
         {
             "benchmark": "checkpoint_cost",
             "checkpoints": name,
             "checkpoints_per_window": found[name][0][1],
-            "images_per_second": round(statistics.median(speeds[name]), 2),
-            "images_per_second_windows": [round(speed, 2) for speed in speeds[name]],
-            "ratio": round(statistics.median(ratios(speeds, name)), 4),
-            "ratio_windows": [round(ratio, 4) for ratio in ratios(speeds, name)],
+            "images_per_second": report.median(speeds[name], 2),
+            "images_per_second_windows": report.rounded(speeds[name], 2),
+            "ratio": report.median(report.over(speeds[name], speeds["none"]), 4),
+            "ratio_windows": report.over(speeds[name], speeds["none"], 4),
             "goal": GOALS.get(name),
-            "batches_per_window": images // given.batch_size,
-            **{option: getattr(given, option) for option in ("model", "batch_size", "K", "method", "windows")},
-            "jax": jax.__version__,
+            **about,
             **report.machine(),
         }
         for name in found
     ]
 
 
-def ratios(speeds: dict[str, list[float]], name: str) -> list[float]:
-    """Per turn, a side's speed over the speed without checkpoints."""
-    return [a / b for a, b in zip(speeds[name], speeds["none"], strict=True)]
+COLUMNS: dict[str, report.Cell] = {
+    "checkpoints": "{checkpoints}", "a window": "{checkpoints_per_window}",
+    "images/s": report.spread_of("images_per_second_windows", 1), "over none": report.spread_of("ratio_windows", 3),
+    "goal": lambda row: "" if row["goal"] is None else f"{row['goal']:.2f}",
+}  # fmt: skip
 
 
-def table(measured_rows: Sequence[dict[str, Any]], megabytes: float) -> str:
-    one = measured_rows[0]
-    body = [
-        [
-            row["checkpoints"],
-            str(row["checkpoints_per_window"]),
-            report.spread(row["images_per_second_windows"], 1),
-            report.spread(row["ratio_windows"], 3),
-            "" if row["goal"] is None else f"{row['goal']:.2f}",
-        ]
-        for row in measured_rows
-    ]
+def table(rows: report.Rows, given: report.Given) -> str:
+    one = rows[0]
     about = (
         f"{one['model']}, {one['method']}, K={one['K']}, batch {one['batch_size']}, {one['windows']} windows of "
         f"{one['batches_per_window']} batches a side in turns: median (least to most). A checkpoint has "
-        f"{megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit {one['commit']}."
+        f"{given.megabytes:.1f} MB. {one['cpu']}, {one['machine_cores']} cores, JAX {one['jax']}, commit "
+        f"{one['commit']}."
     )
-    return f"{report.markdown(['checkpoints', 'a window', 'images/s', 'over none', 'goal'], body)}\n\n{about}"
+    return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("checkpoint_cost", __doc__)
-    add = made.add_argument
-    add("--model", default="resnet20")
-    add("--batch-size", type=report.positive, default=128)
-    add("--K", type=report.positive, default=2, help="stages (default 2)")
-    add("--method", default="fdg")
-    add("--batches", type=report.positive, help="of an epoch, which is a window (default: CIFAR-10's, 391 of 128)")
-    add("--windows", type=report.positive, default=4, help="turns a side (default 4)")
+def parser() -> report.Parser:
+    made = report.parser("checkpoint_cost", __doc__, model="resnet20", batch_size=128, K=2, method="fdg", windows=4)
+    told = "of an epoch, which is a window (default: CIFAR-10's, 391 of 128)"
+    made.add_argument("--batches", type=report.positive, help=told)
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        given = parser().parse_args(arguments)
-        batches = given.batches or -(-CIFAR // given.batch_size)
-        options = Options(
-            method=given.method, K=given.K, model=given.model, batch_size=given.batch_size, dataset="synthetic",
-            learning_rate=0.01, epochs=1,
-        )  # fmt: skip
-        report.check_json(given.json)
-        if batches < EVERY:
-            raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
-        option_checks.check(options, frozenset())
-        option_checks.check_names(options)
-        job = setup.prepare(options)
-        with tempfile.TemporaryDirectory() as folder:
-            found = measure(job, batches, given.windows, Path(folder))
-            files = [file for file in checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
-            megabytes = sum(file.stat().st_size for file in files) / 1e6
-    except (BadInput, checkpoints.SaveFailed) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
-    measured_rows = rows(found, batches * given.batch_size, given)
-    report.emit(measured_rows, table(measured_rows, megabytes), given.json)
-    return 0
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

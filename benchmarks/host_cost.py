@@ -19,24 +19,171 @@ The loop's own part (schedule, mailboxes, losses) is measured with stages that d
 parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+import fdg_jax
 from benchmarks.harness import report
-from benchmarks.harness.timed import Small
+from benchmarks.harness.hooks import Call, around
+from benchmarks.harness.operation_times import Clock
+from fdg_jax import models, split
+from fdg_jax.data.augment import train_transform
+from fdg_jax.data.sets import synthetic
+from fdg_jax.engine import host_engine
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
 from fdg_jax.methods import fdg
+from fdg_jax.recipe import paper_sgd
+from fdg_jax.stage.shapes import zeros
+from fdg_jax.stage.stage import Stage
+from fdg_jax.training.setup import cross_entropy
 from fdg_jax.transport import devices
 
 GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U of one tick) in 1 ms
+
+
+class Leaves(NamedTuple):
+    """Counts arrays that go in and out of a stage's programs."""
+
+    F: int
+    B: int
+    U: int
+
+
+def count_leaves(stage: Stage, K: int) -> Leaves:
+    """Counts the arrays of a stage's programs, on a stage that holds a memo (stage K: that made one just now)."""
+    last, first = stage.k == K, stage.k == 1
+    params, extra, optimizer, *_ = (len(jax.tree.leaves(tree)) for tree in stage.state)
+    closure = len(jax.tree.leaves(stage.memos[0].closure))
+    return Leaves(
+        F=params + extra + 1 + last + 1 + extra + closure,
+        B=closure + params + 1 + (not last) + params + (not first),
+        U=params + optimizer + params + params + optimizer,
+    )
+
+
+def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks: int) -> float:
+    """Median microseconds of the calls that state = tick(call, state) makes. Each is waited for outside the time."""
+    taken = [0.0] * ticks
+    for number in range(ticks):
+
+        def call(function: Callable[..., Any], *arguments: Any, number: int = number) -> Any:
+            start = time.perf_counter()
+            result = function(*arguments)
+            taken[number] += 1e6 * (time.perf_counter() - start)
+            return jax.block_until_ready(result)
+
+        state = tick(call, state)
+    return statistics.median(taken)
+
+
+def as_one(stage: Stage) -> Callable[..., Any]:
+    """A stage's work of a tick (B, U and F) as one program. B and F are of different batches, as below stage K."""
+    functions, first = stage.functions, stage.k == 1
+
+    def tick(closure, old, x, dy, state, next_x, labels):
+        grads, dx = functions.backward(closure, old, x, dy)
+        params, opt_state = functions.update(state.params, state.opt_state, grads)
+        messages, extra, closure = functions.forward(params, state.extra, next_x, labels)
+        return closure, state._replace(params=params, extra=extra, opt_state=opt_state), messages, None if first else dx
+
+    return jax.jit(tick)
+
+
+class Small:
+    """The model's pipeline on tiny images, filled. packs: whether arrays are packed."""
+
+    def __init__(self, model: str, K: int, cut: str, batch_size: int, size: int, packs: bool = True):
+        meta = synthetic.load()
+        self.images, self.labels = meta.train_images[:256, :size, :size], meta.train_labels[:256]
+        blocks = models.blocks(model, meta.classes)
+        self.K, self.row, self.leaves = K, np.arange(batch_size), dict[int, Leaves]()
+        stages, transform = split.stages(blocks, split.parse(cut, model, K, len(blocks))), train_transform(meta, 0)
+        pipeline = fdg_jax.Pipeline(stages, cross_entropy, paper_sgd(0.01), preprocess=transform)
+        with mock.patch.object(Stage, "packs", packs):
+            pipeline.init(jax.random.key(0), (self.images[self.row], self.labels[self.row]))
+        assert isinstance(pipeline.engine, host_engine.HostEngine)
+        self.engine = pipeline.engine
+        with around(self.engine, self.count):
+            for _ in range(2 * K):
+                self.tick()
+        self.wait()
+
+    def count(self, call: Call, dispatch: Callable[[], Any]) -> Any:
+        result = dispatch()
+        if call.what == "F":
+            self.leaves[call.k] = count_leaves(self.engine.stages[call.k], self.K)
+        return result
+
+    def wait(self) -> None:
+        """Waits until everything is computed, including gradients that have not been used yet."""
+        jax.block_until_ready([(stage.state, list(stage.line)) for stage in self.engine.stages.values()])
+
+    def tick(self) -> None:
+        self.engine.train(self.images, self.labels, self.row[None])
+
+    def calls(self, ticks: int) -> dict[tuple[str, int], float]:
+        """Median microseconds of each dispatch, by (what, k): see `Clock`. ("send", 0) is that of all messages."""
+        clock = Clock(self.engine)
+        with around(self.engine, clock):
+            for _ in range(ticks):
+                clock.train(self.images, self.labels, self.row)
+        sends = [seconds for (what, _), taken in clock.host.items() if what.startswith("send") for seconds in taken]
+        found = {**clock.host, ("send", 0): sends or [0.0]}
+        return {key: 1e6 * statistics.median(values) for key, values in found.items()}
+
+    def programs(self, ticks: int) -> dict[int, tuple[float, float]]:
+        """Median microseconds of the dispatches of stage k's B, U and F: its three programs, and all as one program.
+
+        They are the bare calls, without what the stage does around them. The one program gets the same closure every
+        time. A closure that it returns has another type (that of its own tracing), with which it would be compiled
+        again each time.
+        """
+        found = {}
+        for k, stage in self.engine.stages.items():
+            params, extra, place, run = stage.state.params, stage.state.extra, stage.place, as_one(stage)
+            x, labels = place.put_batch(zeros((stage.spec.x, stage.spec.labels if k == self.K else None)))
+            dy = None if k == self.K else place.put_batch(zeros(stage.spec.y))
+            closure = stage._forward(params, extra, x, labels)[2]
+            state = stage.state._replace(opt_state=jax.tree.map(jnp.copy, stage.state.opt_state))  # given away below
+
+            def three(call, state, stage=stage, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                grads, _ = call(stage._backward, closure, params, x, dy)
+                new, opt_state, _ = call(stage._update, state.params, state.opt_state, grads)
+                _, extra, _ = call(stage._forward, new, state.extra, x, labels)
+                return state._replace(params=new, opt_state=opt_state, extra=extra)
+
+            def one(call, state, run=run, closure=closure, params=params, x=x, dy=dy, labels=labels):
+                return call(run, closure, params, x, dy, state, x, labels)[1]
+
+            found[k] = tuple(median_microseconds(tick, state, ticks) for tick in (one, three))[::-1]
+        return found
+
+    def ticks(self, ticks: int) -> tuple[float, float]:
+        """Median microseconds of (a whole tick, its part before the host loop: the entry of a batch)."""
+        entered, step, taken = [0.0], self.engine.loop.step, []
+
+        def timed_step(parts):
+            entered[0] = time.perf_counter()
+            step(parts)
+
+        with mock.patch.object(self.engine.loop, "step", timed_step):
+            for _ in range(ticks):
+                start = time.perf_counter()
+                self.tick()
+                taken.append((time.perf_counter() - start, entered[0] - start))
+                self.wait()
+        whole, entry = (1e6 * statistics.median(column) for column in zip(*taken, strict=True))
+        return whole, entry
 
 
 class Nothing:
@@ -49,15 +196,11 @@ class Nothing:
 def loop_microseconds(K: int, ticks: int) -> float:
     """Median microseconds of a tick of the host loop without anything to dispatch."""
     stages = {k: Nothing() for k in range(1, K + 1)}
-    taken, loop = [], HostLoop(fdg.fdg(K), stages, lambda box, message, giver: message, lambda batch, loss: None)
-    for _ in range(ticks):
-        start = time.perf_counter()
-        loop.step([{"x": 0, "labels": 0}])
-        taken.append(1e6 * (time.perf_counter() - start))
-    return statistics.median(taken)
+    loop = HostLoop(fdg.fdg(K), stages, lambda box, message, giver: message, lambda batch, loss: None)
+    return median_microseconds(lambda call, state: call(loop.step, [{"x": 0, "labels": 0}]), None, ticks)
 
 
-def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage, then a row for the tick."""
     small = Small(model, K, given.split, given.batch_size, given.image_size, packing == "on")
     whole, entry = small.ticks(given.ticks)
@@ -65,15 +208,14 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
     about = {"benchmark": "host_cost", "model": model, "K": K, "packing": packing}
     rows = []
     for k in range(1, K + 1):
-        costs = {f"{what}_microseconds": round(calls[what, k], 1) for what in "FBU"}
         leaves = {f"{what}_leaves": value for what, value in small.leaves[k]._asdict().items()}
-        bare = zip(("three_programs_microseconds", "one_program_microseconds"), programs[k], strict=True)
-        costs |= {name: round(value, 1) for name, value in bare}
+        bare = dict(zip(("three_programs", "one_program"), programs[k], strict=True))
+        costs = {what: calls[what, k] for what in "FBU"} | bare
+        costs = {f"{what}_microseconds": round(value, 1) for what, value in costs.items()}
         rows.append({**about, "row": "stage", "k": k, **leaves, **costs})
     stages = sum(calls[what, k] for k in range(1, K + 1) for what in "FBU")
-    send, loop = calls.get(("send", 0), 0.0), loop_microseconds(K, given.ticks)
-    entry += calls["fill x", 0] + calls["fill labels", 0]
-    loop += calls["loss", 0]
+    send, loop = calls["send", 0], loop_microseconds(K, given.ticks) + calls["loss", 0]
+    entry += calls["fill x", 1] + calls["fill labels", K]
     alone = stages + (2 * K - 2) * send + entry + loop  # x to K-1 stages and dy to K-1 stages
     tick = {
         "stage_calls_microseconds": stages / K,
@@ -88,7 +230,7 @@ def measure(model: str, K: int, packing: str, given: argparse.Namespace) -> list
     return [*rows, {**about, "row": "tick", **{name: round(value, 1) for name, value in tick.items()}}]
 
 
-def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def fits(rows: report.Rows) -> list[dict[str, Any]]:
     """Least squares for F, B and U: microseconds of a call = fixed + each * number of arrays."""
     stages, found = [row for row in rows if row["row"] == "stage"], []
     for what in "FBU":
@@ -101,77 +243,56 @@ def fits(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    stage_head = ["model", "K", "packing", "k", "arrays in and out of F, B, U", "F µs", "B µs", "U µs", "bare µs: 3, 1"]
-    stages = [
-        [r["model"], f"{r['K']}", r["packing"], f"{r['k']}", ", ".join(str(r[f"{what}_leaves"]) for what in "FBU")]
-        + [f"{r[f'{what}_microseconds']:.0f}" for what in "FBU"]
-        + [f"{r['three_programs_microseconds']:.0f}, {r['one_program_microseconds']:.0f}"]
-        for r in rows
-        if r["row"] == "stage"
-    ]
-    tick_head = ["model", "K", "packing", "a stage's F+B+U µs", "a send µs", "entry µs", "loop µs"]
-    tick_head += ["tick µs", "tick while computing µs", f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms"]
-    names = ("stage_calls", "send", "entry", "loop", "tick", "tick_while_computing")
-    ticks = [
-        [r["model"], f"{r['K']}", r["packing"]]
-        + [f"{r[f'{name}_microseconds']:.0f}" for name in names]
-        + [f"{r['share_percent']:.0f}%, {r['share_while_computing_percent']:.0f}%"]
-        for r in rows
-        if r["row"] == "tick"
-    ]
+KIND: dict[str, report.Cell] = {"model": "{model}", "K": "{K}", "packing": "{packing}"}
+STAGES = {
+    **KIND, "k": "{k}", "arrays in and out of F, B, U": "{F_leaves}, {B_leaves}, {U_leaves}",
+    **{f"{what} µs": f"{{{what}_microseconds:.0f}}" for what in "FBU"},
+    "bare µs: 3, 1": "{three_programs_microseconds:.0f}, {one_program_microseconds:.0f}",
+}  # fmt: skip
+TICKS = {
+    **KIND, "a stage's F+B+U µs": "{stage_calls_microseconds:.0f}", "a send µs": "{send_microseconds:.0f}",
+    "entry µs": "{entry_microseconds:.0f}", "loop µs": "{loop_microseconds:.0f}", "tick µs": "{tick_microseconds:.0f}",
+    "tick while computing µs": "{tick_while_computing_microseconds:.0f}",
+    f"shares of {GPU_STAGE_MICROSECONDS / 1000:g} ms": "{share_percent:.0f}%, {share_while_computing_percent:.0f}%",
+}  # fmt: skip
+
+
+def table(rows: report.Rows, given: report.Given) -> str:
+    stages, ticks, lines = ([r for r in rows if r["row"] == kind] for kind in ("stage", "tick", "fit"))
     one = rows[0]
-    lines = "; ".join(
-        f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in rows if r["row"] == "fit"
-    )
+    shown = "; ".join(f"{r['what']} {r['fixed_microseconds']:.0f} + {r['leaf_microseconds']:.2f}" for r in lines)
     about = (
         f"The shares are of a tick on GPUs that take 1 ms for a stage's F, B and U. "
-        f"Lines through the calls, µs + µs an array in and out: {lines or 'none'}. "
+        f"Lines through the calls, µs + µs an array in and out: {shown or 'none'}. "
         f"Medians over {given.ticks} ticks, batch {given.batch_size}, images {given.image_size}x{given.image_size}, "
         f"split {given.split}. Devices {one['device']}; {one['cpu']}, {one['machine_cores']} cores, "
         f"{report.versions(one)}."
     )
-    return f"{report.markdown(stage_head, stages)}\n\n{report.markdown(tick_head, ticks)}\n\n{about}"
+    return "\n\n".join([report.table(STAGES, stages), report.table(TICKS, ticks), about])
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("host_cost", __doc__)
-    add = made.add_argument
-    add("--model", nargs="+", default=["resnet20"])
-    add("--K", type=report.positive, nargs="+", default=[1, 2, 3, 4])
-    add(
-        "--packing",
-        choices=["on", "off"],
-        nargs="+",
-        default=["on"],
-        help="whether small arrays are packed into one (default on)",
-    )
-    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers as 3,7")
-    add("--ticks", type=report.positive, default=300, help="(default 300)")
-    add("--batch-size", type=report.positive, default=1)
-    add("--image-size", type=report.positive, default=8, help="pixels a side, at most 32 (default 8)")
+def parser() -> report.Parser:
+    usual = {"model": ["resnet20"], "K": [1, 2, 3, 4], "split": "balanced", "ticks": 300, "batch_size": 1}
+    made = report.parser("host_cost", __doc__, **usual)
+    told = "whether small arrays are packed into one (default on)"
+    made.add_argument("--packing", choices=["on", "off"], nargs="+", default=["on"], help=told)
+    told = "pixels a side, at most 32 (default 8)"
+    made.add_argument("--image-size", type=report.positive, default=8, help=told)
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if not 8 <= given.image_size <= 32:
         raise BadInput(f"--image-size {given.image_size}: images are cut out of images of 32 pixels. Use 8 to 32.")
     devices.emulate_cpu(max(given.K))
     compile_cache.enable()
-    rows = [
-        row
-        for model in given.model
-        for K in given.K
-        for packing in given.packing
-        for row in measure(model, K, packing, given)
-    ]
+    rows = [row for model in given.model for K in given.K for packing in given.packing
+            for row in measure(model, K, packing, given)]  # fmt: skip
     where = {"ticks": given.ticks, "batch_size": given.batch_size, "image_size": given.image_size, **report.here()}
     return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return report.run(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,15 +13,15 @@ On a GPU (`--device gpu`, the default if there is one) the sides are the engines
 pipeline, whose K stages share the GPUs. A second table then has the time that each operation of a stage takes alone.
 """
 
-import argparse
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.turns import Worker, WorkerDied, measure
+from benchmarks.harness.children import say
+from benchmarks.harness.report import median, over, rounded
+from benchmarks.harness.turns import Worker, started, take_turns
 from benchmarks.peers import sides as peers
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -30,37 +30,38 @@ from fdg_jax.schedule.ideal import COMPARED, free_time, tick_time
 
 DEFAULT = {"cpu": ["bp", "fdg"], "gpu": ["bp", "delay-line", "fdg"]}
 OPERATIONS = 20  # batches over which they are timed
+SPEEDS = "images_per_second_windows"
 
 
-def over(speeds: Sequence[float], base: Sequence[float]) -> list[float]:
-    """The ratios of images/s to those of another side, one per turn."""
-    return [a / b for a, b in zip(speeds, base, strict=True)]
+def speed_row(worker: Worker, speeds: Sequence[float]) -> dict[str, Any]:
+    """What a row says of a side's windows, and of the cores meanwhile. speeds: images/s of each window."""
+    return {
+        **worker.about,
+        "batches_per_window": worker.batches,
+        "images_per_second": median(speeds, 2),
+        SPEEDS: rounded(speeds, 6),
+        "core_percent": [median(each, 1) for each in zip(*worker.column("core_percent"), strict=True)],
+        "others_percent": median(worker.column("others_percent"), 1),
+        "core_numbers": worker.cores,
+        **report.machine(),
+    }
 
 
-def row(worker: Worker, first: Worker, given: argparse.Namespace) -> dict[str, Any]:
+def row(worker: Worker, first: Worker, given: report.Given) -> dict[str, Any]:
     speeds = worker.column("images_per_second")
     ratios = over(speeds, first.column("images_per_second"))
     return {
         "benchmark": "images_per_second",
-        **worker.about,
+        **speed_row(worker, speeds),
         "windows": given.windows,
         "seconds": given.seconds,
-        "batches_per_window": worker.batches,
-        "images_per_second": round(statistics.median(speeds), 2),
-        "images_per_second_windows": [round(speed, 6) for speed in speeds],
         "baseline": first.side.name,
-        "ratio": round(statistics.median(ratios), 4),
-        "ratio_windows": [round(ratio, 4) for ratio in ratios],
-        "busy_percent": round(statistics.median(worker.column("busy_percent")), 1),
-        "core_percent": [
-            round(statistics.median(each), 1) for each in zip(*worker.column("core_percent"), strict=True)
-        ],
-        "others_percent": round(statistics.median(worker.column("others_percent")), 1),
-        "page_faults_per_batch": round(statistics.median(worker.column("page_faults")) / worker.batches, 1),
-        "core_numbers": worker.cores,
+        "ratio": median(ratios, 4),
+        "ratio_windows": rounded(ratios, 4),
+        "busy_percent": median(worker.column("busy_percent"), 1),
+        "page_faults_per_batch": round(median(worker.column("page_faults"), 1) / worker.batches, 1),
         "operations": worker.operations,
         "held": worker.held,
-        **report.machine(),
     }
 
 
@@ -80,44 +81,46 @@ def ideal(row: dict[str, Any]) -> str:
     return " and ".join(f"{float(alone / time):.2f}" for time in times)
 
 
-def versions(rows: Sequence[dict[str, Any]]) -> str:
+def versions(rows: report.Rows) -> str:
     """Python 3.11.7, JAX 0.10.2, ...: each from the first side that has it."""
     names = {"python": "Python", "jax": "JAX", "torch": "PyTorch"}
     found = {name: next((r[key] for r in rows if key in r), None) for key, name in names.items()}
     return ", ".join(f"{name} {version}" for name, version in found.items() if version)
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace, missing: Sequence[str] = ()) -> str:
+def side_columns(bases: dict[str, Sequence[float]]) -> dict[str, report.Cell]:
+    """The columns of a table of speeds. bases: images/s of the sides with which all are compared."""
+    ratios: dict[str, report.Cell] = {
+        f"over {name}": lambda r, base=base: report.spread(over(r[SPEEDS], base), 3) for name, base in bases.items()
+    }
+    columns: dict[str, report.Cell] = {"side": "`{side}`", "K": "{K}", "cores": "{cores}"}
+    columns |= {"later stages begin at": report.cuts, "images/s": report.spread_of(SPEEDS, 1)}
+    return columns | ratios
+
+
+def about_machine(rows: report.Rows) -> str:
+    """The last sentences below a table of speeds."""
     one = rows[0]
-    windows = "images_per_second_windows"
-    also = [r for r in rows if r["side"] == given.also_over]
-    head = ["side", "K", "cores", "later stages begin at", "images/s"]
-    head += [*(f"over {r['side']}" for r in (one, *also)), "ideal", "each core busy"]
-    held = any(r["held"] for r in rows)
-    head += ["MB of arrays", f"bytes more than {one['side']}: predicted", "measured"] if held else []
-    body = [
-        [
-            f"`{r['side']}`",
-            str(r["K"]),
-            str(r["cores"]),
-            ",".join(map(str, r["cuts"])) + (f" of {r['blocks']}" if r["cuts"] else "none"),
-            report.spread(r["images_per_second_windows"], 1),
-            *(report.spread(over(r[windows], base[windows]), 3) for base in (one, *also)),
-            ideal(r),
-            # On a GPU the host's cores are not what is compared.
-            ", ".join(f"{s:.0f}%" for s in (r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])),
-            *(more_held(r, one) if held else ()),
-        ]
-        for r in rows
-    ]
+    pages = "on" if one["huge_pages"] else "off"
+    where = f"{one['cpu']}, {one['machine_cores']} cores, {versions(rows)}, huge pages {pages}, commit {one['commit']}."
+    return f"{where} {report.disturbed(rows)}"
+
+
+def table(rows: report.Rows, given: report.Given) -> str:
+    one = rows[0]
+    columns = side_columns({r["side"]: r[SPEEDS] for r in rows if r is one or r["side"] == given.also_over})
+    # On a GPU the host's cores are not what is compared.
+    columns |= {"ideal": ideal, "each core busy": lambda r: report.percents(
+        r["core_percent"] if r["device"] == "cpu" else [r["busy_percent"]])}  # fmt: skip
+    if any(r["held"] for r in rows):
+        heads = ("MB of arrays", f"bytes more than {one['side']}: predicted", "measured")
+        columns |= {head: lambda r, i=i: more_held(r, one)[i] for i, head in enumerate(heads)}
     where = "" if one["device"] == "cpu" else f"{one['device_kind']}; host "
     about = (
         f"{given.model}, batch {given.batch_size}, {given.windows} windows of about {given.seconds:g} s a "
-        f"side in turns: median (least to most). {where}{one['cpu']}, {one['machine_cores']} cores, "
-        f"{versions(rows)}, huge pages {'on' if one['huge_pages'] else 'off'}, "
-        f"commit {one['commit']}. " + report.disturbed(rows)
+        f"side in turns: median (least to most). {where}{about_machine(rows)}"
     )
-    return "\n\n".join([report.markdown(head, body), *stage_times(rows), about, *missing])
+    return "\n\n".join([report.table(columns, rows), *stage_times(rows), about, *given.missing])
 
 
 def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
@@ -125,92 +128,82 @@ def more_held(row: dict[str, Any], first: dict[str, Any]) -> list[str]:
     names = ("predicted_bytes", "measured_bytes")
     if not row["held"] or not first["held"]:
         return ["–"] * 3
-    return [f"{row['held'][names[1]] / 1e6:.2f}", *(f"{row['held'][name] - first['held'][name]:+,}" for name in names)]
+    more = [f"{row['held'][name] - first['held'][name]:+,}" for name in names]
+    return [report.megabytes(row["held"]["measured_bytes"]), *more]
 
 
-def stage_times(rows: Sequence[dict[str, Any]]) -> list[str]:
+def stage_times(rows: report.Rows) -> list[str]:
     """A table of the time that each operation of a stage takes alone, from dispatch to end; [] if not asked for."""
-    timed = [row for row in rows if row["operations"]]
-    kinds = sorted({key.partition("/")[0] for row in timed for key in row["operations"]["alone"]["device"]})
-    body = []
-    for row in timed:
-        host, device = row["operations"]["alone"]["host"], row["operations"]["alone"]["device"]
-        for k in range(1, row["K"] + 1):
-            taken = [1e3 * (host[key] + device[key]) if (key := f"{kind}/{k}") in device else None for kind in kinds]
-            cells = ["" if ms is None else f"{ms:.3f}" for ms in taken]
-            body.append([f"`{row['side']}`", str(k), *cells])
+    timed = {row["side"]: row["operations"]["alone"] for row in rows if row["operations"]}
+    kinds = sorted({key.partition("/")[0] for alone in timed.values() for key in alone["device"]})
+    stages = [(row["side"], k) for row in rows if row["side"] in timed for k in range(1, row["K"] + 1)]
+
+    def milliseconds(side: str, k: int, kind: str) -> str:
+        host, device = timed[side]["host"], timed[side]["device"]
+        return f"{1e3 * (host[key] + device[key]):.3f}" if (key := f"{kind}/{k}") in device else ""
+
+    body = [[f"`{side}`", str(k), *(milliseconds(side, k, kind) for kind in kinds)] for side, k in stages]
     return [report.markdown(["side", "k", *(f"{kind} ms" for kind in kinds)], body)] if timed else []
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     names, options = ", ".join(side_specs.PRESETS), side_specs.OPTIONS.items()
     epilog = f"A side is NAME[:option=value]...; NAME: {names} or a method (K workers on K cores); options:\n"
     lines = [f"  {name:10} {meaning}" for name, meaning in options]
     lines += [f"  {side_specs.METHODS_OWN}", f"  {side_specs.OF_TRAINING}", peers.help()]
     default, default_gpu = (" ".join(DEFAULT[device]) for device in ("cpu", "gpu"))
-    made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines))
+    usual = {"model": "resnet20", "batch_size": 128, "K": 2, "split": "balanced", "windows": 6, "seconds": 8.0}
+    made = report.parser("images_per_second", __doc__, epilog + "\n".join(lines), **usual)
     add = made.add_argument
-    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--batch-size", type=report.positive, default=128, help="(default 128)")
-    add("--K", type=report.positive, default=2, help="number of stages, one worker each (default 2)")
-    add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--windows", type=report.positive, default=6, help="turns a side (default 6)")
-    add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
-    add(
-        "--sides",
-        nargs="+",
-        metavar="SIDE",
-        help=f"the first is the baseline (default {default}, on a GPU {default_gpu})",
-    )
+    told = f"the first is the baseline (default {default}, on a GPU {default_gpu})"
+    add("--sides", nargs="+", metavar="SIDE", help=told)
     add("--also-over", metavar="SIDE", help="another side to compare with, in a column of its own")
-    add(
-        "--memory",
-        action="store_true",
-        help="count also the bytes of each side's arrays between two operations, predicted and measured",
-    )
-    add(
-        "--device",
-        choices=["cpu", "gpu"],
-        help="CPU cores, or the accelerators that JAX finds (default: a GPU, if any)",
-    )
+    told = "count also the bytes of each side's arrays between two operations, predicted and measured"
+    add("--memory", action="store_true", help=told)
+    told = "CPU cores, or the accelerators that JAX finds (default: a GPU, if any)"
+    add("--device", choices=["cpu", "gpu"], help=told)
+    add("--dtype", choices=side_specs.CHOICES["dtype"], help="of every side without dtype=... of its own")
+    add("--precision", choices=side_specs.CHOICES["precision"], help="of every side without precision=... of its own")
+    add("--skip-failed", action="store_true", help="leave a side out that fails, unless it is the first")
     add("--python", default="", metavar="PATH", help="interpreter of the peers' environment, if not this one")
     add("--xla-flags", default="", metavar="FLAGS", help="of every side without xla=... of its own")
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        given = parser().parse_args(arguments)
-        if not given.seconds > 0:
-            raise BadInput(f"--seconds {given.seconds}: use a positive number.")
-        report.check_json(given.json)
-        device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
-        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
-        wanted = given.sides or DEFAULT[device]
-        if given.also_over not in (None, *wanted[1:]):
-            fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
-            raise BadInput(f"{fact}. Name one of them.")
-        sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
-        cores = side_specs.cores_available()
-        side_specs.check(sides, len(cores))
-        if given.memory and (other := next((side for side in sides if side.worker != side_specs.OUR_WORKER), None)):
-            raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
-        sides, missing = peers.available(sides, given.python)
-        for sentence in missing:
-            print(sentence, file=sys.stderr)
-        if given.also_over not in (None, *(side.name for side in sides)):
-            raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
-        operations = OPERATIONS if device == "gpu" else 0
-        workers = measure(sides, cores, given.windows, given.seconds, operations, given.memory)
-    except (BadInput, WorkerDied) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt:
-        return 130
-    rows = [row(worker, workers[0], given) for worker in workers]
-    report.emit(rows, table(rows, given, missing), given.json)
-    return 0
+def asked_for(given: report.Given, device: str) -> list[side_specs.Side]:
+    """The sides that are wanted and that can run here; `given.missing` says which cannot. Raises BadInput."""
+    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size, "device": device}
+    common |= {name: value for name in ("dtype", "precision") if (value := getattr(given, name))}
+    wanted = given.sides or DEFAULT[device]
+    if given.also_over not in (None, *wanted[1:]):
+        fact = f"--also-over {given.also_over} is none of the sides behind the first, {' '.join(wanted[1:])}"
+        raise BadInput(f"{fact}. Name one of them.")
+    sides = [peers.parse(text, common, given.xla_flags, given.split) for text in wanted]
+    side_specs.check(sides, len(side_specs.cores_available()))
+    if given.memory and (other := next((side for side in sides if side.worker != side_specs.OUR_WORKER), None)):
+        raise BadInput(f"--memory counts JAX's arrays of one process. Leave it or side {other.name} out.")
+    sides, given.missing = peers.available(sides, given.python)
+    for sentence in given.missing:
+        say(sentence)
+    if given.also_over not in (None, *(side.name for side in sides)):
+        raise BadInput(f"--also-over {given.also_over} is missing here. Leave it out.")
+    return sides
 
+
+def results(given: report.Given) -> list[dict[str, Any]]:
+    device = given.device or ("gpu" if huge_pages.gpu_visible(dict(os.environ)) else "cpu")
+    sides, left_out = asked_for(given, device), dict[str, str]() if given.skip_failed else None
+    with started(sides, side_specs.cores_available(), given.seconds, left_out) as workers:
+        workers = take_turns(workers, given.windows, left_out)
+        for worker in workers if device == "gpu" else []:
+            worker.operations = worker.ask({"operations": OPERATIONS})
+        for worker in workers if given.memory else []:
+            worker.held = worker.ask({"held": 2})
+    given.missing += [f"Side {name} is left out: {why}." for name, why in (left_out or {}).items()]
+    return [row(worker, workers[0], given) for worker in workers]
+
+
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

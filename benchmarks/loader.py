@@ -12,9 +12,7 @@ each side has a window, while the others sleep or do not exist; "over demand" is
 At 1.0 the loader just keeps up.
 """
 
-import argparse
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -26,10 +24,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import report, side_specs
+from benchmarks.harness.children import say
 from benchmarks.harness.paper_speeds import SPEEDS
+from benchmarks.harness.turns import back_and_forth
 from fdg_jax.data.stream import AHEAD, Loader, Stream, TrainBatches
 from fdg_jax.data.streams import imagenet
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.cores import pinned
 
 PHOTO, QUALITY, CLASSES = (500, 375), 90, 10
 LOADER = "loader, workers="
@@ -62,7 +63,7 @@ def stream(folder: Path) -> Stream:
     return Stream("photographs", train, test, classes, (imagenet.SIDE, imagenet.SIDE, 3), imagenet.MEAN, imagenet.STD)
 
 
-def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
+def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     """Makes a function that trains for a window and returns images/s. JAX's threads get the caller's core."""
     import jax
 
@@ -90,7 +91,7 @@ def demand(source: Stream, given: argparse.Namespace) -> Callable[[], float]:
     return lambda: batches * given.batch_size / train(batches)
 
 
-def supply(source: Stream, workers: int, given: argparse.Namespace) -> float:
+def supply(source: Stream, workers: int, given: report.Given) -> float:
     """Images/s of a loader, after its initial stock is used up. It gets the caller's cores."""
     with Loader(TrainBatches(source, given.batch_size, seed=0), workers=workers) as loader:
         for _ in range((AHEAD + 2) * max(1, workers)):
@@ -101,21 +102,16 @@ def supply(source: Stream, workers: int, given: argparse.Namespace) -> float:
         return images / (time.perf_counter() - start)
 
 
-def measure(source: Stream, cores: Sequence[int], given: argparse.Namespace) -> dict[str, list[float]]:
+def measure(source: Stream, cores: Sequence[int], given: report.Given) -> dict[str, list[float]]:
     """{side: images/s of each turn}; the first side is the demand."""
-    os.sched_setaffinity(0, cores[:1])
-    train = demand(source, given)
-    sides: dict[str, Callable[[], float]] = {given.model: train}
+    sides: dict[str, Callable[[], float]] = {given.model: demand(source, given)}
     for workers in given.workers:
         sides[f"{LOADER}{workers}"] = lambda workers=workers: supply(source, workers, given)
     found: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(given.windows):
-        for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
-            os.sched_setaffinity(0, cores[: cores_of(name)])
+    for turn, name in back_and_forth(given.windows, list(sides)):
+        with pinned(cores[: cores_of(name)]):
             found[name].append(sides[name]())
-            os.sched_setaffinity(0, cores[:1])
-        speeds = "  ".join(f"{name} {values[-1]:.1f}" for name, values in found.items())
-        print(f"turn {turn + 1} of {given.windows}, images/s: {speeds}", file=sys.stderr, flush=True)
+        say(f"turn {turn + 1} of {given.windows}, {name}: {found[name][-1]:.1f} images/s")
     return found
 
 
@@ -123,68 +119,38 @@ def cores_of(side: str) -> int:
     return max(1, int(side.removeprefix(LOADER))) if side.startswith(LOADER) else 1
 
 
-def rows(found: dict[str, list[float]], given: argparse.Namespace, size: float) -> list[dict[str, Any]]:
-    import jax
-
-    first, device = next(iter(found.values())), jax.devices()[0].platform
-    return [
-        {
-            "benchmark": "loader",
-            "side": side,
-            "cores": cores_of(side),
-            "batch_size": given.batch_size,
-            "images_per_second": round(statistics.median(values), 2),
-            "images_per_second_windows": [round(value, 2) for value in values],
-            "over_demand": round(statistics.median(a / b for a, b in zip(values, first, strict=True)), 3),
-            "over_demand_windows": [round(a / b, 3) for a, b in zip(values, first, strict=True)],
-            "file_bytes": round(size),
-            "device": device,
-            **report.machine(),
-        }
-        for side, values in found.items()
-    ]
+COLUMNS: dict[str, report.Cell] = {
+    "side": "`{side}`", "cores": "{cores}", "images/s": report.spread_of("images_per_second_windows", 2),
+    "over demand": report.spread_of("over_demand_windows", 1),
+}  # fmt: skip
 
 
-def table(made: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    spread = report.spread
-    body = [
-        [f"`{row['side']}`", str(row["cores"]), spread(row["images_per_second_windows"], 2),
-         spread(row["over_demand_windows"], 1)]
-        for row in made
-    ]  # fmt: skip
+def table(made: report.Rows, given: report.Given) -> str:
+    one = made[0]
     about = (
-        f"Images 224x224 of JPEGs of {made[0]['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
-        f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {made[0]['device']}; "
-        f"{made[0]['cpu']}, {made[0]['machine_cores']} cores, commit {made[0]['commit']}."
+        f"Images 224x224 of JPEGs of {one['file_bytes'] / 1000:.0f} kB, batch {given.batch_size}, {given.windows} "
+        f"windows of {given.seconds:g} s a side in turns: median (least to most). Trained on {one['device']}; "
+        f"{one['cpu']}, {one['machine_cores']} cores, commit {one['commit']}."
     )
-    most = max((row for row in made[1:]), key=lambda row: row["images_per_second"] / row["cores"], default=None)
-    if most is not None:
-        each = most["images_per_second"] / most["cores"]
+    if each := max((row["images_per_second"] / row["cores"] for row in made[1:]), default=0.0):
         about += (
             f" A core decodes {each:.0f} images/s: the paper's fastest ResNet-101, {PAPER} images/s on four GPUs, "
             f"needs {math.ceil(PAPER / each)} such cores."
         )
-    head = ["side", "cores", "images/s", "over demand"]
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(COLUMNS, made)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("loader", __doc__)
-    add = made.add_argument
-    add("--model", default="resnet101_imagenet", help="the model that is trained (default resnet101_imagenet)")
-    add("--batch-size", type=report.positive, default=8, help="images a batch (default 8)")
-    add("--workers", type=int, nargs="+", default=None, help="processes of each loader (default 0 1 2, as cores allow)")
-    add("--images", type=report.positive, default=200, help="number of image files (default 200)")
-    add("--windows", type=report.positive, default=4, help="turns a side (default 4)")
-    add("--seconds", type=float, default=8.0, help="length of a window (default 8)")
+def parser() -> report.Parser:
+    made = report.parser("loader", __doc__, model="resnet101_imagenet", batch_size=8, windows=4, seconds=8.0)
+    told = "processes of each loader (default 0 1 2, as cores allow)"
+    made.add_argument("--workers", type=int, nargs="+", default=None, help=told)
+    made.add_argument("--images", type=report.positive, default=200, help="number of image files (default 200)")
     return made
 
 
-def check(given: argparse.Namespace, cores: int) -> None:
+def check(given: report.Given, cores: int) -> None:
     from fdg_jax import models
 
-    if not given.seconds > 0:
-        raise BadInput(f"--seconds {given.seconds}: use a positive number.")
     if given.workers is None:
         given.workers = [workers for workers in (0, 1, 2) if workers <= cores]
     for workers in given.workers:
@@ -193,31 +159,35 @@ def check(given: argparse.Namespace, cores: int) -> None:
     if given.images < given.batch_size:
         raise BadInput(f"--images {given.images}: a batch has {given.batch_size}. Use as many or more.")
     models.blocks(given.model, CLASSES)
-    report.check_json(given.json)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    try:
-        given = parser().parse_args(arguments)
-        cores = side_specs.cores_available()
-        check(given, len(cores))
-        os.sched_setaffinity(0, cores[:1])  # before JAX makes its threads
-        with tempfile.TemporaryDirectory() as folder:
-            size = make_images(Path(folder), given.images)
-            found = measure(stream(Path(folder)), cores, given)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        if before:
-            os.sched_setaffinity(0, before)
-    made = rows(found, given, size)
-    report.emit(made, table(made, given), given.json)
-    return 0
+def results(given: report.Given) -> list[dict[str, Any]]:
+    cores = side_specs.cores_available()
+    check(given, len(cores))
+    with tempfile.TemporaryDirectory() as folder, pinned(cores[:1]):  # before JAX makes its threads
+        size = make_images(Path(folder), given.images)
+        found = measure(stream(Path(folder)), cores, given)
+    import jax
 
+    first, about = found[given.model], {"file_bytes": round(size), "device": jax.devices()[0].platform}
+    return [
+        {
+            "benchmark": "loader",
+            "side": side,
+            "cores": cores_of(side),
+            "batch_size": given.batch_size,
+            "images_per_second": report.median(speeds, 2),
+            "images_per_second_windows": report.rounded(speeds, 2),
+            "over_demand": report.median(report.over(speeds, first), 3),
+            "over_demand_windows": report.over(speeds, first, 3),
+            **about,
+            **report.machine(),
+        }
+        for side, speeds in found.items()
+    ]
+
+
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

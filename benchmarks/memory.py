@@ -18,16 +18,18 @@ Both columns of totals leave out one gradient, as large as the weights, which ex
 update.
 """
 
-import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import live_bytes, report
+from benchmarks.harness.children import say
+from benchmarks.harness.hooks import around
+from benchmarks.harness.report import megabytes
 from fdg_jax import methods
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import memory
@@ -52,10 +54,10 @@ def live(make: Callable[[], Any], step: Callable[[Any], Any], batches: int) -> t
     watch = live_bytes.Watch()
     pipeline = make()
     engine = pipeline.engine
-    watch.at(engine)
-    for _ in range(batches):
-        step(pipeline)
-        watch.look()
+    with around(engine, watch.hook(engine)):
+        for _ in range(batches):
+            step(pipeline)
+            watch.look()
     stages = engine.stages.values()
     return pipeline, [watch.most[stage.place.device] for stage in stages], [watch.memos[stage.k] for stage in stages]
 
@@ -91,14 +93,13 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
     return found
 
 
-def measured(model: str, method: str, K: int, weights: Any, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, method: str, K: int, weights: Any, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage."""
     options = Options(
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
         split=given.split, engine="pipeline", epochs=1,
     )  # fmt: skip
-    random = np.random.default_rng(0)
-    jobs: list[setup.Job] = []
+    random, jobs = np.random.default_rng(0), list[setup.Job]()
 
     def make():
         jobs.append(setup.prepare(options))
@@ -111,17 +112,15 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
         pipeline.train(data.train_images, data.train_labels, indices)
 
     pipeline, bytes_live, memos = live(make, step, 4 * K + 2)
-    common = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
-    rows, most = [], Counter[int]()
-    predicted = memory.predict(pipeline.engine)
+    about = {"benchmark": "memory", "model": model, "method": method, "K": K, "weights": weights}
+    about |= {"batch_size": given.batch_size, "cuts": list(jobs[0].partition.cuts)}
+    rows, most, predicted = [], Counter[int](), memory.predict(pipeline.engine)
     for k, moment in memory.over_time(pipeline.engine):
         most |= Counter({k: moment.kept})
     for memo, here, held, compiled in zip(predicted, bytes_live, memos, programs(pipeline.engine), strict=True):
         rows.append(
             {
-                **common,
-                "batch_size": given.batch_size,
-                "cuts": list(jobs[0].partition.cuts),
+                **about,
                 "k": memo.k,
                 "memos": most[memo.k],
                 "held_memos": held,
@@ -139,44 +138,37 @@ def measured(model: str, method: str, K: int, weights: Any, given: argparse.Name
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    def mb(value: int | None) -> str:
-        return "–" if value is None else f"{value / 1e6:.2f}"
+COLUMNS: dict[str, report.Cell] = {
+    "model": "{model}", "method": "{method}", "K": "{K}", "weights": "{weights}", "k": "{k}",
+    "predicted MB": lambda r: megabytes(r["predicted_bytes"]), "live MB": lambda r: megabytes(r["live_bytes"]),
+    "live/predicted": "{live_over_predicted:.4f}", "memos: schedule, held": "{memos}, {held_memos}",
+    "one memo MB: predicted, compiled":
+        lambda r: f"{megabytes(r['predicted_memo_bytes'])}, {megabytes(r['compiled_memo_bytes'])}",
+    "temporary MB": lambda r: megabytes(r["temporary_bytes"])
+        + (f" ({r['temporary_of']})" if r["temporary_bytes"] is not None else ""),
+}  # fmt: skip
 
-    head = ["model", "method", "K", "weights", "k", "predicted MB", "live MB", "live/predicted"]
-    head += ["memos: schedule, held", "one memo MB: predicted, compiled", "temporary MB"]
-    body = [
-        [
-            r["model"], r["method"], str(r["K"]), r["weights"], str(r["k"]),
-            mb(r["predicted_bytes"]), mb(r["live_bytes"]), f"{r['live_over_predicted']:.4f}",
-            f"{r['memos']}, {r['held_memos']}",
-            f"{mb(r['predicted_memo_bytes'])}, {mb(r['compiled_memo_bytes'])}",
-            "–" if r["temporary_bytes"] is None else f"{mb(r['temporary_bytes'])} ({r['temporary_of']})",
-        ]
-        for r in rows
-    ]  # fmt: skip
+
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = f"Batch {given.batch_size}, MB of 10^6 bytes. Device {one['device']}; {one['cpu']}, {report.versions(one)}."
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("memory", __doc__)
-    add = made.add_argument
-    add("--model", nargs="+", default=["resnet56", "wrn16_4"])
-    add("--method", nargs="+", default=["fdg"], help="any method with one device per stage (default fdg)")
-    add("--K", nargs="+", type=report.positive, default=[2, 4], help="number of stages, one device each (default 2 4)")
-    add("--weights", nargs="+", choices=["stashed", "current"], default=["stashed", "current"], help="(default both)")
-    add("--batch-size", type=report.positive, default=128)
-    add("--split", help="paper, even, balanced or block numbers (default as in training)")
+def parser() -> report.Parser:
+    usual = {"model": ["resnet56", "wrn16_4"], "method": ["fdg"], "K": [2, 4], "batch_size": 128}
+    made = report.parser("memory", __doc__, **usual)
+    both = ["stashed", "current"]
+    made.add_argument("--weights", nargs="+", choices=both, default=both, help="(default both)")
+    made.add_argument("--split", help="paper, even, balanced or block numbers (default as in training)")
     return made
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     found, _ = devices.stage_devices(max(given.K))
     if len(set(found)) < max(given.K):
         fact = f"--K {max(given.K)} wants as many devices, and there are {len(set(found))}"
-        raise BadInput(f"{fact}: stages that share one cannot be common apart. Use fewer, or JAX_PLATFORMS=cpu.")
+        raise BadInput(f"{fact}: stages that share one cannot be told apart. Use fewer, or JAX_PLATFORMS=cpu.")
     compile_cache.enable()
     asked = [methods.find(name) for name in given.method]
     for method in asked:
@@ -186,14 +178,12 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for model, method, K in itertools.product(given.model, asked, given.K):
         for weights in given.weights if "weights" in method.answers_to else ["stashed"]:
-            print(f"{model}, {method.name}, K={K}, {weights} ...", file=sys.stderr, flush=True)
+            say(f"{model}, {method.name}, K={K}, {weights} ...")
             rows += measured(model, method.name, K, weights, given)
     return rows
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return report.run(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -25,7 +25,7 @@ table shows what the relay adds, and that it lets through what a network is said
 takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network would not wait for a free core.
 """
 
-import argparse
+import functools
 import json
 import statistics
 import sys
@@ -34,12 +34,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import hosts, machines, report, side_specs, wire_probe
+from benchmarks.harness.children import say
 from benchmarks.harness.joined import COORDINATOR, HOSTS
+from benchmarks.harness.report import median, rounded
 from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker, command, say
+from benchmarks.harness.turns import Worker
 from fdg_jax import models
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op
 from fdg_jax.schedule.simulator import Link, Machine, predict
 
 NETWORKS = (
@@ -87,15 +88,11 @@ def machine(timed: Mapping[str, Any], side: Side, link: Link, size: Mapping[tupl
         sends = sum(host[name] for name in host if name.startswith("send")) / 2 if kind in "FB" else 0.0
         return device.get(f"{kind}/{k}", 0.0) + host.get(f"{kind}/{k}", 0.0) + sends
 
-    def size_of(box: Box, op: Op) -> float:
-        return size[box.what, box.k]
-
-    return Machine(
-        machines.memoised(seconds), size_of, link, run_ahead=timed["run_ahead"], processes=range(side.K)
-    )
+    ahead, processes = timed["run_ahead"], range(side.K)
+    return Machine(functools.cache(seconds), machines.sizes(size), link, run_ahead=ahead, processes=processes)
 
 
-def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any], given: argparse.Namespace) -> Turn:
+def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any], given: report.Given) -> Turn:
     """A window on a network, and its predictions."""
     side, schedule = worker.side, side_specs.schedule_of(worker.side)
     there.become(link)
@@ -118,13 +115,12 @@ def turn(there: hosts.Hosts, worker: Worker, link: Link, timed: Mapping[str, Any
 
 
 def row(
-    text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: argparse.Namespace
+    text: str, link: Link, worker: Worker, turns: Sequence[Turn], probe: Mapping[str, Any], given: report.Given
 ) -> dict[str, Any]:
     """The row of a network. probe: what benchmarks.harness.wire_probe has measured of it."""
-    measured = [each.images_per_second for each in turns]
-    ratios = {
-        name: [getattr(each, name) / each.images_per_second for each in turns] for name in ("link", "messages")
-    }
+    column = {name: [getattr(each, name) for each in turns] for name in Turn._fields}
+    measured, kernel = column["images_per_second"], Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    system = kernel.read_text(encoding="utf-8").strip()
     return {
         "benchmark": "network",
         **worker.about,
@@ -132,28 +128,26 @@ def row(
         "latency_seconds": link.latency_seconds,
         "bytes_per_second": 1 / link.seconds_per_byte if link.seconds_per_byte else None,
         "windows": given.windows,
-        "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="utf-8").strip()
-        if given.windows == "system"
-        else LARGE["net.ipv4.tcp_congestion_control"],
+        "congestion_control": WINDOWS[given.windows].get("net.ipv4.tcp_congestion_control", system),
         "rounds": given.rounds,
         "batches_per_window": given.steps,
-        "images_per_second": [round(each, 4) for each in measured],
-        "predicted_of_link": [round(each.link, 4) for each in turns],
-        "predicted_of_messages": [round(each.messages, 4) for each in turns],
-        "ratio_of_link": [round(each, 4) for each in ratios["link"]],
-        "ratio_of_messages": [round(each, 4) for each in ratios["messages"]],
+        "images_per_second": rounded(measured, 4),
+        "predicted_of_link": rounded(column["link"], 4),
+        "predicted_of_messages": rounded(column["messages"], 4),
+        "ratio_of_link": report.over(column["link"], measured, 4),
+        "ratio_of_messages": report.over(column["messages"], measured, 4),
         "message_seconds": {
-            f"{what} to {k}": [round(each.seconds[what, k], 6) for each in turns] for what, k in turns[0].seconds
+            f"{what} to {k}": rounded([each[what, k] for each in column["seconds"]], 6) for what, k in turns[0].seconds
         },
         "round_trip_seconds": probe["round_trip_seconds"],
         "stream_bytes_per_second": probe["bytes_per_second"],
-        "relay_percent": round(statistics.median(each.relay_percent for each in turns), 1),
-        "others_percent": round(statistics.median(each.others_percent for each in turns), 1),
+        "relay_percent": median(column["relay_percent"], 1),
+        "others_percent": median(column["others_percent"], 1),
         **report.machine(),
     }
 
 
-def joined(given: argparse.Namespace, cores: int) -> Side:
+def joined(given: report.Given, cores: int) -> Side:
     """The side that is measured. Raises BadInput where it cannot be."""
     if given.K < 2:
         raise BadInput(f"--K {given.K}: a network is between 2 processes or more.")
@@ -164,7 +158,7 @@ def joined(given: argparse.Namespace, cores: int) -> Side:
     return side
 
 
-def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all networks."""
     links = {text: machines.link(text) for text in given.networks}
     if why := hosts.relay_missing():
@@ -181,7 +175,7 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         meeting = {HOSTS: json.dumps(inside), COORDINATOR: f"{there.addresses[0]}:{PORT}"}
         say(f"{side.name}: compiling, on {given.K} hosts")
         with Worker(side, cores, meeting) as worker:
-            worker.about, worker.batches = worker.answer(), given.steps
+            worker.ready().batches = given.steps
             turns: dict[str, list[Turn]] = {text: [] for text in links}
             for number in range(given.rounds):
                 there.become(Link())
@@ -195,66 +189,52 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
             return [row(text, links[text], worker, turns[text], probes[text], given) for text in links]
 
 
-def table(found: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["network", "there and back ms", "TCP stream Mbit/s", "a message alone ms"]
-    head += ["images/s measured", "predicted of the link", "predicted / measured", "predicted of messages"]
-    head += ["predicted / measured", f"within {BOUND_PERCENT:.0f}%"]
+def within(row: Mapping[str, Any]) -> str:
+    near = (abs(statistics.median(row[name]) - 1) <= BOUND_PERCENT / 100
+            for name in ("ratio_of_link", "ratio_of_messages"))  # fmt: skip
+    return " and ".join("yes" if each else "**no**" for each in near)
 
-    def within(row: Mapping[str, Any]) -> str:
-        near = [abs(statistics.median(row[name]) - 1) <= BOUND_PERCENT / 100
-                for name in ("ratio_of_link", "ratio_of_messages")]  # fmt: skip
-        return " and ".join("yes" if each else "**no**" for each in near)
 
-    body = [
-        [
-            row["network"],
-            f"{1e3 * row['round_trip_seconds']:.2f}",
-            f"{8e-6 * row['stream_bytes_per_second']:,.0f}",
-            ", ".join(f"{name}: {1e3 * statistics.median(each):.1f}" for name, each in row["message_seconds"].items()),
-            report.spread(row["images_per_second"], 1),
-            f"{statistics.median(row['predicted_of_link']):.1f}",
-            report.spread(row["ratio_of_link"], 3),
-            f"{statistics.median(row['predicted_of_messages']):.1f}",
-            report.spread(row["ratio_of_messages"], 3),
-            within(row),
-        ]
-        for row in found
-    ]
+def table(found: report.Rows, given: report.Given) -> str:
+    head = {
+        "network": "{network}",
+        "there and back ms": lambda r: f"{1e3 * r['round_trip_seconds']:.2f}",
+        "TCP stream Mbit/s": lambda r: f"{8e-6 * r['stream_bytes_per_second']:,.0f}",
+        "a message alone ms": lambda r: ", ".join(
+            f"{name}: {1e3 * statistics.median(each):.1f}" for name, each in r["message_seconds"].items()
+        ),
+        "images/s measured": report.spread_of("images_per_second", 1),
+    }
+    columns: list[tuple[str, report.Cell]] = list(head.items())
+    for what in ("link", "messages"):
+        middle = lambda r, what=what: f"{statistics.median(r[f'predicted_of_{what}']):.1f}"  # noqa: E731
+        columns.append(("predicted of the link" if what == "link" else "predicted of messages", middle))
+        columns.append(("predicted / measured", report.spread_of(f"ratio_of_{what}", 3)))
+    columns.append((f"within {BOUND_PERCENT:.0f}%", within))
     one = found[0]
-    pages = "on" if one["huge_pages"] else "off"
     about = (
         f"`{one['side']}`, {one['model']}, batch {one['batch_size']}, K={one['K']}, later stages begin at "
-        f"{','.join(map(str, one['cuts']))} of {one['blocks']}; TCP's windows: {one['windows']} "
-        f"({one['congestion_control']}); n = {one['rounds']} windows of {one['batches_per_window']} batches: median "
-        f"(least to most), the ratios within a turn. {one['cpu']}, {one['machine_cores']} cores, Python "
-        f"{one['python']}, JAX {one['jax']}, huge pages {pages}, commit {one['commit']}. The relay took at most "
+        f"{report.cuts(one)}; TCP's windows: {one['windows']} ({one['congestion_control']}); n = {one['rounds']} "
+        f"windows of {one['batches_per_window']} batches: median (least to most), the ratios within a turn. "
+        f"{one['cpu']}, {one['machine_cores']} cores, {report.versions(one)}. The relay took at most "
         f"{max(row['relay_percent'] for row in found):.0f}% of the cores' time. {report.disturbed(found)}"
     )
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(columns, found)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("network", __doc__)
+def parser() -> report.Parser:
+    usual = {"model": "resnet20", "batch_size": 32, "K": 2, "method": "fdg", "split": "balanced"}
+    made = report.parser("network", __doc__, **usual, rounds=5, steps=12, batches=6)
     add = made.add_argument
-    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--batch-size", type=report.positive, default=32, help="(default 32)")
-    add("--K", type=report.positive, default=2, help="number of stages, processes, hosts and cores (default 2)")
-    add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
-    add("--split", default="balanced", help="balanced (default), paper, even or block numbers")
     networks = f"none, or <latency>,<bandwidth> such as 10ms,1Gbit/s; without latency 0 (default {' '.join(NETWORKS)})"
     add("--networks", nargs="+", default=list(NETWORKS), metavar="LINK", help=networks)
     add("--windows", choices=list(WINDOWS), default="large", help="TCP's: large (default) or this system's")
-    add("--rounds", type=report.positive, default=5, help="windows on each network (default 5)")
-    add("--steps", type=report.positive, default=12, help="batches of a window (default 12)")
     add("--settle", type=report.positive, default=6, help="batches after a change that do not count (default 6)")
-    add("--batches", type=report.positive, default=6, help="batches whose operations are timed in a turn (default 6)")
     add("--tries", type=report.positive, default=3, help="messages that are timed alone in a turn (default 3)")
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return command(parser(), rows, table, arguments)
-
+main = report.command(parser, rows, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,12 +14,11 @@ The oneDNN columns need PyTorch (requirements-peers.txt).
 
 # pyright: reportMissingImports=false
 
-import argparse
 import importlib.util
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -159,7 +158,7 @@ def seconds(calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
     return least
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     """One row per layer and operation."""
     libraries = {"xla": xla, **({"onednn": onednn} if importlib.util.find_spec("torch") else {})}
     rows = []
@@ -176,22 +175,17 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     return [row | {"jax": jax.__version__, **report.machine()} for row in rows]
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     both = "onednn_milliseconds" in rows[0]
     libraries = {"xla": "XLA", **({"onednn": "oneDNN"} if both else {})}
-    head = ["layer", "times", "operation"]
-    head += [f"{name} {unit}" for name in libraries.values() for unit in ("ms", "GFLOP/s")]
-    head += ["XLA over oneDNN", "lost ms a batch"] * both
-    body = []
-    for r in rows:
-        cells = [r["layer"], str(r["times"]), r["operation"]]
-        for name in libraries:
-            took = r[f"{name}_milliseconds"]
-            cells += [f"{took:.2f}", f"{1e3 * r['gigaflops'] / took:.0f}" if r["gigaflops"] else ""]
-        if both:
-            a, b = r["xla_milliseconds"], r["onednn_milliseconds"]
-            cells += [f"{a / b:.2f}", f"{r['times'] * (a - b):.1f}"]
-        body.append(cells)
+    columns: dict[str, report.Cell] = {"layer": "{layer}", "times": "{times}", "operation": "{operation}"}
+    for name, label in libraries.items():
+        took = f"{name}_milliseconds"
+        columns[f"{label} ms"] = f"{{{took}:.2f}}"
+        columns[f"{label} GFLOP/s"] = lambda r, took=took: f"{1e3 * r['gigaflops'] / r[took]:.0f}".lstrip("0")
+    if both:
+        columns["XLA over oneDNN"] = lambda r: f"{r['xla_milliseconds'] / r['onednn_milliseconds']:.2f}"
+        columns["lost ms a batch"] = lambda r: f"{r['times'] * (r['xla_milliseconds'] - r['onednn_milliseconds']):.1f}"
     sums = []
     for name, label in libraries.items():
         for what, conv in (("convolutions", True), ("batch norms and rectifiers", False)):
@@ -202,20 +196,14 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
     about += f" {rows[0]['cpu']}, JAX {rows[0]['jax']}, commit {rows[0]['commit']}."
     if not both:
         about += " oneDNN is left out, as this interpreter has no PyTorch: requirements-peers.txt."
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(columns, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("ops", __doc__)
-    made.add_argument("--model", default="resnet20")
-    made.add_argument("--batch-size", type=report.positive, default=128)
-    made.add_argument("--rounds", type=report.positive, default=10, help="(default 10)")
-    return made
+def parser() -> report.Parser:
+    return report.parser("ops", __doc__, model="resnet20", batch_size=128, rounds=10)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return report.run(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

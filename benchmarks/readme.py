@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.harness.report import machine
+from benchmarks.harness.children import say
+from benchmarks.harness.report import append, machine
 from fdg_jax.errors import BadInput
 from fdg_jax.options.parser import Parser
 
@@ -50,17 +51,16 @@ def command(block: str) -> str:
 def run(line: str, file: Path) -> bool:
     """Runs a command, which adds its rows to the file, and adds the printed table. Returns whether it succeeded."""
     start = time.monotonic()
-    print(f"$ {line}", file=sys.stderr, flush=True)
+    say(f"$ {line}")
     words = ["env", *shlex.split(line), "--json", str(file)]  # env: for settings before the program
     done = subprocess.run(words, cwd=HERE.parent, stdout=subprocess.PIPE, text=True, check=False)
     took = time.monotonic() - start
-    print(f"{took:.0f} s, exit code {done.returncode}", file=sys.stderr, flush=True)
+    say(f"{took:.0f} s, exit code {done.returncode}")
     if done.returncode:
         return False
     record = {"benchmark": "readme", "printed_by": line, "text": done.stdout, "seconds": round(took, 1)}
     record |= {"date": datetime.now().astimezone().isoformat(timespec="seconds"), "commit": machine()["commit"]}
-    with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(record) + "\n")
+    append([record], str(file))
     return True
 
 
@@ -88,25 +88,21 @@ def render(page: Path, last: dict[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog=f"python -m {__package__}.readme",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"python -m {__package__}.readme", description=__doc__, formatter_class=raw)
     parser.add_argument("words", nargs="*", help="run the commands that contain one of these words (default: all)")
     parser.add_argument("--render", action="store_true", help="run nothing")
-    try:
-        given = parser.parse_args(arguments)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     file = results()
     texts = (page.read_text(encoding="utf-8") for page in pages())
     lines = [command(match["command"]) for text in texts for match in SHOWN.finditer(text)]
-    wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
-    if not wanted:
-        print(f"error: no command in {RESULTS}/*.md contains {' or '.join(given.words)}. The commands are:", *lines,
-              sep="\n  ", file=sys.stderr)  # fmt: skip
+    try:
+        given = parser.parse_args(arguments)
+        wanted = [line for line in lines if not given.words or any(word in line for word in given.words)]
+        if not wanted:
+            fact = f"no command in {RESULTS}/*.md contains {' or '.join(given.words)}. The commands are:"
+            raise BadInput("\n  ".join([fact, *lines]))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
     failed = [] if given.render else [line for line in wanted if not run(line, file)]
     last = printed(file)

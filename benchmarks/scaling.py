@@ -9,13 +9,13 @@ one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other nu
 ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import machines, report, scaling_page
+from benchmarks.harness import machines, report
 from benchmarks.harness.machines import LINKS, BlockTimes
 from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax import methods, models, split
@@ -23,6 +23,10 @@ from fdg_jax.errors import BadInput
 from fdg_jax.schedule.ideal import COMPARED, tick_time
 from fdg_jax.schedule.simulator import Link, Prediction, predict
 
+COLOURS = {"none": "#7b8794", "nvlink": "#009e73", "pcie": "#0072b2", "fitted link": "#d55e00"}
+MARKERS = {"one block": "s", "stage": "o", "link": "v", "host": "^", "waiting": "D"}
+ORDERS = {"backward-first": "-", "forward-first": ":"}
+PAPER = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
 HOST_MICROSECONDS = 100.0  # assumed for a dispatch; benchmarks.host_cost measures it
 
 
@@ -67,16 +71,14 @@ def measures(network: Network) -> Measures:
     flops = split.block_costs(network.model, network.classes, (1, *network.image))
     sends = []
     for block in models.blocks(network.model, network.classes):
-        made = jax.eval_shape(lambda x, block=block: block.init_with_output(jax.random.key(0), x, False)[0], x)
-        sends.append(int(np.prod(made.shape)) * 4)
-        x = jax.ShapeDtypeStruct(made.shape, made.dtype)
+        x = jax.eval_shape(lambda x, block=block: block.init_with_output(jax.random.key(0), x, False)[0], x)
+        sends.append(int(np.prod(x.shape)) * 4)
     return Measures([network.batch_size * n for n in flops], sends)
 
 
 def flops_per_second(network: Network, of: Measures) -> float:
     """The device's FLOP/s with which BP reaches the paper's images per second."""
-    (bp,) = [float(s.images_per_second) for s in SPEEDS if (s.network, s.method) == (network.label, "BP")]
-    return (sum(of.flops) + sum(backward(of))) * bp / network.batch_size
+    return (sum(of.flops) + sum(backward(of))) * PAPER[network.label, "BP", 1] / network.batch_size
 
 
 def backward(of: Measures) -> list[float]:
@@ -97,8 +99,7 @@ def run(
     host: microseconds of a dispatch.
     options: the schedule's.
     """
-    sizes = {("x", k + 1): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
-    sizes |= {("dy", k): of.sends[cut - 1] for k, cut in enumerate(cuts, 1)}
+    sizes = {key: of.sends[cut - 1] for k, cut in enumerate(cuts, 1) for key in (("x", k + 1), ("dy", k))}
     schedule = methods.find(method).schedule(len(cuts) + 1, **options)
     machine = machines.of_blocks(times, cuts, schedule, link=link, size=machines.sizes(sizes))
     return predict(schedule, machine._replace(host_seconds=lambda kind, k: host * 1e-6))
@@ -109,15 +110,11 @@ def fitted_link(network: Network, times: BlockTimes, of: Measures, overlaps: boo
 
     By bisection: slower links are never faster.
     """
-    speeds = {(s.network, s.method, s.K): float(s.images_per_second) for s in SPEEDS}
-    wanted = speeds[network.label, "FDG", 2]
-    cuts = models.paper_split(network.model, 2)
-    assert cuts
-    slow, fast = 1e8, 1e11
+    cuts, slow, fast = models.paper_split(network.model, 2) or (), 1e8, 1e11
     for _ in range(24):
         middle = (slow * fast) ** 0.5
         speed = network.batch_size / run(times, of, cuts, "fdg", Link(0, 1 / middle, overlaps)).seconds
-        slow, fast = (middle, fast) if speed < wanted else (slow, middle)
+        slow, fast = (middle, fast) if speed < PAPER[network.label, "FDG", 2] else (slow, middle)
     return Link(0, 1 / fast, overlaps)
 
 
@@ -131,26 +128,24 @@ def reason(found: Prediction, cuts: Sequence[int], times: BlockTimes) -> str:
 
 
 def paper_rows(network: Network, times: BlockTimes, of: Measures, links: Mapping[str, Link]) -> list[dict[str, Any]]:
-    bp = network.batch_size / (sum(times.F) + sum(times.B))
-    rows = []
-    for speed in SPEEDS:
-        if speed.network != network.label or speed.method == "BP":
+    bp, rows = network.batch_size / (sum(times.F) + sum(times.B)), []
+    for (name, method, K), speed in PAPER.items():
+        if name != network.label or method == "BP":
             continue
-        cuts = models.paper_split(network.model, speed.K)
-        assert cuts
-        found = {name: run(times, of, cuts, speed.method.lower(), link) for name, link in links.items()}
+        cuts = models.paper_split(network.model, K) or ()
+        found = {name: run(times, of, cuts, method.lower(), link) for name, link in links.items()}
         rows.append(
             {
                 "benchmark": "scaling",
                 "row": "table 7",
                 "network": network.label,
-                "K": speed.K,
-                "method": speed.method,
-                "paper_images_per_second": float(speed.images_per_second),
-                "paper_over_bp": float(speed.images_per_second) / bp,
+                "K": K,
+                "method": method,
+                "paper_images_per_second": speed,
+                "paper_over_bp": speed / bp,
                 "over_bp": {name: network.batch_size / each.seconds / bp for name, each in found.items()},
                 "limiting": {name: each.limiting for name, each in found.items()},
-                "barrier_over_bp": with_barrier(speed.method.lower(), speed.K),
+                "barrier_over_bp": with_barrier(method.lower(), K),
             }
         )
     return rows
@@ -164,31 +159,20 @@ def with_barrier(method: str, K: int) -> float:
 
 
 def scaling_rows(
-    network: Network, times: BlockTimes, of: Measures, links: Mapping[str, Link], host: float, order: str
+    network: Network, times: BlockTimes, of: Measures, links: Mapping[str, Link], host: float
 ) -> list[dict[str, Any]]:
     alone, rows = sum(times.F) + sum(times.B), []
-    for K in network.Ks:
+    for order, K in product(ORDERS, network.Ks):
         cuts = split.balanced([f + b for f, b in zip(times.F, times.B, strict=True)], K) if K > 1 else ()
+        about = {"benchmark": "scaling", "row": "K", "network": network.label, "order": order, "K": K}
         for name, link in links.items():
             found = run(times, of, cuts, "fdg", link, host, order=order)
-            rows.append(
-                {
-                    "benchmark": "scaling",
-                    "row": "K",
-                    "network": network.label,
-                    "order": order,
-                    "K": K,
-                    "cuts": list(cuts),
-                    "link": name,
-                    "over_bp": alone / found.seconds,
-                    "reason": reason(found, cuts, times),
-                    "host_microseconds": host,
-                }
-            )
+            told = {"over_bp": alone / found.seconds, "reason": reason(found, cuts, times), "host_microseconds": host}
+            rows.append({**about, "cuts": list(cuts), "link": name, **told})
     return rows
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> report.Parser:
     made = report.parser("scaling", __doc__)
     made.add_argument("--out", default="benchmarks/results", help="folder for scaling.md and scaling.png")
     dispatch = f"a dispatch (default {HOST_MICROSECONDS:g})"
@@ -196,47 +180,115 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        given = parser().parse_args(arguments)
-        host = given.host_microseconds
-        if not host >= 0:
-            raise BadInput(f"--host-microseconds {host}: give 0 or more.")
-        report.check_json(given.json)
-        out = report.folder(given.out)
-        known = {network.label: measures(network) for network in NETWORKS}
-        speeds = {n.label: flops_per_second(n, known[n.label]) for n in NETWORKS if n.fitted_to == n.label}
-        of = {n.label: times_of(known[n.label], speeds[n.fitted_to]) for n in NETWORKS}
-        last = NETWORKS[-1]
-        slow, blocking = (fitted_link(last, of[last.label], known[last.label], how) for how in (True, False))
-        links = {**{name: LINKS[name] for name in ("none", "nvlink", "pcie")}, "fitted link": slow}
-        rows: list[dict[str, Any]] = []
-        for network in NETWORKS:
-            times, measured = of[network.label], known[network.label]
-            rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
-            for order in scaling_page.ORDERS:
-                rows += scaling_rows(network, times, measured, links, host, order)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def results(given: report.Given) -> list[dict[str, Any]]:
+    if not given.host_microseconds >= 0:
+        raise BadInput(f"--host-microseconds {given.host_microseconds}: give 0 or more.")
+    out = report.folder(given.out)
+    known = {network.label: measures(network) for network in NETWORKS}
+    speeds = {n.label: flops_per_second(n, known[n.label]) for n in NETWORKS if n.fitted_to == n.label}
+    of = {n.label: times_of(known[n.label], speeds[n.fitted_to]) for n in NETWORKS}
+    last = NETWORKS[-1]
+    slow, blocking = (fitted_link(last, of[last.label], known[last.label], how) for how in (True, False))
+    links = {**{name: LINKS[name] for name in ("none", "nvlink", "pcie")}, "fitted link": slow}
+    rows: list[dict[str, Any]] = []
+    for network in NETWORKS:
+        times, measured = of[network.label], known[network.label]
+        rows += paper_rows(network, times, measured, {**links, "fitted link, blocking": blocking})
+        rows += scaling_rows(network, times, measured, links, given.host_microseconds)
     facts = [
-        f"{network.label}: batch {network.batch_size}, one constant fitted to the images/s of {network.fitted_to} with "
-        f"BP: {speeds[network.fitted_to] / 1e12:.2f} TFLOP/s."
-        for network in NETWORKS
+        f"{n.label}: batch {n.batch_size}, one constant fitted to the images/s of {n.fitted_to} with "
+        f"BP: {speeds[n.fitted_to] / 1e12:.2f} TFLOP/s." for n in NETWORKS
     ]  # fmt: skip
     facts.append("A batch of 64 is assumed, the paper does not say. Latency and the host apart it does not matter.")
     facts.append(
         "Links: pcie 10 us and 12 GB/s, nvlink 5 us and 45 GB/s, overlapping copies. Fitted link: "
-        f"{1e-9 / slow[1]:.2f} GB/s, "
-        f"fitted to FDG's images/s for {last.label} and K = 2; {1e-9 / blocking[1]:.2f} GB/s where a copy occupies the "
-        "stage that sends (blocking)."
-    )  # fmt: skip
-    (out / "scaling.md").write_text(scaling_page.document(rows, facts, host) + "\n", encoding="utf-8")
-    scaling_page.picture(rows, out / "scaling.png", host)
-    note = f"Predicted; {host:g} us of the host a dispatch. In {out}: scaling.md (every K, Table 7), scaling.png."
-    report.emit(rows, f"{scaling_page.summary(rows)}\n\n{note}", given.json)
-    return 0
+        f"{1e-9 / slow[1]:.2f} GB/s, fitted to FDG's images/s for {last.label} and K = 2; "
+        f"{1e-9 / blocking[1]:.2f} GB/s where a copy occupies the stage that sends (blocking)."
+    )
+    into(out / "scaling.md", {"facts": "\n\n".join(facts), **tables(rows, given.host_microseconds)})
+    picture(rows, out / "scaling.png", given.host_microseconds)
+    return rows
 
+
+def into(page: Path, blocks: Mapping[str, str]) -> None:
+    """Writes each block between `<!-- NAME -->` and `<!-- end -->` of a page; the page is made where there is none."""
+    empty = "\n\n".join(f"<!-- {name} -->\n\n<!-- end -->" for name in blocks)
+    text = page.read_text(encoding="utf-8") if page.is_file() else f"{empty}\n"
+    for name, block in blocks.items():
+        before, _, rest = text.partition(f"<!-- {name} -->\n")
+        text = f"{before}<!-- {name} -->\n\n{block}\n\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    page.write_text(text, encoding="utf-8")
+
+
+def tables(rows: report.Rows, host: float) -> dict[str, str]:
+    """The blocks of the page scaling.md: the paper's Table 7, and every K beyond it."""
+    table7, scaling = ([r for r in rows if r["row"] == kind] for kind in ("table 7", "K"))
+    paper: dict[str, report.Cell] = {
+        "network": "{network}", "K": "{K}", "method": "{method}", "paper: over BP": "{paper_over_bp:.2f}",
+        "even stages, a barrier a tick": "{barrier_over_bp:.2f}",
+    }  # fmt: skip
+    for name in table7[0]["over_bp"]:
+        paper[f"predicted: {name}"] = f"{{over_bp[{name}]:.2f}} ({{limiting[{name}]}})"
+    lines: dict[Any, dict[str, Any]] = {}
+    for r in scaling:
+        about = {name: r[name] for name in ("network", "order", "K")}
+        line = lines.setdefault(tuple(about.values()), about)
+        line[r["link"]] = f"{r['over_bp']:.2f} ({r['reason']})"
+    every = {name: f"{{{name}}}" for name in ("network", "order", "K", *dict.fromkeys(r["link"] for r in scaling))}
+    note = f"A dispatch costs the host {host:g} us. Speed-up over BP on one device, and what limits it."
+    all_K = f"{note}\n\n{report.table(every, list(lines.values()))}"
+    return {"table 7": report.table(paper, table7), "every K": all_K}
+
+
+def table(rows: report.Rows, given: report.Given) -> str:
+    """Where scaling stops: the least K that comes within a hundredth of the fastest."""
+    scaling, body = [r for r in rows if r["row"] == "K"], []
+    for network, link in dict.fromkeys((r["network"], r["link"]) for r in scaling):
+        of = [r for r in scaling if (r["network"], r["link"], r["order"]) == (network, link, "backward-first")]
+        first = next(r for r in of if r["over_bp"] >= 0.99 * max(each["over_bp"] for each in of))
+        body.append([network, link, *(each for r in (first, of[-1])
+                                      for each in (str(r["K"]), f"{r['over_bp']:.2f}", r["reason"]))])  # fmt: skip
+    head = ["network", "link", "fastest from K", "over BP", "limited by", "largest K", "over BP", "limited by"]
+    note = f"Predicted; {given.host_microseconds:g} us of the host a dispatch. In {given.out}: scaling.md (every K, "
+    return f"{report.markdown(head, body)}\n\n{note}Table 7), scaling.png."
+
+
+def picture(rows: report.Rows, path: Path, host: float) -> None:
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    scaling = [r for r in rows if r["row"] == "K"]
+    networks = list(dict.fromkeys(r["network"] for r in scaling))
+    with rc_context({"font.family": "sans-serif", "font.size": 10}):
+        figure = Figure(figsize=(12, 5.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(
+            f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch. "
+            "none, nvlink and pcie all but coincide.",
+            x=0.01, ha="left",
+        )  # fmt: skip
+        for axes, network in zip(figure.subplots(1, len(networks)), networks, strict=True):
+            of = [r for r in scaling if r["network"] == network]
+            Ks = sorted({r["K"] for r in of})
+            axes.plot(Ks, Ks, color="#dfe4ea", lw=1)
+            for (link, colour), (order, style) in product(COLOURS.items(), ORDERS.items()):
+                line = [r for r in of if (r["link"], r["order"]) == (link, order)]
+                axes.plot([r["K"] for r in line], [r["over_bp"] for r in line], color=colour, ls=style)
+                for r in line if order == "backward-first" else ():
+                    axes.plot(r["K"], r["over_bp"], MARKERS[r["reason"]], color=colour, ms=6)
+            axes.set(title=network, xlabel="K (devices)", ylabel="speed-up over BP", xlim=(0.5, max(Ks) + 0.5))
+            axes.set_ylim(0, 1.15 * max(r["over_bp"] for r in of))
+            axes.grid(color="#dfe4ea", lw=0.6)
+        handles = [Line2D([], [], color=colour, label=f"link: {name}") for name, colour in COLOURS.items()]
+        handles += [Line2D([], [], color="#52606d", marker=m, ls="", label=f"limit: {r}") for r, m in MARKERS.items()]
+        handles += [Line2D([], [], color="#52606d", ls=ls, label=order) for order, ls in ORDERS.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+        figure.savefig(path, dpi=120, metadata={"Software": None})
+
+
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -36,19 +36,18 @@ others, and how late a thread sees an end. While a stage waits its core is free,
 it is the border between two operations of a busy stage that may be drawn late. All processes read the same clock.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
-from benchmarks.harness import block_shares, gantt, report, several_processes_page, side_specs
+from benchmarks.harness import block_shares, gantt, report, side_specs
+from benchmarks.harness.children import say
 from benchmarks.harness.message_counts import Key, Message, together
 from benchmarks.harness.recording import events
-from benchmarks.harness.turns import Worker, command, same_network, say, take_turns
-from benchmarks.harness.waiting import AWAY, on_the_way, read, seconds_by_kind, waits
-from benchmarks.images_per_second import over
+from benchmarks.harness.turns import Worker, started, take_turns
+from benchmarks.harness.waiting import AWAY, WAITING, on_the_way, read, seconds_by_kind, waits
+from benchmarks.images_per_second import about_machine, side_columns, speed_row
 from benchmarks.peers import sides as peers
 from benchmarks.split import shares
 from benchmarks.timeline import window
@@ -56,26 +55,12 @@ from fdg_jax import models
 from fdg_jax.data.sets import synthetic
 from fdg_jax.errors import BadInput
 
+GOAL = 0.97  # of the images/s of independent BP processes
 MODELS = ("resnet20:128", "wrn16_4:64")
 JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
 MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
 LATE_TRIES = 10
-
-
-class Compared(NamedTuple):
-    """What was measured of a model.
-
-    workers: one of each side, with the windows of all starts.
-    recorded: what the processes of JOINED noted in one more window.
-    late: by how many seconds each of their threads saw ends late.
-    missing: a sentence for each side that cannot run here.
-    """
-
-    workers: list[Worker]
-    recorded: dict[str, Any]
-    late: list[float]
-    missing: list[str]
 
 
 def wanted(text: str) -> dict[str, Any]:
@@ -92,44 +77,37 @@ def independent(K: int) -> str:
     return "bp-on-each-core" if K == 2 else f"bp-on-each-core:cores={K}"
 
 
-def sides_of(text: str, given: argparse.Namespace, split: str) -> list[side_specs.Side]:
+def sides_of(text: str, given: report.Given, split: str) -> list[side_specs.Side]:
     """The sides that are compared for a model, whether they can run here or not. split: where they are cut."""
     common = {**wanted(text), "K": given.K}
     names = (JOINED, TOGETHER, independent(given.K), ALONE, *PEERS, *given.also)
     return [peers.parse(name, common, "", split) for name in names]
 
 
-def started(stack: ExitStack, side: side_specs.Side, cores: Sequence[int], steps: int) -> Worker:
-    """Starts a side's process and lets it train for a window that does not count; the stack ends it."""
-    say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
-    worker = stack.enter_context(Worker(side, cores))
-    worker.about = worker.answer()
-    worker.batches = steps * (side.cores if side.method == "bp" else 1)  # independent processes share them out
-    worker.run()
-    return worker
+def compare(
+    sides: Sequence[side_specs.Side], cores: Sequence[int], given: report.Given
+) -> tuple[list[Worker], dict[str, Any], list[float]]:
+    """Measures the sides of a model, as often with new processes as --starts says.
 
-
-def compare(sides: Sequence[side_specs.Side], cores: Sequence[int], given: argparse.Namespace) -> Compared:
-    """Measures the sides of a model, as often with new processes as --starts says."""
-    sides, missing = peers.available(sides, given.python)
-    for sentence in missing:
-        say(sentence)
-    first: list[Worker] = []
+    Returns: (a worker of each side with the windows of all starts, what the processes of JOINED noted in one more
+        window, by how many seconds each of their threads saw ends late).
+    """
+    first, recorded, late = list[Worker](), dict[str, Any](), list[list[float]]()
     for start in range(given.starts):
         say(f"{sides[0].model}, start {start + 1} of {given.starts}")
-        with ExitStack() as stack:
-            workers = [started(stack, side, cores, given.steps) for side in sides]
-            same_network(workers)
+        with started(sides, cores) as workers:
+            for worker in workers:  # a window that does not count
+                # Independent processes share the batches out.
+                worker.batches = given.steps * (worker.side.cores if worker.side.method == "bp" else 1)
+                worker.run()
             take_turns(workers, given.rounds)
             for earlier, now in zip(first, workers, strict=False):
                 earlier.windows += now.windows
             first = first or workers
             if start == given.starts - 1:
-                joined = workers[0]
-                recorded = joined.ask({"recorded": ahead(given.K) + given.steps + 2})
-                late = joined.ask({"lateness": LATE_TRIES})["processes"]
-                return Compared(first, recorded, [seconds for each in late for seconds in each], missing)
-    raise AssertionError("--starts is at least 1")
+                recorded = workers[0].ask({"recorded": ahead(given.K) + given.steps + 2})
+                late = workers[0].ask({"lateness": LATE_TRIES})["processes"]
+    return first, recorded, [seconds for each in late for seconds in each]
 
 
 def ahead(K: int) -> int:
@@ -150,69 +128,56 @@ def speeds(worker: Worker) -> list[float]:
     return [speed(each, worker) for each in worker.windows]
 
 
-def side_row(worker: Worker, bases: Mapping[str, Worker], given: argparse.Namespace) -> dict[str, Any]:
+def side_row(worker: Worker, bases: Mapping[str, Worker], given: report.Given) -> dict[str, Any]:
     """The row of a side. bases: the sides with which all are compared."""
     found = speeds(worker)
-    return {
-        "benchmark": "several_processes",
-        **worker.about,
-        "rounds": given.rounds,
-        "starts": given.starts,
-        "batches_per_window": worker.batches,
-        "images_per_second": round(statistics.median(found), 2),
-        "images_per_second_windows": [round(each, 6) for each in found],
-        "over": {name: [round(each, 4) for each in over(found, speeds(base))] for name, base in bases.items()},
-        "core_percent": [
-            round(statistics.median(each), 1) for each in zip(*worker.column("core_percent"), strict=True)
-        ],
-        "others_percent": round(statistics.median(worker.column("others_percent")), 1),
-        "core_numbers": worker.cores,
-        **report.machine(),
-    }
+    over = {name: report.over(found, speeds(base), 4) for name, base in bases.items()}
+    about = {"benchmark": "several_processes", "rounds": given.rounds, "starts": given.starts, "over": over}
+    return {**speed_row(worker, found), **about}
 
 
-def exchange_row(found: Compared, given: argparse.Namespace, drawn: str) -> dict[str, Any]:
-    """The row of what the processes exchanged, and of what each stage did and waited for. drawn: a picture's path."""
-    joined, processes = found.workers[0], found.recorded["processes"]
-    side, ticks = joined.side, found.recorded["batches"]
+def exchange_row(
+    joined: Worker, recorded: Mapping[str, Any], late: Sequence[float], given: report.Given, drawn: str
+) -> dict[str, Any]:
+    """The row of what the processes exchanged, and of what each stage did and waited for.
+
+    Arguments:
+        recorded: what the processes of JOINED noted in one more window.
+        late: by how many seconds each of their threads saw ends late.
+        drawn: a picture's path, "" for none.
+    """
+    side, ticks, processes = joined.side, recorded["batches"], recorded["processes"]
     ended = [each for process in processes for each in read(process["ended"])]
     everything = [*events(ended), *waits(ended)]
     first = min(event.batch for event in everything if event.what == "enter") + ahead(side.K)
     inside, length = window(everything, first, first + given.steps - 1)
     if drawn:
         shown, _ = window(everything, first, first + min(given.ticks, given.steps) - 1)
-        title = (
-            f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}: stage k is in process k-1, on one core"
-        )
+        title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}: stage k in process k-1, on one core"
         gantt.draw({"measured": shown}, report.folder(given.out) / drawn, title)
     in_flight = {link: statistics.median(each) for link, each in on_the_way(everything).items()}
     stages = [seconds_by_kind(inside, k) for k in range(1, side.K + 1)]
-    away = sum(each.get(AWAY, 0.0) for each in stages) / given.steps
-    per_tick = sum(in_flight.values())
-    plain = statistics.median(speeds(joined))
+    away, per_tick = sum(each.get(AWAY, 0.0) for each in stages) / given.steps, sum(in_flight.values())
     return {
         "benchmark": "several_processes exchange",
         "side": side.name,
-        "model": side.model,
-        "batch_size": side.batch_size,
-        "K": side.K,
+        **{name: getattr(side, name) for name in ("model", "batch_size", "K")},
         "ticks": ticks,
         "messages": messages(processes, ticks),
-        "loopback_bytes_per_tick": found.recorded["loopback_bytes"] and found.recorded["loopback_bytes"] / ticks,
+        "loopback_bytes_per_tick": recorded["loopback_bytes"] and recorded["loopback_bytes"] / ticks,
         "stage_ms_per_tick": [{what: 1e3 * each / given.steps for what, each in stage.items()} for stage in stages],
-        "user_ms_per_tick": [1e3 * each["user_seconds"] / ticks for each in processes],
-        "system_ms_per_tick": [1e3 * each["system_seconds"] / ticks for each in processes],
+        **{f"{name}_ms_per_tick": [1e3 * each[f"{name}_seconds"] / ticks for each in processes]
+           for name in ("user", "system")},
         "tick_ms": 1e3 * length / given.steps,
         "on_the_way_ms": {f"{k} to {to}": 1e3 * seconds for (k, to), seconds in sorted(in_flight.items())},
         "waited_for_ms": 1e3 * away,
         "hidden_percent": 100 * max(0.0, 1 - away / per_tick) if per_tick else None,
-        "over_plain_windows": side.batch_size * given.steps / length / plain,
-        "late_microseconds": 1e6 * statistics.median(found.late),
-        "late_microseconds_most": 1e6 * max(found.late),
+        "over_plain_windows": side.batch_size * given.steps / length / statistics.median(speeds(joined)),
+        "late_microseconds": 1e6 * statistics.median(late),
+        "late_microseconds_most": 1e6 * max(late),
         "picture": drawn,
-        "missing": found.missing,
         **report.machine(),
-    }
+    }  # fmt: skip
 
 
 def bound(block_seconds: Sequence[float], joined: Worker) -> dict[str, Any]:
@@ -230,14 +195,9 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
     A kind that was only predicted, or only counted, has zeros.
     """
     counted: dict[Key, Message] = {}
-    for process in processes:
-        for each in process["counted"]:
-            more = Message(**each)
-            counted[more[:3]] = together(counted, more)
-    predicted: dict[Key, Message] = {}
-    for each in processes[0]["predicted"]:
-        message = Message(**each)
-        predicted[message[:3]] = message
+    for more in (Message(**each) for process in processes for each in process["counted"]):
+        counted[more[:3]] = together(counted, more)
+    predicted: dict[Key, Message] = {each[:3]: each for each in (Message(**e) for e in processes[0]["predicted"])}
     found = []
     for key in sorted(counted.keys() | predicted.keys()):
         real, expected = counted.get(key, Message(*key)), predicted.get(key, Message(*key))
@@ -247,7 +207,7 @@ def messages(processes: Sequence[Mapping[str, Any]], ticks: int) -> list[dict[st
     return found
 
 
-def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(given: report.Given) -> list[dict[str, Any]]:
     """Measures all models."""
     cores = side_specs.cores_available()
     if len(cores) < given.K:
@@ -263,25 +223,96 @@ def rows(given: argparse.Namespace) -> list[dict[str, Any]]:
         say(f"{text}: measuring blocks")
         blocks = block_shares.measured(**wanted(text), K=given.K, core=cores[0])
         cut = ",".join(map(str, blocks["cuts"])) if given.split == MEASURED else given.split
-        sides = sides_of(text, given, cut)
-        found = compare(sides, cores, given)
-        bases = {w.side.name: w for w in found.workers if w.side.name in (independent(given.K), ALONE)}
-        made += [side_row(worker, bases, given) for worker in found.workers]
+        sides, missing = peers.available(sides_of(text, given, cut), given.python)
+        for sentence in missing:
+            say(sentence)
+        workers, recorded, late = compare(sides, cores, given)
+        bases = {w.side.name: w for w in workers if w.side.name in (independent(given.K), ALONE)}
+        made += [side_row(worker, bases, given) for worker in workers]
         drawn = f"several_processes_{sides[0].model}.png" if given.out else ""
-        made.append({**exchange_row(found, given, drawn), **bound(blocks["block_seconds"], found.workers[0])})
+        exchanged = exchange_row(workers[0], recorded, late, given, drawn)
+        made.append({**exchanged, **bound(blocks["block_seconds"], workers[0]), "missing": missing})
     return made
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("several_processes", __doc__)
+def number(value: float) -> str:
+    """A count or a number of bytes: whole ones without a point."""
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}"
+
+
+def speed_table(found: report.Rows, given: report.Given) -> str:
+    """The speed of the sides. The first is that of several processes; it is held against the first of `over`."""
+    joined, columns = found[0], side_columns({})
+    for name in joined["over"]:
+        columns[f"over {name}"] = lambda row, name=name: report.spread(row["over"][name], 3)
+    columns["each core busy"] = lambda row: report.percents(row["core_percent"])
+    ratio, n = statistics.median(next(iter(joined["over"].values()))), given.rounds * given.starts
+    about = (
+        f"{joined['model']}, batch {joined['batch_size']}, windows of {given.steps} batches in turns, n = {n} a side "
+        f"({given.rounds} rounds, {given.starts} start{'s' * (given.starts > 1)}): median (least to most). "
+        f"`{joined['side']}` makes {ratio:.3f} of the images/s of {given.K} independent BP processes (goal {GOAL}: "
+        f"{'reached' if ratio >= GOAL else 'not reached'}). {about_machine(found)}"
+    )
+    return f"{report.table(columns, found)}\n\n{about}"
+
+
+def message_table(row: Mapping[str, Any]) -> str:
+    """The messages of a tick."""
+    columns: dict[str, report.Cell] = {"message": "`{what}`", "from stage k": "{k}", "to process": "{to}"}
+    for head, name in {"a tick: predicted": "predicted", "sent": "sent", "arrived": "arrived"}.items():
+        columns[head] = lambda each, name=name: f"{number(each[name])} of {number(each[f'{name}_bytes'])} B"
+    content = sum(each["sent_bytes"] for each in row["messages"])
+    carried = row["loopback_bytes_per_tick"]
+    network = "" if carried is None else f" The loopback interface carried {carried:,.0f} B a tick, headers included."
+    text = f"{row['model']}: bytes of one tick, in all messages of a kind; {number(content)} B together.{network}"
+    return f"{report.table(columns, row['messages'])}\n\n{text}"
+
+
+def stage_table(row: Mapping[str, Any], given: report.Given) -> str:
+    """What each stage did in a tick, and for what it waited."""
+    stages = row["stage_ms_per_tick"]
+    kinds = [kind for kind in dict.fromkeys(kind for stage in stages for kind in sorted(stage)) if kind not in WAITING]
+    columns: dict[str, report.Cell] = {"stage k": "{k}"}
+    for kind in kinds:
+        columns[f"{kind} ms"] = lambda s, kind=kind: f"{s[kind]:.2f}" if kind in s else ""
+    for kind, words in WAITING.items():
+        columns[f"{words} ms"] = lambda s, kind=kind: f"{s.get(kind, 0.0):.2f}"
+    columns["processor ms: user and system"] = "{user:.1f} and {system:.1f}"
+    times = zip(stages, row["user_ms_per_tick"], row["system_ms_per_tick"], strict=True)
+    body = [{**stage, "k": k, "user": user, "system": system} for k, (stage, user, system) in enumerate(times, 1)]
+    travel = ", ".join(f"from stage {link} {ms:.2f} ms" for link, ms in row["on_the_way_ms"].items())
+    parts = " and ".join(f"{share:.1f}%" for share in row["share_percent"])
+    hidden = "" if row["hidden_percent"] is None else f" Computation hid {row['hidden_percent']:.0f}% of that."
+    text = (
+        f"{row['model']}: a tick took {row['tick_ms']:.1f} ms (mean of {given.steps}). A message was on its way "
+        f"(median): {travel}. Stages waited for messages on their way {row['waited_for_ms']:.2f} ms a tick.{hidden} "
+        f"Processor time is that of the whole process. This window made {row['over_plain_windows']:.3f} of the "
+        f"images/s of the others (median); an end was seen {row['late_microseconds']:.0f} us late (median; most "
+        f"{row['late_microseconds_most']:.0f}). Alone on one core the stages' blocks take {parts} of a batch's time: "
+        f"separate stages can be at most {row['bound_over_bp']:.2f} times as fast as BP."
+    )
+    return f"{report.table(columns, body)}\n\n{text}"
+
+
+def table(found: report.Rows, given: report.Given) -> str:
+    """The tables of all models, each model's sides before the rest."""
+    parts, exchanges = list[str](), [row for row in found if "messages" in row]
+    for exchange in exchanges:
+        sides = [row for row in found if "over" in row and row["model"] == exchange["model"]
+                 and row["batch_size"] == exchange["batch_size"]]  # fmt: skip
+        parts += [speed_table(sides, given), message_table(exchange), stage_table(exchange, given)]
+    parts += dict.fromkeys(sentence for row in exchanges for sentence in row["missing"])
+    if drawn := [row["picture"] for row in exchanges if row["picture"]]:
+        parts.append(f"In {given.out}: {', '.join(drawn)}.")
+    return "\n\n".join(parts)
+
+
+def parser() -> report.Parser:
+    made = report.parser("several_processes", __doc__, K=2, rounds=5, starts=2, steps=16)
     add = made.add_argument
     default = " ".join(MODELS)
     add("--models", nargs="+", default=list(MODELS), metavar="MODEL:BATCH", help=f"(default {default})")
-    add("--K", type=report.positive, default=2, help="number of stages, and of cores that are used (default 2)")
     add("--split", default=MEASURED, help="measured (default), balanced, paper, even or block numbers")
-    add("--rounds", type=report.positive, default=5, help="windows a side for each start (default 5)")
-    add("--starts", type=report.positive, default=2, help="how often all processes are started anew (default 2)")
-    add("--steps", type=report.positive, default=16, help="batches of a window (default 16)")
     add("--also", nargs="+", default=[], metavar="SIDE", help="more sides, as benchmarks.images_per_second has them")
     add("--python", default="", metavar="PATH", help="interpreter of PyTorch's environment, if not this one")
     add("--out", default="", metavar="DIR", help="folder for a picture of each model, several_processes_MODEL.png")
@@ -289,9 +320,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return command(parser(), rows, several_processes_page.table, arguments)
-
+main = report.command(parser, rows, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,7 +20,6 @@ emulated devices of a process share its cores, so an operation that runs alone m
 therefore gets the times of each operation alone and while other stages compute.
 """
 
-import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -28,8 +27,9 @@ from itertools import pairwise, product
 from typing import Any
 
 from benchmarks.harness import machines, report, side_specs, validate
+from benchmarks.harness.children import say
 from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker, WorkerDied, say
+from benchmarks.harness.turns import Worker
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.placement import processes_of_stages
@@ -59,7 +59,7 @@ def per_boundary(values: Sequence[Any], K: int, flag: str) -> list[Any]:
     return list(values) * (K - 1) if len(values) == 1 else list(values)
 
 
-def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
+def network(given: report.Given, K: int) -> tuple[list[Link], list[int]]:
     """(the links between neighbouring stages, the process of each stage). Raises BadInput if they do not fit K."""
     if K == 1:
         return [], [0]
@@ -72,7 +72,7 @@ def network(given: argparse.Namespace, K: int) -> tuple[list[Link], list[int]]:
     return links, processes
 
 
-def sizes(given: argparse.Namespace, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+def sizes(given: report.Given, side: Side, messages: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
     """Bytes of messages by (what, receiving stage): the model's, or where --message-bytes is given its values."""
     if not given.message_bytes or side.K == 1:
         return {**messages}
@@ -82,7 +82,7 @@ def sizes(given: argparse.Namespace, side: Side, messages: dict[tuple[str, int],
     return {key: replaced.get(key, n) for key, n in messages.items()}
 
 
-def machine(side: Side, given: argparse.Namespace, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
+def machine(side: Side, given: report.Given, known: dict[Any, Any]) -> tuple[Machine, tuple[int, ...], Any]:
     """The machine of a side.
 
     known: what was measured before.
@@ -129,14 +129,14 @@ def programs_of(side: Side) -> str:
     return repr(dataclasses.replace(side, name="", method="", options=decides))
 
 
-def measured(side: Side, given: argparse.Namespace) -> tuple[dict[str, Any], tuple[int, ...]]:
+def measured(side: Side, given: report.Given) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(the time of each operation, the cuts), measured on one core, one stage at a time."""
     if methods.find(side.method).places and side.K > 1:
         raise BadInput(f"{side.name}: replicas on one core cannot be timed as if each had its own. Use --times FILE.")
     say(f"{side.name}, K={side.K}: measuring its operations on one core")
     with Worker(side, side_specs.cores_available()) as worker:
-        worker.about = worker.answer()
-        return worker.time_operations(given.batches), tuple(worker.about["cuts"])
+        cuts = tuple(worker.ready().about["cuts"])
+        return worker.time_operations(given.batches), cuts
 
 
 def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shapes: Any, given: Any) -> dict[str, Any]:
@@ -145,14 +145,10 @@ def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shape
     lost = None  # of data parallel: its link is in the time of its backward passes
     if not device.spread:
         lost = round(100 * (1 - predict(schedule, device._replace(link=NO_LINK)).seconds / found.seconds), 1)
-    parts = [each.total for each in shapes.memory]
     return {
         "benchmark": "simulate",
         "side": side.name,
-        "method": side.method,
-        "model": side.model,
-        "batch_size": side.batch_size,
-        "K": side.K,
+        **{name: getattr(side, name) for name in ("method", "model", "batch_size", "K")},
         "cuts": list(cuts),
         "link": " ".join(given.link),
         "processes": len(set(device.processes)),
@@ -161,34 +157,35 @@ def row(side: Side, device: Machine, baseline: float, cuts: Sequence[int], shape
         "images_per_second": round(side.batch_size / found.seconds, 2),
         "milliseconds_per_batch": round(1e3 * found.seconds, 3),
         "over_bp": round(baseline / found.seconds, 4),
-        "utilisation_percent": [round(100 * share, 1) for share in found.utilisation],
+        "utilisation_percent": report.rounded([100 * share for share in found.utilisation], 1),
         "bubble_percent": round(100 * found.bubble, 1),
         "link_percent": {f"{k} to {j}": round(100 * share, 1) for (k, j), share in sorted(found.links.items())},
         "lost_to_links_percent": lost,
         "limiting": found.limiting,
         "limit_seconds": {name: round(limit, 6) for name, limit in found.limits.items()},
-        "memory_bytes": parts,
+        "memory_bytes": [each.total for each in shapes.memory],
         "kept_batches": found.kept,
         "waiting_bytes": [round(n) for n in found.waiting],
         **report.machine(),
     }
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["method", "K", "later stages begin at", "images/s", "ms a tick", "over BP on one", "stages busy", "bubble"]
-    head += ["links busy", "lost to links", "limited by", "memory of the stages MB"]
-    body = [
-        [
-            f"`{r['side']}`", str(r["K"]), ",".join(map(str, r["cuts"])) or "none", f"{r['images_per_second']:.1f}",
-            f"{r['milliseconds_per_batch']:.1f}", f"{r['over_bp']:.3f}",
-            ", ".join(f"{share:.0f}%" for share in r["utilisation_percent"]),
-            f"{r['bubble_percent']:.0f}%",
-            ", ".join(f"{pair}: {share:.0f}%" for pair, share in r["link_percent"].items()) or "none",
-            "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%", r["limiting"],
-            ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
-        ]
-        for r in rows
-    ]  # fmt: skip
+COLUMNS: dict[str, report.Cell] = {
+    "method": "`{side}`", "K": "{K}", "later stages begin at": lambda r: ",".join(map(str, r["cuts"])) or "none",
+    "images/s": "{images_per_second:.1f}", "ms a tick": "{milliseconds_per_batch:.1f}",
+    "over BP on one": "{over_bp:.3f}", "stages busy": lambda r: report.percents(r["utilisation_percent"]),
+    "bubble": "{bubble_percent:.0f}%",
+    "links busy": lambda r: ", ".join(f"{pair}: {share:.0f}%" for pair, share in r["link_percent"].items()) or "none",
+    "lost to links":
+        lambda r: "–" if r["lost_to_links_percent"] is None else f"{r['lost_to_links_percent']:.0f}%",
+    "limited by": "{limiting}",
+    "memory of the stages MB": lambda r: ", ".join(f"{size / 1e6:.0f}" for size in r["memory_bytes"]) or "–",
+}  # fmt: skip
+
+
+def table(rows: report.Rows, given: report.Given) -> str:
+    if given.validate:
+        return validate.table(rows, given)
     times = f"a core of {rows[0]['cpu']}" if given.times == "measured" else f"`{given.times}`"
     where = f" ({given.processes} processes)" if given.processes > 1 else ""
     about = (
@@ -198,20 +195,14 @@ def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
         f"other. Memory without XLA's temporary buffers (fdg_jax.engine.memory)."
         + (f" {report.disturbed(rows)}" if given.times == "measured" else "")
     )
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser(
-        "simulate", __doc__, f"A method may have options: NAME:option=value, {side_specs.METHODS_OWN}."
-    )
+def parser() -> report.Parser:
+    epilog = f"A method may have options: NAME:option=value, {side_specs.METHODS_OWN}. All are compared with BP on one."
+    usual = {"model": "wrn16_4", "batch_size": 64, "K": [2, 4], "method": ["bp", "ddg", "fdg"], "split": "balanced"}
+    made = report.parser("simulate", __doc__, epilog, **usual, batches=8, windows=4, seconds=8.0)
     add = made.add_argument
-    add("--model", default="wrn16_4", help="any of the training command's (default wrn16_4)")
-    add("--batch-size", type=report.positive, default=64, help="(default 64)")
-    add("--K", type=report.positive, nargs="+", default=[2, 4], help="numbers of stages (default 2 4)")
-    names = "methods, compared with BP on one device (default bp ddg fdg)"
-    add("--method", nargs="+", default=["bp", "ddg", "fdg"], metavar="NAME[:option=value]", help=names)
-    add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
     link = "none (default), pcie, nvlink, <latency>,<bandwidth> such as 10ms,1Gbit/s (Gbit/s, Mbit/s, GB/s, MB/s are "
     link += "10^9 or 10^6 bits or bytes a second; without units us and GB/s); +blocking: copies don't overlap. One for "
     link += "all boundaries between stages, or one for each"
@@ -222,26 +213,20 @@ def parser() -> argparse.ArgumentParser:
     add("--times", default="measured", help="measured (default) or a file of block times")
     add("--host-microseconds", type=float, default=0.0, help="time of the host thread per dispatch (default 0)")
     add("--run-ahead", type=report.positive, default=16, help="number of losses that may be unread (default 16)")
-    add("--batches", type=report.positive, default=8, help="number of batches whose operations are timed (default 8)")
     add("--validate", action="store_true", help="compare the prediction with training on this machine")
     add("--cores", type=report.positive, help="of --validate: of each process (default as many as stages)")
-    add("--windows", type=report.positive, default=4, help="of --validate: turns per method (default 4)")
-    add("--seconds", type=float, default=8.0, help="of --validate: length of a window (default 8)")
     return made
 
 
-def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
+def simulated(given: report.Given) -> list[dict[str, Any]]:
     known = dict[Any, Any]()
     common = {"model": given.model, "batch_size": given.batch_size, "cores": 1}
 
     def of(text: str, K: int) -> Side:
-        side = side_specs.parse(text, {**common, "K": K}, "", given.split)
-        validate.check(side)
-        return validate.on_cores(side, 1)
+        return validate.on_cores(validate.check(side_specs.parse(text, {**common, "K": K}, "", given.split)), 1)
 
     # BP on one device is the same for every K.
-    pairs = product(given.method, given.K)
-    sides = [of(text, 1 if text.partition(":")[0] == "bp" else K) for text, K in pairs]
+    sides = [of(text, 1 if text.partition(":")[0] == "bp" else K) for text, K in product(given.method, given.K)]
     sides = list({(side.name, side.K): side for side in sides}.values())
     n_blocks = len(models.blocks(given.model, 10))
     for side in (side for side in sides if side.K > 1):  # before anything is measured
@@ -260,33 +245,20 @@ def simulated(given: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**each, "others_percent": round(others, 1)} for each in rows]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        given = parser().parse_args(arguments)
-        if not given.seconds > 0:
-            raise BadInput(f"--seconds {given.seconds}: use a positive number.")
-        if not given.host_microseconds >= 0:
-            raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
-        report.check_json(given.json)
-        for text in given.link:
-            machines.link(text)
-        if given.validate and given.processes > 1:
-            raise BadInput("--validate measures training in one process. Leave --processes out.")
-        if given.validate:
-            rows = validate.rows(given)
-            text = validate.table(rows, given)
-        else:
-            devices.emulate_cpu(1)
-            rows = simulated(given)
-            text = table(rows, given)
-    except (BadInput, WorkerDied) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt:
-        return 130
-    report.emit(rows, text, given.json)
-    return 0
+def results(given: report.Given) -> list[dict[str, Any]]:
+    if not given.host_microseconds >= 0:
+        raise BadInput(f"--host-microseconds {given.host_microseconds}: use 0 or more.")
+    for text in given.link:
+        machines.link(text)
+    if given.validate and given.processes > 1:
+        raise BadInput("--validate measures training in one process. Leave --processes out.")
+    if given.validate:
+        return validate.rows(given)
+    devices.emulate_cpu(1)
+    return simulated(given)
 
+
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

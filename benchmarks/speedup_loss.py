@@ -18,16 +18,15 @@ For K=2 two independent BP processes, one per core, are measured in the same tur
 together" is the machine's own limit.
 """
 
-import argparse
 import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.harness import report, side_specs
-from benchmarks.harness.turns import Worker, command, same_network, say, started
+from benchmarks.harness.children import say
+from benchmarks.harness.turns import Worker, started
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import interface
@@ -63,11 +62,9 @@ def terms(bp: float, one_core: Mapping[str, Any], pipeline: Mapping[str, Any], t
     return {cause: after - before for cause, before, after in zip(CAUSES, steps, steps[1:], strict=False)}
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     if given.K < 2:
         raise BadInput("--K 1: a pipeline of one stage is BP. Use --K 2 or more.")
-    if not given.seconds > 0:
-        raise BadInput(f"--seconds {given.seconds}: use a positive number.")
     if given.windows < 2:
         raise BadInput("--windows 1: one turn has no standard error. Use 2 or more.")
     method = check_pipelined(given.method)
@@ -76,9 +73,7 @@ def results(given: argparse.Namespace) -> list[dict[str, Any]]:
     names = ["bp", f"{method}:cores=1", method, *(["bp-on-each-core"] if given.K == 2 else [])]
     sides = [side_specs.parse(name, common, "", given.split) for name in names]
     side_specs.check(sides, len(cores))
-    with ExitStack() as stack:
-        workers = [started(stack, side, cores, given.seconds) for side in sides]
-        same_network(workers)
+    with started(sides, cores, given.seconds) as workers:
         turns = [turn(workers, given, number) for number in range(given.windows)]
     about = {"benchmark": "speedup_loss", **workers[2].about, "windows": given.windows, "seconds": given.seconds}
     windows = [worker.column("others_percent") for worker in workers if worker.windows]
@@ -99,7 +94,7 @@ def check_pipelined(name: str) -> str:
     return method.name
 
 
-def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> dict[str, float]:
+def turn(workers: Sequence[Worker], given: report.Given, number: int) -> dict[str, float]:
     """Seconds per batch of BP, of the pipeline, of two independent BP processes (`lone`), and of each cause."""
     bp, one_core, pipeline, *lone = workers
     took, timed = dict[Worker, float](), dict[Worker, dict[str, Any]]()
@@ -125,46 +120,34 @@ def turn(workers: Sequence[Worker], given: argparse.Namespace, number: int) -> d
     return {name: round(value, 6) for name, value in found.items()}
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
+def table(rows: report.Rows, given: report.Given) -> str:
     [one], K = rows, rows[0]["K"]
     turns = one["turns"]
     share = statistics.fmean(turn["bp"] for turn in turns) / K
-
-    def line(name: str, values: Sequence[float]) -> list[str]:
-        mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
-        return [name, f"{1e6 * mean:,.0f}", f"± {1e6 * error:,.0f}", f"{100 * mean / share:+.1f}%"]
-
-    body = [line(f"BP/{K}", [turn["bp"] / K for turn in turns])]
-    body += [line(cause, [turn[cause] for turn in turns]) for cause in CAUSES]
-    body.append(line(f"`{one['method']}`, K={K}", [turn["pipeline"] for turn in turns]))
+    lines = {f"BP/{K}": [turn["bp"] / K for turn in turns], **{each: [turn[each] for turn in turns] for each in CAUSES}}
+    lines[f"`{one['method']}`, K={K}"] = [turn["pipeline"] for turn in turns]
     if "lone" in turns[0]:
-        body.append(line("for comparison: independent BP processes, one per core", [turn["lone"] for turn in turns]))
+        lines["for comparison: independent BP processes, one per core"] = [turn["lone"] for turn in turns]
+    body = []
+    for name, values in lines.items():
+        mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+        body.append([name, f"{1e6 * mean:,.0f}", f"± {1e6 * error:,.0f}", f"{100 * mean / share:+.1f}%"])
     ratios = [turn["bp"] / turn["pipeline"] for turn in turns]
     about = (
         f"{given.method} over BP: {report.spread(ratios, 3)}. Means of {len(turns)} turns with windows of about "
         f"{given.seconds:g} s and their standard errors. {given.model}, batch {given.batch_size}, later stages begin "
-        f"at {','.join(map(str, one['cuts']))} of {one['blocks']}. {one['cpu']}, {one['machine_cores']} cores, "
-        f"{report.versions(one)}. " + report.disturbed(rows)
+        f"at {report.cuts(one)}. {one['cpu']}, {one['machine_cores']} cores, "
+        f"{report.versions(one)}. {report.disturbed(rows)}"
     )
     return f"{report.markdown(['', 'µs a batch', 'standard error', 'of BP/K'], body)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("speedup_loss", __doc__)
-    add = made.add_argument
-    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--method", default="fdg", help="a method that pipelines whole batches (default fdg)")
-    add("--K", type=report.positive, default=2, help="number of stages, one core each (default 2)")
-    add("--split", default="balanced", help="paper, even, balanced (default), measured or block numbers")
-    add("--batch-size", type=report.positive, default=128, help="(default 128)")
-    add("--windows", type=report.positive, default=20, help="number of turns (default 20)")
-    add("--seconds", type=float, default=2.0, help="approximate length of a window (default 2)")
-    return made
+def parser() -> report.Parser:
+    usual = {"model": "resnet20", "method": "fdg", "K": 2, "split": "balanced", "batch_size": 128, "windows": 20}
+    return report.parser("speedup_loss", __doc__, **usual, seconds=2.0)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return command(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

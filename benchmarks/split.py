@@ -10,7 +10,6 @@ measures the images/s that they reach:
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -39,14 +38,13 @@ def shares(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
 
 def ways(model: str, K: int, seconds: Sequence[float], flops: Sequence[float]) -> dict[str, tuple[int, ...]]:
     """The cuts of every way that exists for this model and K."""
-    names = ["even", "paper", "balanced", "measured"]
+    costs = {"even": None, "paper": None, "balanced": flops, "measured": seconds}
     if models.paper_split(model, K) is None:
-        names.remove("paper")
-    costs = {"balanced": flops, "measured": seconds}
-    return {name: split.parse(name, model, K, len(seconds), costs.get(name)) for name in names}
+        del costs["paper"]
+    return {name: split.parse(name, model, K, len(seconds), cost) for name, cost in costs.items()}
 
 
-def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
+def measured(model: str, given: report.Given) -> list[dict[str, Any]]:
     """A row for every K and way to cut."""
     blocks = models.blocks(model, CLASSES)
     if max(given.K) > len(blocks):
@@ -54,73 +52,46 @@ def measured(model: str, given: argparse.Namespace) -> list[dict[str, Any]]:
     x = jax.ShapeDtypeStruct((given.batch_size, *IMAGE), np.float32)
     seconds = block_times.measure(blocks, x, jax.devices()[0], given.rounds)
     flops = split.block_costs(model, CLASSES, (1, *IMAGE))
+    about = {"benchmark": "split", "model": model, "blocks": len(blocks), "seconds": round(sum(seconds), 6)}
+    about |= {"block_seconds": report.rounded(seconds, 6), "batch_size": given.batch_size, "rounds": given.rounds}
     rows = []
     for K in given.K:
         for way, cuts in ways(model, K, seconds, flops).items():
-            times = shares(seconds, cuts)
-            rows.append(
-                {
-                    "benchmark": "split",
-                    "model": model,
-                    "K": K,
-                    "split": way,
-                    "cuts": list(cuts),
-                    "blocks": len(blocks),
-                    "slowest_percent": round(max(times), 2),
-                    "slowest_k": 1 + int(np.argmax(times)),
-                    "share_percent": [round(share, 2) for share in times],
-                    "flops_percent": [round(share, 2) for share in shares(flops, cuts)],
-                    "seconds": round(sum(seconds), 6),
-                    "block_seconds": [round(value, 6) for value in seconds],
-                    "batch_size": given.batch_size,
-                    "rounds": given.rounds,
-                    "cores": facts.usable_cores(),
-                    **report.here(),
-                }
-            )
+            times, operations = (report.rounded(shares(each, cuts), 2) for each in (seconds, flops))
+            slowest = {"slowest_percent": max(times), "slowest_k": 1 + int(np.argmax(times))}
+            found = {"share_percent": times, "flops_percent": operations, "cores": facts.usable_cores()}
+            rows.append({**about, "K": K, "split": way, "cuts": list(cuts), **slowest, **found, **report.here()})
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    head = ["model", "K", "split", "later stages begin at", "slowest stage", "shares of time", "shares of FLOPs"]
-    body = [
-        [
-            r["model"],
-            str(r["K"]),
-            r["split"],
-            f"{','.join(map(str, r['cuts'])) or 'none'} of {r['blocks']}",
-            f"{r['slowest_percent']:.1f}% (k={r['slowest_k']})",
-            ", ".join(f"{share:.1f}%" for share in r["share_percent"]),
-            ", ".join(f"{share:.1f}%" for share in r["flops_percent"]),
-        ]
-        for r in rows
-    ]
+COLUMNS: dict[str, report.Cell] = {
+    "model": "{model}", "K": "{K}", "split": "{split}",
+    "later stages begin at": lambda r: f"{','.join(map(str, r['cuts'])) or 'none'} of {r['blocks']}",
+    "slowest stage": "{slowest_percent:.1f}% (k={slowest_k})",
+    "shares of time": lambda r: report.percents(r["share_percent"], 1),
+    "shares of FLOPs": lambda r: report.percents(r["flops_percent"], 1),
+}  # fmt: skip
+
+
+def table(rows: report.Rows, given: report.Given) -> str:
     one = rows[0]
     about = (
         f"Batch {given.batch_size}, the median of {given.rounds} rounds. Device {one['device']}; {one['cpu']}, "
         f"{one['cores']} of {one['machine_cores']} cores, {report.versions(one)}."
     )
-    return f"{report.markdown(head, body)}\n\n{about}"
+    return f"{report.table(COLUMNS, rows)}\n\n{about}"
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("split", __doc__)
-    add = made.add_argument
-    add("--model", nargs="+", default=["resnet56", "wrn16_4"])
-    add("--K", nargs="+", type=report.positive, default=[2, 4], help="numbers of stages (default 2 4)")
-    add("--batch-size", type=report.positive, default=128)
-    add("--rounds", type=report.positive, default=9, help="(default 9)")
-    return made
+def parser() -> report.Parser:
+    return report.parser("split", __doc__, model=["resnet56", "wrn16_4"], K=[2, 4], batch_size=128, rounds=9)
 
 
-def results(given: argparse.Namespace) -> list[dict[str, Any]]:
+def results(given: report.Given) -> list[dict[str, Any]]:
     compile_cache.enable()
     return [row for model in given.model for row in measured(model, given)]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    return report.run(parser(), results, table, arguments)
-
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,6 @@ It writes timeline.png, and timeline.json in Chrome's trace format, for ui.perfe
 measured run and one the predicted one; a row is a stage or a link.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -33,8 +32,8 @@ import numpy as np
 
 from benchmarks.harness import gantt, report, side_specs, validate
 from benchmarks.harness.bench_worker import Trainer
+from benchmarks.harness.children import say
 from benchmarks.harness.recording import Recording, events, lateness, quick_threads
-from benchmarks.harness.turns import say
 from fdg_jax import methods
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine.host_engine import HostEngine
@@ -51,25 +50,19 @@ def trace(measured: Sequence[Event], predicted: Sequence[Event], about: Mapping[
         about: further facts, for the file.
     """
     made: list[dict[str, Any]] = []
-    for process, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
-        made.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": name}})
+    for pid, (name, found) in enumerate((("measured", measured), ("predicted", predicted)), 1):
         rows = sorted({gantt.row_of(event) for event in found})
-        for row in rows:
-            names = {"name": gantt.name_of(row)}
-            made.append({"ph": "M", "name": "thread_name", "pid": process, "tid": rows.index(row), "args": names})
+        made.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+        made += [{"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": gantt.name_of(row)}}
+                 for tid, row in enumerate(rows)]  # fmt: skip
         made += [
             {
-                "ph": "X",
-                "name": f"{event.what}{event.batch}",
-                "cat": event.what,
-                "pid": process,
-                "tid": rows.index(gantt.row_of(event)),
-                "ts": round(event.begin * 1e6, 3),
-                "dur": round((event.end - event.begin) * 1e6, 3),
-                "args": {"k": event.k, "batch": event.batch},
+                "ph": "X", "name": f"{event.what}{event.batch}", "cat": event.what, "pid": pid,
+                "tid": rows.index(gantt.row_of(event)), "ts": round(event.begin * 1e6, 3),
+                "dur": round((event.end - event.begin) * 1e6, 3), "args": {"k": event.k, "batch": event.batch},
             }
             for event in found
-        ]
+        ]  # fmt: skip
     return {"traceEvents": made, "displayTimeUnit": "ms", "otherData": dict(about)}
 
 
@@ -113,85 +106,69 @@ def record(side: side_specs.Side, batches: int) -> tuple[list[Event], dict[str, 
     return events(recording.stop()), timed
 
 
-def parser() -> argparse.ArgumentParser:
-    made = report.parser("timeline", __doc__)
-    add = made.add_argument
-    add("--model", default="resnet20", help="any of the training command's (default resnet20)")
-    add("--batch-size", type=report.positive, default=128, help="(default 128)")
-    add("--K", type=report.positive, default=2)
-    add("--method", default="fdg", metavar="NAME[:option=value]", help="(default fdg)")
-    add("--split", default="balanced", help="paper, even, balanced (default) or block numbers")
-    add("--batches", type=report.positive, default=6, help="number of batches in the picture (default 6)")
-    add("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
+def parser() -> report.Parser:
+    usual = {"model": "resnet20", "batch_size": 128, "K": 2, "method": "fdg", "split": "balanced", "batches": 6}
+    made = report.parser("timeline", __doc__, **usual)
+    made.add_argument("--out", required=True, metavar="DIR", help="folder for timeline.json and timeline.png")
     return made
 
 
-def main(arguments: list[str] | None = None) -> int:
-    try:
-        given = parser().parse_args(arguments)
-        report.check_json(given.json)
-        cores = len(side_specs.cores_available())
-        common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
-        side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
-        if methods.find(side.method).places:
-            raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
-        out = report.folder(given.out)
-        devices.emulate_cpu(given.K)
-        ahead = 2 * given.K + 2  # after the first batches the host has run ahead
-        with quick_threads():
-            found, timed = record(side, ahead + given.batches + 2)
-            late = lateness()
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    predicted = validate.predicted(side, timed)
+def results(given: report.Given) -> list[dict[str, Any]]:
+    cores = len(side_specs.cores_available())
+    common = {"K": given.K, "model": given.model, "batch_size": given.batch_size}
+    side = validate.on_cores(side_specs.parse(given.method, common, "", given.split), cores)
+    if methods.find(side.method).places:
+        raise BadInput(f"--method {side.name}: each of its stages is on all devices. Choose another method.")
+    out = report.folder(given.out)
+    devices.emulate_cpu(given.K)
+    ahead = 2 * given.K + 2  # after the first batches the host has run ahead
+    with quick_threads():
+        found, timed = record(side, ahead + given.batches + 2)
+        late = [1e6 * seconds for seconds in lateness()]
+    predicted = validate.predicted(side, timed).events
     first = min(e.batch for e in found if e.what == "enter") + ahead
     measured, took = window(found, first, first + given.batches - 1)
-    steady = max(e.batch for e in predicted.events if e.what == "enter") - given.batches - 2
-    simulated, predicted_to_take = window(predicted.events, steady, steady + given.batches - 1)
+    steady = max(e.batch for e in predicted if e.what == "enter") - given.batches - 2
+    simulated, predicted_to_take = window(predicted, steady, steady + given.batches - 1)
     # The same numbers in both pictures, so that batches can be compared.
     simulated = [e._replace(batch=e.batch - steady + first) for e in simulated if e.what != "host"]
-    rows = [
+    about = {name: getattr(side, name) for name in ("model", "batch_size", "K")}
+    about |= {"side": side.name, "cores": cores, "late_microseconds": round(statistics.median(late), 1)}
+    (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
+    title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
+    gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
+    return [
         {
             "benchmark": "timeline",
-            "side": side.name,
-            "model": side.model,
-            "batch_size": side.batch_size,
-            "K": side.K,
+            **about,
             "k": k,
-            "cores": cores,
             "measured_percent": shares(measured, took, k),
             "predicted_percent": shares(simulated, predicted_to_take, k),
-            "late_microseconds": round(1e6 * statistics.median(late), 1),
-            "late_microseconds_most": round(1e6 * max(late), 1),
+            "late_microseconds_most": round(max(late), 1),
             **report.here(),
         }
         for k in range(1, side.K + 1)
     ]
-    about = {name: rows[0][name] for name in ("side", "model", "batch_size", "K", "cores", "late_microseconds")}
-    (out / "timeline.json").write_text(json.dumps(trace(measured, simulated, about)), encoding="utf-8")
-    title = f"{side.name}, {side.model}, K={side.K}, batch {side.batch_size}, {cores} core{'s' * (cores > 1)}"
-    gantt.draw({"measured": measured, "predicted": simulated}, out / "timeline.png", title)
-    report.emit(rows, table(rows, given), given.json)
-    return 0
 
 
-def table(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> str:
-    def words(percent: Mapping[str, float]) -> str:
-        return ", ".join(f"{what} {share:.0f}%" for what, share in percent.items())
+def table(rows: report.Rows, given: report.Given) -> str:
+    def words(name: str) -> report.Cell:
+        return lambda row: ", ".join(f"{what} {share:.0f}%" for what, share in row[name].items())
 
     one = rows[0]
     cores = f"{one['cores']} core{'s' * (one['cores'] > 1)} of {one['cpu']}"
     if one["cores"] < one["K"]:
         cores += f" for {one['K']} stages, which wait for cores, too"
-    body = [[str(r["k"]), words(r["measured_percent"]), words(r["predicted_percent"])] for r in rows]
+    columns = {"k": "{k}", "measured": words("measured_percent"), "predicted": words("predicted_percent")}
     return (
-        f"{report.markdown(['k', 'measured', 'predicted'], body)}\n\n{one['side']}, {one['model']}, batch "
+        f"{report.table(columns, rows)}\n\n{one['side']}, {one['model']}, batch "
         f"{one['batch_size']}, {given.batches} batches, {cores}, {report.versions(one)}. "
         f"An end is seen {one['late_microseconds']:.0f} us late (median; most {one['late_microseconds_most']:.0f}). "
         f"In {given.out}: timeline.json (ui.perfetto.dev), timeline.png."
     )
 
+
+main = report.command(parser, results, table)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,40 +1,18 @@
-"""What the tests of the command for a GPU share: parts that only say that they were there, and a place for them."""
+"""What the tests of the command for a GPU share: steps that only say that they were there, and a place for them."""
 
 import time
 from pathlib import Path
 
-from experiments.gpu import plan
-from experiments.gpu.clock import Clock
-from experiments.gpu.folder import Folder
-from experiments.gpu.plan import Choices, Workplace
+from experiments.gpu.loop import CHECK, Choices, Clock, Folder, Step, Workplace
 from experiments.gpu.settings import SMALL
 
 
-class Fake:
-    """A part that says that it was there."""
-
-    about = "a part of a test"
-
-    def __init__(self, name, needs=(), seconds: float | None = 1.0, does=None, goes_on=False, kind=plan.CHECK):
-        self.name, self.needs, self.time, self.goes_on, self.kind = name, tuple(needs), seconds, goes_on, kind
-        self.does, self.runs = does or (lambda: [{"passed": True, "says": "well"}]), 0
-
-    def seconds(self, at) -> float | None:
-        return self.time
-
-    def refused(self, at) -> str:
-        return ""
-
-    def run(self, at):
-        self.runs += 1
-        return self.does()
+def well():
+    return [{"passed": True, "says": "well"}]
 
 
-def at(path: Path, seconds: float = 60.0, **choices) -> Workplace:
-    folder = Folder(path / "folder")
-    folder.results.mkdir(parents=True, exist_ok=True)
-    folder.rows.mkdir(exist_ok=True)
-    return Workplace(SMALL, folder, Clock(seconds), Choices(**choices))
+def failing():
+    return [{"passed": False, "says": "7 is not 8"}]
 
 
 def raises(error: BaseException):
@@ -44,8 +22,25 @@ def raises(error: BaseException):
     return do
 
 
-def failing():
-    return [{"passed": False, "says": "7 is not 8"}]
+class Fakes:
+    """Makes steps; `ran` has the names of those that were run, in order."""
+
+    def __init__(self):
+        self.ran: list[str] = []
+
+    def __call__(self, name, needs=(), seconds: float | None = 1.0, does=well, goes_on=False, kind=CHECK) -> Step:
+        def run(at):
+            self.ran.append(name)
+            return does()
+
+        return Step(name, kind, "a part of a test", run, tuple(needs), lambda at: seconds, goes_on=goes_on)
+
+
+def at(path: Path, seconds: float = 60.0, **choices) -> Workplace:
+    folder = Folder(path / "folder")
+    folder.results.mkdir(parents=True, exist_ok=True)
+    folder.rows.mkdir(exist_ok=True)
+    return Workplace(SMALL, folder, Clock(seconds), Choices(**choices))
 
 
 def until(what, seconds: float) -> None:

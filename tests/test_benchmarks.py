@@ -1,13 +1,15 @@
-"""The benchmarks are listed, start as they are shown, and the pages have what they printed."""
+"""Benchmarks are listed, start as they are shown, refuse what is no measurement, and pages have what was printed."""
 
 import argparse
+import os
 import re
 import shlex
 from importlib import import_module
 from unittest import mock
 
+import jax
 import pytest
-from benchmark_runs import ROOT, rows_of, run
+from benchmark_runs import ROOT, pins_cores, rows_of, run
 
 from benchmarks import __main__ as overview
 from benchmarks import host_cost, readme
@@ -15,7 +17,7 @@ from benchmarks.harness import report
 
 
 def test_the_list_names_every_benchmark_with_its_first_line():
-    done = run()
+    done = run("--help")
     assert done.returncode == 0, done.stderr
     files = {file.stem for file in (ROOT / "benchmarks").glob("*.py") if not file.name.startswith("_")}
     listed = dict(line.split(None, 1) for line in done.stdout.partition("\n\n")[0].splitlines())
@@ -30,22 +32,12 @@ def test_a_benchmark_that_does_not_exist_is_refused_with_the_nearest_name(capsys
     assert "Did you mean" not in capsys.readouterr().err
 
 
-def test_help_lists_the_benchmarks(capsys):
-    assert overview.main(["--help"]) == 0
-    assert set(overview.names()) <= set(capsys.readouterr().out.split())
-
-
 def commands_shown():
     """(file, line) of every command line on the pages, in the benchmarks' help and in the layers' docstring."""
-    files = [
-        ROOT / "benchmarks" / "README.md",
-        *readme.pages(),
-        *(ROOT / "benchmarks").glob("[a-z]*.py"),
-        ROOT / "fdg_jax/layers/basic.py",
-    ]
+    benchmarks = (ROOT / "benchmarks").glob("[a-z]*.py")
+    files = [ROOT / "benchmarks" / "README.md", *readme.pages(), *benchmarks, ROOT / "fdg_jax/layers/basic.py"]
     for file in files:
-        text = file.read_text().replace("\\\n", " ")
-        for line in re.findall(r"^.*python -m benchmarks\..*$", text, re.M):
+        for line in re.findall(r"^.*python -m benchmarks\..*$", file.read_text().replace("\\\n", " "), re.M):
             for command in re.findall(r"`([^`]*python -m benchmarks\.[^`]*)`", line) or [line.strip()]:
                 yield file.name, command
 
@@ -59,20 +51,84 @@ def test_every_command_shown_runs_in_the_repositorys_environment_and_has_only_fl
         raise Parsed
 
     parse, shown = argparse.ArgumentParser.parse_args, list(commands_shown())
-    assert {file for file, _ in shown} >= {
-        "README.md",
-        "memory.md",
-        "convolutions.md",
-        "basic.py",
-        "block_cost.py",
-        "images_per_second.py",
-    }
+    assert {file for file, _ in shown} >= {"README.md", "memory.md", "basic.py", "block_cost.py"}
     for _, line in shown:
         before, _, command = line.partition(".venv/bin/python -m benchmarks.")
         assert "python" not in before and command, line
         name, *arguments = shlex.split(command)
         with mock.patch.object(argparse.ArgumentParser, "parse_args", only_parse), pytest.raises(Parsed):
             import_module(f"benchmarks.{name}").main(arguments)
+
+
+@pins_cores
+@pytest.mark.parametrize(
+    ("benchmark", "words", "said"),
+    [
+        ("loader", "--model resnet8 --workers 99", "--workers 99: there are"),
+        ("loader", "--model resnet21 --workers 0", "Did you mean resnet20"),
+        ("loader", "--model resnet8 --images 4", "--images 4: a batch has 8"),
+        ("loader", "--seconds 0", "use a positive number"),
+        ("checkpoint_cost", "--batches 49", "a checkpoint every 50 batches. Use more"),
+        ("endurance", "--ticks 10 --every 10", "less than two parts"),
+        ("endurance", "--ticks 100 --every 15", "multiple of 10"),
+        ("endurance", "--K 3 --processes 2", "Use 1 or 3"),
+        ("speedup_loss", "--K 1", "--K 2 or more"),
+        ("speedup_loss", "--method gpipe", "no pipeline of whole batches"),
+        ("speedup_loss", "--method data_parallel", "no pipeline of whole batches"),
+        ("block_cost", "--model resnet21", "model 'resnet21' is not known."),
+        ("block_cost", "--rounds 0", "--rounds: '0' is not a whole number from 1 on"),
+        ("block_cost", "--json none/rows.jsonl", "cannot be written"),
+        ("split", "--model resnet8 --K 99", "--K 99"),
+        ("memory", "--model resnet8 --K 99", "--K 99"),
+        ("images_per_second", "--K 9999", "wants 9999 cores"),
+        ("images_per_second", "--sides bp bp", "named twice"),
+        ("images_per_second", "--also-over fr", "none of the sides behind the first"),
+        ("images_per_second", "--memory --sides bp bp-on-each-core", "arrays of one process"),
+        ("several_processes", "--K 9999", "a core of its own"),
+        ("several_processes", "--K 1", "--K 2 or more"),
+        ("several_processes", "--models resnet20", "write MODEL:BATCH"),
+        ("several_processes", "--also nonsense", "nonsense"),
+        ("scaling", "--host-microseconds -1", "give 0 or more"),
+        ("timeline", "--method data_parallel --out none", "on all devices"),
+        ("simulate", "--link wire", "--link wire"),
+        ("simulate", "--times missing.json", "cannot be read"),
+        ("simulate", "--host-microseconds -1", "0 or more"),
+        ("simulate", "--validate --K 2 4", "one --K"),
+        ("simulate", "--validate --K 2 --method fdg:update=fused", "Leave engine"),
+        ("simulate", "--validate --K 2 --processes 2", "--validate"),
+        ("simulate", "--method bp nosuch", "nosuch"),
+        ("simulate", "--method fdg:foo=1", "foo"),
+        ("simulate", "--split abc", "abc"),
+        ("simulate", "--K 9", "8 blocks"),
+        ("simulate", "--K 2 --link none none", "--link has 2 values for K=2 stages"),
+        ("simulate", "--K 2 --message-bytes 1 2", "--message-bytes has 2 values"),
+        ("simulate", "--K 2 --message-bytes 0", "whole number"),
+        ("simulate", "--K 2 --processes 3", "Use 2 or fewer"),
+        ("simulate", "--K 2 --processes 2 --method data_parallel", "needs one process"),
+    ],
+)
+def test_what_is_no_measurement_is_one_message_and_exit_code_2_before_anything_starts(
+    benchmark, words, said, capsys, monkeypatch
+):
+    monkeypatch.setattr("fdg_jax.machine.compile_cache.enable", lambda: None)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    jax.devices()  # there are as many as there are, so that no 99 can be asked for
+    before = os.sched_getaffinity(0)
+    assert import_module(f"benchmarks.{benchmark}").main(words.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.splitlines()[-1].startswith("error: ") and said in err.splitlines()[-1]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_table_has_a_cell_for_each_head_and_a_flag_with_several_values_a_list():
+    columns: dict[str, report.Cell] = {"a": "{K}", "b": report.spread_of("speeds", 1), "c": report.cuts}
+    row = {"K": 2, "speeds": [3.0, 1.0, 2.0], "cuts": [1, 4], "blocks": 5}
+    assert report.table(columns, [row, row | {"cuts": []}]).splitlines()[2:] == [
+        "| 2 | 2.0 (1.0 to 3.0) | 1,4 of 5 |", "| 2 | 2.0 (1.0 to 3.0) | none |"
+    ]  # fmt: skip
+    made = report.parser("name", "About.", model=["m"], K=2)
+    given = made.parse_args(["--model", "x", "y", "--json"])
+    assert (given.model, given.K, given.json) == (["x", "y"], 2, "-")
 
 
 def test_the_pages_have_what_their_commands_printed_last():
@@ -88,46 +144,6 @@ def test_the_pages_have_what_their_commands_printed_last():
     assert [readme.rendered(text, last) for text in texts] == texts
 
 
-def test_the_readme_links_to_every_page_of_results_and_to_none_that_is_missing():
-    text = (readme.HERE / "README.md").read_text()
-    assert set(re.findall(r"\]\(results/(\w+\.md)[)#]", text)) == {page.name for page in readme.pages()}
-    assert len(text.splitlines()) < 60
-    for page in [*readme.pages(), readme.HERE / "README.md"]:
-        for target, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]+))?\)", page.read_text()):
-            assert (page.parent / target).exists(), (page.name, target)
-            headings = re.findall(r"^#+ (.*)$", (page.parent / target).read_text(), re.M) if anchor else []
-            assert anchor in ("", *(heading.lower().replace(" ", "-") for heading in headings)), (page.name, anchor)
-
-
-def test_the_readmes_speeds_are_those_of_the_page():
-    def times_bp(table, side):
-        (row,) = [line.split("|") for line in table.splitlines() if line.startswith(f"| `{side}` |")]
-        return float(row[7].split()[0])
-
-    page = readme.RESULTS / "several_processes.md"
-    tables = [match["text"] for match in readme.SHOWN.finditer(page.read_text())][:2]  # ResNet-20, WRN-16-4
-    assert all(table.split("|")[7].strip() == "over bp" for table in tables)
-    told = (ROOT / "README.md").read_text()
-    assert "| ResNet-20, batch 128 | WRN-16-4, batch 64 |" in told
-    sides = {
-        "fdg": "FDG in one process",
-        "fdg:processes=each": "FDG, a process for each stage",
-        "bp-on-each-core": "two independent BP processes, one on each core",
-        "torch-pipeline": "PyTorch's 1F1B pipeline, the same cut",
-        "torch-pipeline:split=balanced": "PyTorch's 1F1B pipeline, cut by FLOPs",
-        "torch-ddp": "PyTorch's DDP",
-    }
-    for side, words in sides.items():
-        (pair,) = re.findall(rf"^\| {re.escape(words)} \| ([0-9.]+) \| ([0-9.]+) \|$", told, re.M)
-        for number_told, table in zip(map(float, pair), tables, strict=True):
-            assert abs(number_told - times_bp(table, side)) < 0.0055  # rounded twice
-    said = " ".join(told.split())
-    assert "PyTorch's DDP is the fastest of these" in said
-    assert all(max(sides, key=lambda side: times_bp(table, side)) == "torch-ddp" for table in tables)
-    assert "on ResNet-20 its pipeline is faster than ours, too" in said
-    assert times_bp(tables[0], "torch-pipeline") > times_bp(tables[0], "fdg")
-
-
 def test_the_summary_of_the_convolutions_page_is_computed_from_the_measured_rows():
     flag = "xla=--xla_cpu_experimental_ynn_fusion_type=reduce,individual_convolution,individual_dot"
     rows = [row for file in readme.RESULTS.glob("*.jsonl") for row in rows_of(file.read_text())]
@@ -138,8 +154,7 @@ def test_the_summary_of_the_convolutions_page_is_computed_from_the_measured_rows
         for commit, model, cell in zip(commits, models, line.split(" | "), strict=True):
             run = [row for row in rows if row.get("model") == model and row["commit"] == commit]
             speeds = {row["side"]: row["images_per_second_windows"] for row in run}
-            ratios = [a / b for a, b in zip(speeds[side], speeds[base], strict=True)]
-            assert report.spread(ratios, 3) == cell, (side, commit, model)
+            assert report.spread(report.over(speeds[side], speeds[base]), 3) == cell, (side, commit, model)
 
 
 def test_commands_are_run_and_what_they_print_is_written_beneath_them(tmp_path, monkeypatch, capsys):

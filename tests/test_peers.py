@@ -17,6 +17,7 @@ import pytest
 
 from benchmarks import images_per_second, ops
 from benchmarks.harness import turns
+from benchmarks.harness.children import ChildFailed
 from benchmarks.peers import sides as peers
 from fdg_jax import models, split
 from fdg_jax.data.sets import synthetic
@@ -98,7 +99,7 @@ def test_sides_that_train_different_networks_are_not_compared():
         return mock.Mock(about={"parameters": parameters}, side=parse(name))
 
     turns.same_network([worker("bp", 5), worker("fdg", 5)])
-    with pytest.raises(turns.WorkerDied, match="side torch trains 6 parameters and bp 5"):
+    with pytest.raises(ChildFailed, match="side torch trains 6 parameters and bp 5"):
         turns.same_network([worker("bp", 5), worker("torch", 6)])
 
 

@@ -1,6 +1,5 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
-import argparse
 import json
 import os
 from types import SimpleNamespace
@@ -9,13 +8,13 @@ from unittest import mock
 import jax
 import pytest
 import small
-from benchmark_runs import COMMON, pins_cores, rows_of, run
+from benchmark_runs import pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import block_shares, joined, message_counts, several_processes_page, side_specs, waiting
+from benchmarks.harness import block_shares, message_counts, waiting
+from benchmarks.harness.children import ChildFailed
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
-from benchmarks.harness.turns import WorkerDied
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Box
@@ -26,45 +25,11 @@ two_cores = pytest.mark.skipif(
 )
 
 
-def parse(text, **changes):
-    return side_specs.parse(text, COMMON | changes, "", "balanced")
-
-
-def test_a_side_with_a_process_a_stage_has_a_core_for_each_of_them():
-    side = parse("fdg:processes=each", K=3)
-    assert (side.K, side.cores, side.worker) == (3, 3, "benchmarks.harness.joined")
-    assert parse("fdg:processes=one").worker == parse("fdg").worker != side.worker
-
-
-@pytest.mark.parametrize(
-    ("side", "word"),
-    [
-        ("fdg:processes=two", "one or each"),
-        ("bp:processes=each", "--K 2 or more"),
-        ("delay-line:processes=each", "engine=pipeline"),
-        ("fdg:processes=each:split=measured", "split=balanced"),
-    ],
-)
-def test_a_side_that_cannot_be_in_several_processes_is_refused_with_the_way_out(side, word):
-    with pytest.raises(BadInput, match=word):
-        parse(side)
-
-
 def test_a_model_is_asked_for_with_its_batch():
     assert several_processes.wanted("resnet20:128") == {"model": "resnet20", "batch_size": 128}
     for text in ("resnet20", "resnet20:0", "resnet20:x", "resnet21:8"):
         with pytest.raises(BadInput):
             several_processes.wanted(text)
-
-
-@pins_cores
-@pytest.mark.parametrize("arguments", [["--K", "9999"], ["--K", "1"], ["--models", "resnet20"], ["--also", "nonsense"]])
-def test_what_cannot_be_compared_ends_with_exit_code_2_before_anything_starts(arguments, capsys):
-    with mock.patch("subprocess.Popen", side_effect=AssertionError("a side was started")):
-        assert several_processes.main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 @pins_cores
@@ -158,33 +123,11 @@ def test_stages_that_are_apart_are_no_faster_than_the_slowest_of_them():
 
 
 @pins_cores
-@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, WorkerDied)])
+@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, ChildFailed)])
 def test_blocks_that_cannot_be_measured_end_the_command(code, error):
-    done = SimpleNamespace(returncode=code, stdout="")
-    with mock.patch("subprocess.run", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
+    done = mock.Mock(returncode=code, **{"wait.return_value": code, "communicate.return_value": ("", None)})
+    with mock.patch("subprocess.Popen", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
         block_shares.measured("resnet8", 4, 2, min(os.sched_getaffinity(0)))
-
-
-def test_the_table_says_how_many_windows_there_were_and_whether_the_goal_was_reached():
-    common = {"K": 2, "cores": 2, "cuts": [2], "blocks": 5, "model": "m", "batch_size": 8, "core_percent": [99.0, 98.0],
-              "others_percent": 1.0, "cpu": "c", "machine_cores": 2, "commit": "d", "huge_pages": True}  # fmt: skip
-    given = argparse.Namespace(K=2, rounds=3, starts=2, steps=4)
-
-    def told(ratios):
-        row = {**common, "side": several_processes.JOINED, "images_per_second_windows": ratios}
-        return several_processes_page.speed_table([{**row, "over": {"bp-on-each-core": ratios}}], given)
-
-    assert "n = 6 a side (3 rounds, 2 starts)" in told([0.5, 0.98, 1.0])
-    assert "makes 0.980 of the images/s of 2 independent BP processes (goal 0.97: reached)" in told([0.5, 0.98, 1.0])
-    assert "goal 0.97: not reached" in told([0.5, 0.96, 1.0])
-
-
-def test_what_the_loopback_interface_carried_never_shrinks_and_is_unknown_where_nobody_tells():
-    first = joined.loopback_bytes()
-    if first is not None:
-        assert joined.loopback_bytes() >= first >= 0  # type: ignore[operator]
-    with mock.patch.object(joined.Path, "read_text", side_effect=OSError):
-        assert joined.loopback_bytes() is None
 
 
 @pytest.mark.slow

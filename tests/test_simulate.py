@@ -3,7 +3,6 @@
 import contextlib
 import json
 import time
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import pytest
 import small
 
 from benchmarks import scaling, simulate
-from benchmarks.harness import machines, operation_times, scaling_page, validate
+from benchmarks.harness import machines, operation_times, validate
 from benchmarks.harness.side_specs import Side
 from fdg_jax import methods
 from fdg_jax.engine import memory
@@ -54,22 +53,7 @@ def test_a_link_is_a_name_or_two_numbers(text, link):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "ethernet",
-        "10",
-        "10,0",
-        "-1,3",
-        "10,12+slowly",
-        "1,nan",
-        "inf,1",
-        ".,1",
-        "1,2,3",
-        "1m,1",
-        "1ms,1Gb/s",
-        "1GB/s,1ms",
-    ],
+    "text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "inf,1", "1,2,3", "1m,1", "1GB/s,1ms"]
 )
 def test_another_link_is_refused_with_the_way_out(text):
     with pytest.raises(BadInput, match="--link"):
@@ -135,14 +119,6 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
-def test_an_operation_takes_the_mean_of_its_times():
-    clock = operation_times.Clock()
-    clock.host["F", 1] = [1.0, 2.0, 6.0]
-    assert clock.means() == {"host": {"F/1": 3.0}, "device": {}}
-    clock.forget()
-    assert clock.means() == {"host": {}, "device": {}}
-
-
 @pytest.mark.parametrize("works", [0, 3])
 def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of(works):
     calls = []
@@ -185,51 +161,14 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
     assert fdg["waiting_bytes"][1] == 4 * 32 * 32 * 16 * 4  # a batch of stage 1's maps
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--link", "wire"], "--link"),
-        (["--times", "missing.json"], "cannot be read"),
-        (["--host-microseconds", "-1"], "0 or more"),
-        (["--validate", "--K", "2", "4"], "one --K"),
-        (["--validate", "--K", "2", "--method", "fdg:update=fused"], "Leave engine"),
-    ],
-)
-def test_simulate_refuses_what_it_cannot_predict(arguments, word, capsys):
-    assert simulate.main(arguments) == 2
-    assert word in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["--method", "bp", "nosuch"], "nosuch"),
-        (["--method", "fdg:foo=1"], "foo"),
-        (["--split", "abc"], "abc"),
-        (["--K", "9"], "8 blocks"),
-    ],
-)
-def test_simulate_refuses_what_is_wrong_before_it_measures_anything(arguments, word, capsys, monkeypatch):
-    monkeypatch.setattr(simulate, "Worker", lambda side, cores: pytest.fail(f"{side.name} was started"))
-    assert simulate.main(["--model", "wrn16_4", *arguments]) == 2
-    assert word in capsys.readouterr().err
-
-
-def test_what_the_page_about_scaling_says_has_the_figures_of_its_rows():
-    networks, methods, Ks = ("WRN-28-10", "ResNet-101"), ("FDG", "DGL"), (2, 3, 4)
-    rows = [
-        {
-            "row": "table 7", "network": network, "method": method, "K": K, "paper_over_bp": number + 0.25,
-            "over_bp": {"fitted link": number * 2.0, "fitted link, blocking": number + 0.5},
-        }
-        for number, (network, method, K) in enumerate(product(networks, methods, Ks), 1)
-    ]  # fmt: skip
-    said = " ".join(scaling_page.words(rows).split())
-    # ResNet-101: FDG has the numbers 7, 8, 9 and DGL 10, 11, 12; WRN-28-10's FDG 1, 2, 3.
-    assert "ahead of FDG by 6.00, 6.00 and 6.00 for ResNet-101 (K = 2, 3, 4), in the paper by 3.00, 3.00 and" in said
-    assert "K = 3 (16.00 predicted, 8.25)" in said
-    assert "K = 4 (18.00 and 9.50; 9.25)" in said
-    assert "(2.00 and 4.00 predicted; 1.25 and 2.25) and slower with 4 (6.00; 3.25)" in said
+def test_the_page_about_scaling_gets_its_tables_between_its_words(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Words\n\n<!-- a -->\n\nold\n\n<!-- end -->\n\nmore words\n\n<!-- b -->\n\nold\n\n<!-- end -->\n")
+    scaling.into(page, {"a": "one", "b": "two"})
+    text = "# Words\n\n<!-- a -->\n\none\n\n<!-- end -->\n\nmore words\n\n<!-- b -->\n\ntwo\n\n<!-- end -->\n"
+    assert page.read_text() == text
+    scaling.into(tmp_path / "new.md", {"a": "one"})
+    assert (tmp_path / "new.md").read_text() == "<!-- a -->\n\none\n\n<!-- end -->\n"
 
 
 def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():

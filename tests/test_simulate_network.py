@@ -62,25 +62,6 @@ def test_the_bytes_of_a_boundary_are_those_of_both_directions_and_of_a_part_of_a
     assert simulate.sizes(given, side, table) == table
 
 
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["fdg", "--link", "none", "none"], "--link has 2 values for K=2 stages"),
-        (["fdg", "--message-bytes", "1", "2"], "--message-bytes has 2 values"),
-        (["fdg", "--message-bytes", "0"], "whole number"),
-        (["fdg", "--processes", "3"], "Use 2 or fewer"),
-        (["data_parallel", "--processes", "2"], "needs one process"),
-        (["fdg", "--processes", "2", "--validate"], "--validate"),
-    ],
-)
-def test_simulate_refuses_a_network_that_does_not_fit(arguments, word, flags, capsys):
-    try:
-        code = simulate.main([*flags, *arguments])
-    except SystemExit as left:  # argparse's own
-        code = left.code
-    assert code == 2 and word in capsys.readouterr().err
-
-
 def test_the_program_in_the_documentation_predicts_without_jax():
     page = (Path(__file__).parent.parent / "docs" / "running.md").read_text(encoding="utf-8")
     program = next(code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "predict(" in code)

@@ -68,25 +68,6 @@ def test_the_update_takes_its_time_once_every_M_backward_passes():
     assert (every.seconds, third.seconds) == (6, 4)
 
 
-@pytest.mark.parametrize("name", ["fdg", "ddg", "dgl", "dni"])
-def test_a_slow_link_bounds_batches_by_bytes_over_bandwidth(name):
-    machine = given(F=Fraction(1), B=Fraction(2))._replace(
-        size=lambda box, op: 1000 if box.what == "x" else 500, link=Link(0, Fraction(1, 10))
-    )
-    found = predict(methods.find(name).schedule(3), machine)
-    if name == "dgl":  # it sends nothing down that would be waited for
-        assert (found.seconds, found.limiting) == (100, "link")
-    assert found.seconds >= found.limits["link"] == 100
-
-
-def test_fdg_backward_first_does_not_hide_the_transfers_of_the_last_boundary_and_forward_first_does():
-    """K = 2, a loop over two batches: B1 F1, x travels, F2 B2, dy travels. Forward first, F1 does not wait for dy."""
-    machine = given(F=1, B=2)._replace(size=lambda box, op: 1, link=Link(0, Fraction(1, 2)))
-    times = {order: predict(methods.find("fdg").schedule(2, order=order), machine).seconds
-             for order in ("backward-first", "forward-first")}  # fmt: skip
-    assert times == {"backward-first": 3 + Fraction(1, 2), "forward-first": 3}
-
-
 def test_latency_delays_a_message_and_does_not_occupy_the_link():
     machine = given(F=1, B=2)._replace(size=lambda box, op: 1, link=Link(100, Fraction(1, 10)))
     assert predict(methods.find("dgl").schedule(2), machine).seconds == 3

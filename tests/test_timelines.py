@@ -1,6 +1,8 @@
 """Timelines of real runs, and predictions held beside them."""
 
 import argparse
+from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import pytest
@@ -9,21 +11,33 @@ from test_simulate import DATA, FILL, IMAGES, LABELS, ROWS, N, full
 
 from benchmarks import simulate, timeline
 from benchmarks.harness import gantt, operation_times, side_specs, validate
+from benchmarks.harness.hooks import Call
 from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker
 from fdg_jax.schedule.simulator import Event
 
 
-def test_the_update_is_timed_apart_from_the_backward_pass():
-    clock = operation_times.Clock()
+def test_the_update_and_the_waiting_for_it_are_taken_out_of_the_backward_pass():
+    now = [0.0]
 
-    def call():
-        clock.inside("U", 1, lambda: None, (), tuple)
-        return ()
+    def spend(seconds):
+        now[0] += seconds
 
-    clock("B", 1, call)
-    assert clock.host.keys() == clock.device.keys() == {("U", 1), ("B", 1)}
-    assert clock.host["B", 1][0] >= 0
+    clock = operation_times.Clock(SimpleNamespace(stages={}))  # type: ignore[arg-type]
+
+    def backward():
+        spend(3.0)
+        clock(Call("U", 1, 1), lambda: spend(5.0))
+        spend(4.0)
+
+    with (
+        mock.patch("time.perf_counter", lambda: now[0]),  # noqa: PT008 - the value changes
+        mock.patch("jax.block_until_ready", lambda _: spend(1000.0)),  # noqa: PT008
+    ):
+        clock(Call("B", 1, 1), backward)
+        clock(Call("F", 1, 1), lambda: spend(2.0))
+    assert dict(clock.host) == {("U", 1): [5.0], ("B", 1): [7.0], ("F", 1): [2.0]}
+    assert dict(clock.device) == {("U", 1): [1000.0], ("B", 1): [2000.0], ("F", 1): [1000.0]}  # B waits for itself, too
 
 
 @pytest.mark.slow
@@ -90,16 +104,15 @@ def worker(side, *speeds):
 
 def test_a_prediction_is_held_against_the_window_of_its_own_turn():
     side, given = Side("bp", "bp", 1, 1, "small", 10), argparse.Namespace(windows=3, seconds=1)
-    found, told = [], []
+    told = []
     for slower in (1, 2, 1.2):
         device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
         told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None, "others_percent": 7})
-        found.append(validate.predicted(side, told[-1]))
-    assert [round(each.seconds, 9) for each in found] == [1, 2, 1.2]
-    row = validate.row(worker(side, 10, 4, 8), found, told, given)
+    assert [round(validate.predicted(side, each).seconds, 9) for each in told] == [1, 2, 1.2]
+    row = validate.row(worker(side, 10, 4, 8), told, given)
     assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
     assert row["others_percent"] == 7  # of the windows 0, while operations were timed 7
-    assert not validate.row(worker(side, 9, 4, 8), found, told, given)["within_bound"]
+    assert not validate.row(worker(side, 9, 4, 8), told, given)["within_bound"]
 
 
 def test_methods_whose_stages_run_the_same_programs_are_measured_once():

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from benchmarks.harness import live_bytes, operation_times
+from benchmarks.harness.hooks import around
 from benchmarks.harness.serving import clocked, serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax import schedule
@@ -129,7 +130,8 @@ class Trainer:
             for rows in indices:
                 pipeline.train(data.train_images, data.train_labels, rows)
             pipeline.wait()
-            return pipeline.losses(wait=True)[-1].loss
+            losses = pipeline.losses(wait=True)
+            return losses[-1].loss if losses else 0.0  # none yet: the pipeline is being filled
 
         return {**clocked(train), "batches": dispatches * each}
 
@@ -156,17 +158,16 @@ class Trainer:
     def held(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches (two updates at least) and counts the bytes of arrays between two operations.
 
-        Returns: the most that was predicted, and the most that there was; {} where it is not predicted. Ask last: it
-        leaves the operations watched, which makes them slow.
+        Returns: the most that was predicted, and the most that there was; {} where it is not predicted.
         """
         engine = self.job.pipeline.engine
         if not memory.predict(engine) or not isinstance(engine, host_engine.HostEngine):
             return {}
         watch = live_bytes.Watch(of_before=True)
-        watch.at(engine)
-        for _ in range(max(batches, 2 * self.job.options.accumulate)):
-            self.run(1)
-            watch.look()
+        with around(engine, watch.hook(engine)):
+            for _ in range(max(batches, 2 * self.job.options.accumulate)):
+                self.run(1)
+                watch.look()
         return {"predicted_bytes": live_bytes.predicted(engine), "measured_bytes": watch.most.total()}
 
     def operations(self, batches: int) -> dict[str, Any]:

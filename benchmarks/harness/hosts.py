@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 
-from benchmarks.harness.turns import ROOT
+from benchmarks.harness.children import Child, ChildFailed, end
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Link
 
@@ -57,7 +57,7 @@ def relay_missing() -> str:
 
 
 def ip(*words: str) -> None:
-    """Runs `ip`. Raises BadInput with what it said if it fails."""
+    """Runs `ip`."""
     run("ip", *words)
 
 
@@ -123,8 +123,7 @@ class Hosts:
         """Ends the relay and removes the namespaces. Processes in them must have ended."""
         atexit.unregister(self.close)
         if self.relay is not None:
-            self.relay.kill()
-            self.relay.communicate()
+            end([self.relay])
         for name in (*self.names, self.switch):
             if (NAMES / name).exists():
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -156,8 +155,8 @@ class Hosts:
         """Lays a wire from an interface of a host to a bridge."""
         host, port = self.names[number], f"{number}-{interface}"
         ip("-n", self.switch, "link", "add", port, "type", "veth", "peer", "name", interface, "netns", host)
-        for name, end in ((self.switch, port), (host, interface)) if large else ():
-            ip("-n", name, "link", "set", end, "mtu", LARGE_PACKETS)
+        for name, plugged in ((self.switch, port), (host, interface)) if large else ():
+            ip("-n", name, "link", "set", plugged, "mtu", LARGE_PACKETS)
         ip("-n", self.switch, "link", "set", port, "master", bridge, "up")
         ip("-n", host, "link", "set", interface, "up")
 
@@ -168,17 +167,16 @@ class Hosts:
                 way = ["dev", interface.format(other), "src", self.addresses[number]]
                 ip("-n", self.names[number], "route", "replace", f"{address}/32", *way)
 
-    def start_relay(self) -> subprocess.Popen:
-        """Starts the relay and gives each host one end of it."""
-        command = [*entering(self.switch), sys.executable, "-m", "benchmarks.harness.relay", *self.addresses]
-        relay = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert relay.stdout
-        for host in self.names:
-            device = relay.stdout.readline().strip()
-            if not device:
-                raise BadInput("the relay ended; what it said is above.")
-            ip("-n", self.switch, "link", "set", device, "netns", host)
-            ip("-n", host, "link", "set", device, "name", DELAYED, "mtu", LARGE_PACKETS, "txqueuelen", "4000", "up")
+    def start_relay(self) -> Child:
+        """Starts the relay and gives each host one end of it. Raises BadInput if it ends at once."""
+        relay = Child(("-m", "benchmarks.harness.relay", *self.addresses), "relay", before=entering(self.switch))
+        try:
+            for host in self.names:
+                device = relay.answer()
+                ip("-n", self.switch, "link", "set", device, "netns", host)
+                ip("-n", host, "link", "set", device, "name", DELAYED, "mtu", LARGE_PACKETS, "txqueuelen", "4000", "up")
+        except ChildFailed as error:
+            raise BadInput(f"{error}.") from None
         return relay
 
     def become(self, wire: Link) -> None:
@@ -189,9 +187,7 @@ class Hosts:
         if wire.latency_seconds:
             if self.relay is None:
                 raise BadInput("these hosts have no relay, so there is no latency. Make them with relay=True.")
-            assert self.relay.stdin
-            self.relay.stdin.write(f"{float(wire.latency_seconds)}\n")
-            self.relay.stdin.flush()
+            self.relay.tell(float(wire.latency_seconds))
         used = DELAYED if wire.latency_seconds else WIRE
         for number, host in enumerate(self.names):
             self.lead(number, used)
@@ -206,7 +202,7 @@ class Hosts:
         """The processor time that the relay has used so far."""
         if self.relay is None:
             return 0.0
-        fields = Path(f"/proc/{self.relay.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        fields = Path(f"/proc/{self.relay.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")  # user and system
 
     def cut(self, number: int, other: int | None = None) -> None:

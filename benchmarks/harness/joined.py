@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.ranks import Ranks
+from benchmarks.harness.ranks import Ranks, of_stages
 from benchmarks.harness.serving import serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax.machine.ports import hold_port
@@ -29,13 +29,12 @@ class Joined(Ranks):
         meeting = dict[str, str]()
         if not hosts:
             meeting[COORDINATOR], self.held = hold_port(HOST)
-        super().__init__("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts)
+        super().__init__(of_stages("benchmarks.harness.joined_process", side, {**os.environ, **meeting}, hosts))
 
     def memory(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches. What is alive afterwards in each process is in `processes`."""
         start = time.perf_counter()
-        found = self.ask({"memory": batches})
-        return {"seconds": time.perf_counter() - start, "processes": found}
+        return {"processes": self.ask({"memory": batches}), "seconds": time.perf_counter() - start}
 
     def recorded(self, batches: int) -> dict[str, Any]:
         """Trains on so many batches. What each process noted meanwhile is in `processes`, in the order of the ranks.
@@ -43,11 +42,11 @@ class Joined(Ranks):
         loopback_bytes: what the loopback interface carried meanwhile, of whatever program, headers included; None if
         the system does not tell.
         """
-        start, before = time.perf_counter(), loopback_bytes()
+        before = loopback_bytes()
         found = self.ask({"recorded": batches})
-        after, seconds = loopback_bytes(), time.perf_counter() - start
+        after = loopback_bytes()
         carried = None if before is None or after is None else after - before
-        return {"seconds": seconds, "batches": batches, "loopback_bytes": carried, "processes": found}
+        return {"batches": batches, "loopback_bytes": carried, "processes": found}
 
     def operations(self, batches: int) -> dict[str, Any]:
         """The time of each operation: every process has those of its own stages, so their answers add up."""

@@ -1,13 +1,14 @@
 """Counts the bytes of the arrays that exist while a pipeline trains, and what was predicted of them."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from benchmarks.harness.hooks import Call, is_operation
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.stage.stage import Stage
 
 
 def buffers() -> dict[tuple[Any, int], int]:
@@ -18,7 +19,7 @@ def buffers() -> dict[tuple[Any, int], int]:
 
 
 class Watch:
-    """Finds the most bytes on each device, and the most memos of stage k, while it looks.
+    """Finds the most bytes on each device while it looks. `hook` looks before every operation, and counts memos.
 
     It counts arrays that were made after it, so make it before the pipeline. of_before: it counts all others too.
     """
@@ -36,21 +37,18 @@ class Watch:
                 now[device] += size
         self.most |= now
 
-    def at(self, engine: HostEngine) -> None:
-        """From now on, counts before every operation of the engine."""
-        for stage in engine.stages.values():
-            self.before(stage)
+    def hook(self, engine: HostEngine) -> Callable:
+        """For `hooks.around`."""
 
-    def before(self, stage: Stage) -> None:
-        run = stage.run
-
-        def watched(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
+        def watched(call: Call, dispatch: Callable[[], Any]) -> Any:
+            if not is_operation(call):
+                return dispatch()
             self.look()
-            given = run(kind, batch, messages)
-            self.memos |= Counter({stage.k: len(stage.memos)})
+            given = dispatch()
+            self.memos |= Counter({call.k: len(engine.stages[call.k].memos)})
             return given
 
-        stage.run = watched
+        return watched
 
 
 def predicted(engine: HostEngine) -> int:

@@ -1,5 +1,6 @@
 """Makes the machine on which the simulator runs a schedule from measured times, or from times in a file."""
 
+import functools
 import json
 import math
 import re
@@ -11,16 +12,12 @@ from typing import Any, NamedTuple
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op, Schedule
+from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, slowest
 
 # Seconds and bytes a second of one direction. PCIe 3.0 x16 gives about 12 of its 15.75 GB/s; NVLink 2.0 with two links
 # (V100, neighbours) 50 GB/s, which transfers reach to about nine tenths.
-LINKS = {
-    "none": Link(),
-    "pcie": Link(10e-6, 1 / 12e9),
-    "nvlink": Link(5e-6, 1 / 45e9),
-}
+LINKS = {"none": Link(), "pcie": Link(10e-6, 1 / 12e9), "nvlink": Link(5e-6, 1 / 45e9)}
 
 
 # Factors to seconds and to bytes a second; without a unit: microseconds and GB/s.
@@ -120,7 +117,7 @@ def of_blocks(
 
     if method.places:
         machine["link"] = NO_LINK  # nothing else travels
-    return Machine(memoised(seconds), spread=method.places is not None, **machine)
+    return Machine(functools.cache(seconds), spread=method.places is not None, **machine)
 
 
 def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None, **machine: Any) -> Machine:
@@ -146,11 +143,11 @@ def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None
 
     method = methods.find(name)
     return Machine(
-        memoised(seconds),
-        host_seconds=memoised(dispatch),
+        functools.cache(seconds),
+        host_seconds=functools.cache(dispatch),
         run_ahead=timed["run_ahead"],
         cores=cores,
-        alone=memoised(faster),
+        alone=functools.cache(faster),
         spread=method.places is not None,
         patient=method.places is not None,
         **machine,
@@ -160,27 +157,10 @@ def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None
 def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
     """`size` and `link` of a machine whose messages take the measured times."""
     alone = timed["alone"]["device"]
-    return {
-        "size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0),
-        "link": Link(0, 1),
-    }
+    return {"size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0), "link": Link(0, 1)}
 
 
 def sizes(table: Mapping[tuple[str, int], float]) -> Any:
     """`size` of a machine, from bytes by (what, receiving stage)."""
 
-    def size(box: Box, op: Op) -> float:
-        return table[box.what, box.k]
-
-    return size
-
-
-def memoised(seconds: Any) -> Any:
-    known: dict[tuple[str, int], float] = {}
-
-    def ask(kind: str, k: int) -> float:
-        if (kind, k) not in known:
-            known[kind, k] = seconds(kind, k)
-        return known[kind, k]
-
-    return ask
+    return lambda box, op: table[box.what, box.k]

@@ -5,15 +5,15 @@ of the schedule sends, from the shapes that the stages were checked with.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
 
+from benchmarks.harness.hooks import Call, around
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import COUNT, HostEngine
-from fdg_jax.schedule import Box, Op
 
 LOSS, REFUSED = "loss", "refused"  # what every process is told: a loss, the number of a stage's first refused update
 
@@ -56,66 +56,49 @@ def processes_of(engine: HostEngine) -> set[int]:
     return {process_of(engine, spec.k) for spec in engine.problem.specs}
 
 
-def bytes_of(message: Any) -> int:
-    """The content of a message: of its arrays, not of what the network adds."""
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(message))
-
-
 @contextmanager
 def counting(engine: HostEngine) -> Iterator[dict[Key, Message]]:
     """Within the context, what this process sends to others and receives from them is counted."""
-    found = dict[Key, Message]()
-    send, tell, transport = engine.loop.send, engine.transport.tell, engine.transport
-    here, everywhere = jax.process_index(), processes_of(engine)
+    found, here = dict[Key, Message](), jax.process_index()
 
     def count(what: str, k: int, to: int, given: Any, arrived: Any) -> None:
         if process_of(engine, k) == here:
-            more = Message(what, k, to, 1, bytes_of(given), 0, 0)
+            more = Message(what, k, to, 1, memory.tree_bytes(given), 0, 0)
         elif to == here:
-            more = Message(what, k, to, 0, 0, 1, bytes_of(arrived))
+            more = Message(what, k, to, 0, 0, 1, memory.tree_bytes(arrived))
         else:
             return
         found[more[:3]] = together(found, more)
 
-    def counted_send(box: Box, message: Any, giver: Op | None) -> Any:
-        arrived = send(box, message, giver)
-        if giver is not None and process_of(engine, giver.k) != process_of(engine, box.k):
-            count(box.what, giver.k, process_of(engine, box.k), message, arrived)
+    def counted(call: Call, dispatch: Callable[[], Any]) -> Any:
+        arrived, sender = dispatch(), call.giver.k if call.giver else call.k
+        receivers = set[int]()
+        if call.what == "send":
+            receivers = {process_of(engine, call.k)}
+        elif call.what == "tell":
+            receivers = processes_of(engine)
+        what = call.box.what if call.box else REFUSED if call.like is COUNT else LOSS
+        for to in receivers - {process_of(engine, sender)}:
+            count(what, sender, to, call.message, arrived)
         return arrived
 
-    def counted_tell(k: int, value: Any, like: Any) -> Any:
-        arrived = tell(k, value, like)
-        for to in everywhere - {process_of(engine, k)}:
-            count(REFUSED if like is COUNT else LOSS, k, to, value, arrived)
-        return arrived
-
-    engine.loop.send, transport.tell = counted_send, counted_tell
-    try:
+    with around(engine, counted):
         yield found
-    finally:
-        engine.loop.send = send
-        del transport.tell
 
 
 def predicted(engine: HostEngine) -> list[Message]:
     """The messages between processes in one tick of a full pipeline, of all processes."""
-    schedule, found = engine.loop.schedule, defaultdict[Key, int](int)
+    schedule, found = engine.loop.schedule, defaultdict[Key, list[int]](list)
     specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
-    sizes = dict[Key, int]()
-
-    def add(what: str, k: int, to: int, size: int) -> None:
-        if to != process_of(engine, k):
-            found[what, k, to] += 1
-            sizes[what, k, to] = size
-
+    to_all = [(LOSS, schedule.K, memory.tree_bytes(specs[-1].value))]
+    to_all += [(REFUSED, spec.k, memory.tree_bytes(COUNT)) for spec in specs if spec.guard]
     for op in schedule.tick(4 * schedule.K + 2, None):
         for box in schedule.messages.gives(op):
             if box.what == "loss":
-                for to in processes_of(engine):
-                    add(LOSS, op.k, to, memory.tree_bytes(specs[-1].value))
-                    for spec in specs:
-                        if spec.guard:
-                            add(REFUSED, spec.k, to, memory.tree_bytes(COUNT))
+                messages = [(what, k, to, size) for what, k, size in to_all for to in processes_of(engine)]
             else:
-                add(box.what, op.k, process_of(engine, box.k), memory.message_bytes(box, op, specs))
-    return [Message(*key, n, n * sizes[key], n, n * sizes[key]) for key, n in sorted(found.items())]
+                messages = [(box.what, op.k, process_of(engine, box.k), memory.message_bytes(box, op, specs))]
+            for what, k, to, size in messages:
+                if to != process_of(engine, k):
+                    found[what, k, to].append(size)
+    return [Message(*key, *(len(sizes), sum(sizes)) * 2) for key, sizes in sorted(found.items())]

@@ -28,25 +28,19 @@ class Shapes(NamedTuple):
 
 
 def of(
-    blocks: Sequence[nn.Module],
-    cuts: Sequence[int],
-    method: str,
-    options: Mapping[str, Any],
-    batch_size: int,
+    blocks: Sequence[nn.Module], cuts: Sequence[int], method: str, options: Mapping[str, Any], batch_size: int,
     image: Sequence[int],
-) -> Shapes:
+) -> Shapes:  # fmt: skip
     """The bytes for a method, network, cuts and batch size. image: [height, width, channels]."""
     found: list[Shapes] = []
-    images = jax.ShapeDtypeStruct((batch_size, *image), np.float32)
-    labels = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    batch = jax.ShapeDtypeStruct((batch_size, *image), np.float32), jax.ShapeDtypeStruct((batch_size,), np.int32)
 
     def made(key: Any) -> None:
         devices = jax.local_devices()
         where = [devices[k % len(devices)] for k in range(len(cuts) + 1)]
         stages, optimizer = split.stages(blocks, tuple(cuts)), optax.sgd(0.1, momentum=0.9)
         pipeline = fdg_jax.Pipeline(stages, cross_entropy, optimizer, method, devices=where, **options)
-        pipeline.init(key, (images, labels))
-        engine: Any = pipeline.engine
+        engine: Any = pipeline.init(key, batch).engine
         schedule = engine.loop.schedule
         specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
         given = [(box, op) for op in schedule.tick(4 * schedule.K + 2, None) for box in schedule.messages.gives(op)]

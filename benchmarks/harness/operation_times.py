@@ -13,118 +13,75 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
+from benchmarks.harness.hooks import Call, around, is_operation
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.schedule import Box, Op
-from fdg_jax.stage.stage import Stage
 from fdg_jax.transport.devices import Place
 
 
 class Clock:
     """Adds up seconds by (what, k): of the host, in a dispatch, and of the device, from there until all is computed.
 
-    The update is dispatched inside B, so its shares are taken out of B's.
+    It is a hook (benchmarks.harness.hooks). The update is dispatched inside B, so its shares are taken out of B's.
+    crowded(k, batch): a context in which an operation of stage k runs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: HostEngine, crowded: Callable[[int, int], Any] = lambda k, batch: nullcontext()) -> None:
+        self.engine, self.crowded = engine, crowded
         self.host = defaultdict[tuple[str, int], list[float]](list)
         self.device = defaultdict[tuple[str, int], list[float]](list)
-        self.nested, self.waited = 0.0, 0.0
+        self.within = 0.0, 0.0  # seconds of the last call, and those of them that it waited before it began
 
-    def __call__(self, what: str, k: int, call: Callable[[], Any], held: Callable[[], Any] = tuple) -> Any:
-        """Makes the call, then waits for its result and for what `held` returns."""
-        self.nested = self.waited = 0.0
-        start = time.perf_counter()
-        result = call()
-        called = time.perf_counter()
-        jax.block_until_ready((result, held()))
-        end = time.perf_counter()
-        self.host[what, k].append(called - start - self.nested)
-        self.device[what, k].append(end - called + self.waited)
+    def held(self, k: int) -> Any:
+        """The arrays of a stage that its last dispatch has made or changed."""
+        stage = self.engine.stages.get(k)
+        return (stage.state, stage.sum, stage.bad, list(stage.line), list(stage.memos)[-1:]) if stage else ()
+
+    def __call__(self, call: Call, dispatch: Callable[[], Any]) -> Any:
+        if call.what == "enter":
+            self.entered(call.message)
+        if call.what in ("enter", "tell"):
+            return dispatch()
+        with self.crowded(call.k, call.batch) if is_operation(call) else nullcontext():
+            entered = time.perf_counter()
+            jax.block_until_ready(self.held(call.k))
+            start, self.within = time.perf_counter(), (0.0, 0.0)
+            result = dispatch()
+            called, (inside, waited) = time.perf_counter(), self.within
+            jax.block_until_ready((result, self.held(call.k)))
+            end = time.perf_counter()
+        key = (f"{call.what} {call.box.what}" if call.box else call.what), call.k
+        self.host[key].append(called - start - inside)
+        self.device[key].append(end - called + waited)
+        self.within = end - entered, start - entered
         return result
 
-    def inside(self, what: str, k: int, call: Callable[[], Any], before: Any, held: Callable[[], Any]) -> None:
-        """A dispatch within another call. `before` is what that call has dispatched so far."""
-        outer = time.perf_counter()
-        jax.block_until_ready(before)
-        start = time.perf_counter()
-        call()
+    def train(self, images: np.ndarray, labels: np.ndarray, row: np.ndarray) -> None:
+        """Lets a batch enter. What is done to it before the host loop is timed as well."""
+        self.began = time.perf_counter()
+        self.engine.train(images, labels, row[None])
+
+    def entered(self, parts: Any) -> None:
         called = time.perf_counter()
-        jax.block_until_ready(held())
-        end = time.perf_counter()
-        self.host[what, k].append(called - start)
-        self.device[what, k].append(end - called)
-        self.waited += start - outer
-        self.nested += end - outer
+        jax.block_until_ready(parts)
+        self.host["enter", 1].append(called - self.began)
+        self.device["enter", 1].append(time.perf_counter() - called)
 
     def forget(self) -> None:
         self.host.clear()
         self.device.clear()
 
     def means(self) -> dict[str, dict[str, float]]:
-        """{"host": ..., "device": ...}: seconds by "what/k"."""
+        """{"host": ..., "device": ...}: seconds by "what/k" of every stage k."""
         both = {"host": self.host, "device": self.device}
-        return {name: {f"{what}/{k}": statistics.fmean(taken) for (what, k), taken in found.items()}
+        return {name: {f"{what}/{k}": statistics.fmean(taken) for (what, k), taken in found.items() if k}
                 for name, found in both.items()}  # fmt: skip
-
-
-@contextmanager
-def clocked(engine: HostEngine, clock: Clock) -> Iterator[None]:
-    """The engine, with every dispatch timed by the clock."""
-    loop, send = engine.loop, engine.loop.send
-    for stage in engine.stages.values():
-        watch(stage, clock)
-    # Boxes that are filled from outside are of kind "fill"; what an operation sends is of its kind of message.
-
-    def clocked_send(box: Box, message: Any, giver: Op | None) -> Any:
-        kind = f"send {box.what}" if giver else "fill"
-        return clock(kind, box.k, lambda: send(box, message, giver))
-
-    loop.send = clocked_send
-    try:
-        yield
-    finally:
-        loop.send = send
-        for stage in engine.stages.values():
-            for name in ("run", "update"):
-                vars(stage).pop(name, None)
-
-
-def watch(stage: Stage, clock: Clock) -> None:
-    """Times every dispatch of a stage by a clock."""
-    run, update = stage.run, stage.update
-
-    def held() -> Any:
-        return stage.state, stage.sum, stage.bad, list(stage.line), list(stage.memos)[-1:]
-
-    def clocked_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-        return clock(kind, stage.k, lambda: run(kind, batch, messages), held)
-
-    stage.run = clocked_run
-    stage.update = lambda: clock.inside("U", stage.k, update, stage.sum, held)
-
-
-def enter(engine: HostEngine, clock: Clock, images: np.ndarray, labels: np.ndarray, row: np.ndarray) -> None:
-    """The entry of a batch: what is done to it before the host loop is timed as well."""
-    step, start = engine.loop.step, time.perf_counter()
-
-    def timed_step(parts: Any) -> None:
-        called = time.perf_counter()
-        jax.block_until_ready(parts)
-        clock.host["enter", 1].append(called - start)
-        clock.device["enter", 1].append(time.perf_counter() - called)
-        step(parts)
-
-    engine.loop.step = timed_step
-    try:
-        engine.train(images, labels, row[None])
-    finally:
-        del engine.loop.step
 
 
 class Recorder:
@@ -148,14 +105,11 @@ class Recorder:
 def recorded(engine: HostEngine) -> Iterator[dict[int, list[Recorder]]]:
     """By stage, its forward and backward programs. They donate nothing, so they can run again at any time."""
     found: dict[int, list[Recorder]] = {}
-    for k, stage in engine.stages.items():
-        found[k] = [Recorder(stage._forward), Recorder(stage._backward)]
-        vars(stage).update(zip(("_forward", "_backward"), found[k], strict=True))
-    try:
-        yield found
-    finally:
+    with ExitStack() as stack:
         for k, stage in engine.stages.items():
-            vars(stage).update(_forward=found[k][0].program, _backward=found[k][1].program)
+            found[k] = [Recorder(stage._forward), Recorder(stage._backward)]
+            stack.enter_context(mock.patch.multiple(stage, _forward=found[k][0], _backward=found[k][1]))
+        yield found
 
 
 @contextmanager
@@ -206,32 +160,23 @@ def measure(
     once.
     """
 
-    def train(clock: Clock) -> None:
-        for number, row in enumerate(indices):
-            enter(engine, clock, images, labels, row)
-            if number == 0:
-                clock.forget()
+    def times(clock: Clock) -> dict[str, dict[str, float]]:
+        with around(engine, clock):
+            for number, row in enumerate(indices):
+                clock.train(images, labels, row)
+                if number == 0:
+                    clock.forget()
+        return clock.means()
 
     spread = any(type(stage.place) is not Place for stage in engine.stages.values())
     others = 0 if spread else min(len(engine.stages), cores) - 1
-    alone, crowded = Clock(), Clock()
     with recorded(engine) as programs:
-        with clocked(engine, alone):
-            train(alone)
-        if others:
-            with clocked(engine, crowded):
-                for k, stage in engine.stages.items():
-                    busy = [programs[j] for j in programs if j != k][:others]
-                    stage.run = in_crowd(stage.run, busy)
-                train(crowded)
-    crowded_means = crowded.means()["device"] if others else None
-    return {"run_ahead": engine.losses.limit, "alone": alone.means(), "crowded": crowded_means}
 
+        def crowded(k: int, batch: int) -> Any:
+            busy = [programs[j] for j in programs if j != k][:others]
+            # It meets their forward and their backward passes in turn.
+            return crowd([[*each[batch % 2 :], *each[: batch % 2]] for each in busy])
 
-def in_crowd(run: Callable, busy: Sequence[Sequence[Recorder]]) -> Callable:
-    def crowded(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-        # It meets their forward and their backward passes in turn.
-        with crowd([[*programs[batch % 2 :], *programs[: batch % 2]] for programs in busy]):
-            return run(kind, batch, messages)
-
-    return crowded
+        alone = times(Clock(engine))
+        beside = times(Clock(engine, crowded))["device"] if others else None
+    return {"run_ahead": engine.losses.limit, "alone": alone, "crowded": beside}

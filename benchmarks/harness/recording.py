@@ -7,18 +7,18 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from benchmarks.harness.hooks import Call, around, is_operation
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import jax_internals
 from fdg_jax.schedule import Box, Op
 from fdg_jax.schedule.simulator import Event
-from fdg_jax.stage.stage import Stage
 
 
 class Dispatched(NamedTuple):
@@ -69,12 +69,9 @@ class Recording:
     """Adds watchers to the stages and links of an engine, from now until `stop`."""
 
     def __init__(self, engine: HostEngine):
-        self.engine, self.send = engine, engine.loop.send
-        self.watchers: dict[Any, Watcher] = {}
-        for stage in engine.stages.values():
-            self.record(stage)
-        engine.loop.send = self.sent
-        self.step, engine.loop.step = engine.loop.step, self.entered
+        self.engine, self.watchers, self.stack = engine, dict[Any, Watcher](), ExitStack()
+        self.computing = dict[int, Any]()  # by stage, the operation that is being dispatched
+        self.stack.enter_context(around(engine, self.hook))
 
     def tell(self, where: Any, dispatched: Dispatched, arrays: Any) -> None:
         """Hands the results of what was dispatched to the watcher of a stage or link."""
@@ -82,49 +79,34 @@ class Recording:
             self.watchers[where] = Watcher()
         self.watchers[where].queue.put((dispatched, arrays))
 
-    def record(self, stage: Stage) -> None:
-        """Records the operations and updates of a stage."""
-        run, update, k, schedule = stage.run, stage.update, stage.k, self.engine.loop.schedule
-        takes, gives, _ = schedule.messages
-        now: list[Any] = [("F", 0, 0.0)]  # the operation that is being dispatched
-
-        def recorded_run(kind: str, batch: int, messages: dict[str, Any]) -> dict[str, Any]:
-            op = Op(kind, k, batch)
-            now[0] = Dispatched(kind, k, batch, time.perf_counter(), takes(op), gives(op))
-            given = run(kind, batch, messages)
-            if now[0] is not None:  # else the update has reported it
-                self.tell(k, now[0], (given, stage.sum if kind == "B" else stage.state.extra))
+    def hook(self, call: Call, dispatch: Callable[[], Any]) -> Any:
+        """Makes a dispatch and hands its results on."""
+        at, k = time.perf_counter(), call.k
+        stage: Any = self.engine.stages.get(k)
+        if is_operation(call):
+            takes, gives, _ = self.engine.loop.schedule.messages
+            op = Op(call.what, k, call.batch)
+            self.computing[k] = Dispatched(*op, at, takes(op), gives(op))
+            given = dispatch()
+            if (one := self.computing[k]) is not None:  # else the update has reported it
+                self.tell(k, one, (given, stage.sum if call.what == "B" else stage.state.extra))
             return given
-
-        def recorded_update() -> None:
-            self.tell(k, now[0], stage.sum)
-            batch, now[0] = now[0].batch, None
-            at = time.perf_counter()
-            update()
-            self.tell(k, Dispatched("U", k, batch, at), stage.state.params)
-
-        stage.run, stage.update = recorded_run, recorded_update
-
-    def sent(self, box: Box, message: Any, giver: Op | None) -> Any:
-        """Takes the place of the loop's `send`."""
-        at, arrived = time.perf_counter(), self.send(box, message, giver)
-        if giver is not None and arrived is not None:  # None: it arrives in another process, which records it
-            self.tell((giver.k, box.k), Dispatched("send", giver.k, box.batch, at, (), (box,), box.k), arrived)
-        return arrived
-
-    def entered(self, parts: Any) -> None:
-        """Takes the place of the loop's `step`."""
-        if 1 in self.engine.stages:
-            batch = self.engine.loop.t + 1
-            self.tell(1, Dispatched("enter", 1, batch, time.perf_counter()), parts)
-        self.step(parts)
+        if call.what == "enter" and stage:
+            self.tell(1, Dispatched("enter", 1, call.batch, at), call.message)
+        if call.what == "U":
+            self.tell(k, self.computing[k], stage.sum)
+            self.computing[k], at = None, time.perf_counter()
+        given = dispatch()
+        if call.what == "U":
+            self.tell(k, Dispatched("U", k, call.batch, at), stage.state.params)
+        if call.giver and call.box and given is not None:  # None: it arrives in another process, which records it
+            sent = Dispatched("send", call.giver.k, call.batch, at, (), (call.box,), k)
+            self.tell((call.giver.k, k), sent, given)
+        return given
 
     def stop(self) -> list[tuple[Dispatched, float]]:
         """Removes the watchers. Returns what was dispatched, each with the time when its end was seen."""
-        del self.engine.loop.step
-        self.engine.loop.send = self.send
-        for stage in self.engine.stages.values():
-            del stage.run, stage.update
+        self.stack.close()
         return [each for watcher in self.watchers.values() for each in watcher.stop()]
 
 

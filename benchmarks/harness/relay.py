@@ -8,6 +8,7 @@ arrives there so many seconds later, in order and complete. It ends when its inp
 """
 
 import fcntl
+import json
 import os
 import select
 import socket
@@ -26,7 +27,7 @@ def device(number: int) -> int:
     """Makes a TUN device and prints its name; returns the file of its other end."""
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(file, TUNSETIFF, struct.pack("16sH22x", f"relay{number}".encode(), IFF_TUN | IFF_NO_PI))
-    print(f"relay{number}", flush=True)
+    print(json.dumps(f"relay{number}"), flush=True)
     return file
 
 

@@ -1,7 +1,11 @@
-"""What every benchmark reports besides its numbers, and in what form: a Markdown table, or JSON lines."""
+"""How every benchmark runs and what it reports: flags in, a Markdown table or JSON lines out, and the exit code.
+
+Exit codes: 0 measured; 1 a process that was measured has died; 2 bad input; 130 Ctrl-C.
+"""
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -9,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.children import ChildFailed
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.machine.facts import processor_name
@@ -16,35 +21,66 @@ from fdg_jax.options.parser import Parser
 from fdg_jax.runs.run_files import git_commit
 
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on a result says so
-
-
-def parser(name: str, doc: str | None, epilog: str | None = None) -> Parser:
-    """The argument parser of a benchmark: its docstring is the help, and --json is a flag of all."""
-    made = Parser(
-        prog=f"python -m benchmarks.{name}",
-        description=doc,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    made.add_argument(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="one JSON object per row: instead of the table, or added to FILE beside the table",
-    )
-    return made
+Given = argparse.Namespace  # what the flags of a benchmark say
+Row = Mapping[str, Any]
+Rows = Sequence[dict[str, Any]]
+Cell = str | Callable[[Any], str]
 
 
 def positive(text: str) -> int:
     """For argparse: a whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
+    if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """For argparse: a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length of time: use a positive number")
     return value
+
+
+# The flags that several benchmarks have: the type of a value, and what it is.
+FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "model": (str, "any of the training command's"),
+    "batch_size": (positive, "examples of a batch"),
+    "K": (positive, "number of stages, one worker each"),
+    "method": (str, "any method, NAME or NAME:option=value"),
+    "split": (str, "where to cut: paper, even, balanced, measured or block numbers"),
+    "windows": (positive, "turns of each side"),
+    "seconds": (duration, "approximate length of a window"),
+    "rounds": (positive, "how often everything is measured"),
+    "starts": (positive, "how often all processes are started anew"),
+    "steps": (positive, "batches of a window"),
+    "batches": (positive, "batches that are measured"),
+    "ticks": (positive, "ticks that are measured"),
+}
+
+
+def parser(name: str, doc: str | None, epilog: str | None = None, **defaults: Any) -> Parser:
+    """The argument parser of a benchmark: its docstring is the help, and --json is a flag of all.
+
+    Arguments:
+        defaults: of flags in FLAGS. One whose default is a list takes several values.
+    """
+    made = Parser(
+        prog=f"python -m benchmarks.{name}", description=doc, epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    told = "one JSON object per row: instead of the table, or added to FILE beside the table"
+    made.add_argument("--json", nargs="?", const="-", metavar="FILE", help=told)
+    for flag, default in defaults.items():
+        kind, what = FLAGS[flag]
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        several = "+" if isinstance(default, list) else None
+        about = f"{what} (default {shown})"
+        made.add_argument(f"--{flag.replace('_', '-')}", type=kind, nargs=several, default=default, help=about)
+    return made
 
 
 def folder(path: str) -> Path:
@@ -67,49 +103,55 @@ def check_json(path: str | None) -> None:
 
 
 @output.forgiving()
-def emit(rows: Sequence[Mapping[str, Any]], text: str, path: str | None) -> None:
+def emit(rows: Sequence[Row], text: str, path: str | None, appended: bool = False) -> None:
     """Prints the text, or the rows as JSON lines. With a path it prints the text and appends the rows to the file.
 
     What was measured gets into the file also where nobody reads the output any more.
     """
     print(lines_of(rows) if path == "-" else text + "\n", end="", flush=True)
-    append(rows, path)
+    if not appended:
+        append(rows, path)
 
 
-def append(rows: Sequence[Mapping[str, Any]], path: str | None) -> None:
+def append(rows: Sequence[Row], path: str | None) -> None:
     """Adds rows to the file of --json, if there is one."""
     if path not in (None, "-"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(lines_of(rows))
 
 
-def lines_of(rows: Sequence[Mapping[str, Any]]) -> str:
+def lines_of(rows: Sequence[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def run(
-    made: argparse.ArgumentParser,
-    measure: Callable[[argparse.Namespace], Sequence[Mapping[str, Any]]],
+def command(
+    made: Callable[[], argparse.ArgumentParser],
+    measure: Callable[[argparse.Namespace], Sequence[Row]],
     table: Callable[[Any, argparse.Namespace], str],
-    arguments: Sequence[str] | None,
     appended: bool = False,
-) -> int:
-    """Runs a benchmark: parses the flags, measures the rows and prints their table. Returns the exit code.
+) -> Callable[..., int]:
+    """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
     appended: `measure` itself adds each row to the file of --json.
     """
-    try:
-        given = made.parse_args(arguments)
-        check_json(given.json)
-        rows = measure(given)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    emit(rows, table(rows, given), None if appended and given.json != "-" else given.json)
-    return 0
+
+    def main(arguments: Sequence[str] | None = None) -> int:
+        try:
+            given = made().parse_args(arguments)
+            check_json(given.json)
+            rows = measure(given)
+            emit(rows, table(rows, given), given.json, appended)
+        except (BadInput, ChildFailed) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2 if isinstance(error, BadInput) else 1
+        except KeyboardInterrupt:
+            return 130
+        return 0
+
+    return main
 
 
-def disturbed(rows: Sequence[Mapping[str, Any]]) -> str:
+def disturbed(rows: Sequence[Row]) -> str:
     """The sentence about other processes that ends every table of speeds."""
     others = max(row["others_percent"] for row in rows)
     fact = f"Other processes took {others:.0f}% of the cores' time"
@@ -120,13 +162,56 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
+def table(columns: Mapping[str, Cell] | Sequence[tuple[str, Cell]], rows: Sequence[Any]) -> str:
+    """A Markdown table with a line for each row.
+
+    columns: heads, and what a cell shows: a format string of the row's names ("{K}", "{seconds:.1f} s"), or a function
+        of the row. Pairs where two heads are the same.
+    """
+    heads, cells = zip(*(columns.items() if isinstance(columns, Mapping) else columns), strict=True)
+    body = [[cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in cells] for row in rows]
+    return markdown(heads, body)
+
+
 def spread(values: Sequence[float], digits: int) -> str:
     """`median (least to most)`."""
     middle = statistics.median(values)
     return f"{middle:.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
-def versions(row: Mapping[str, Any]) -> str:
+def spread_of(name: str, digits: int) -> Cell:
+    """A cell with the spread of a row's values."""
+    return lambda row: spread(row[name], digits)
+
+
+def median(values: Sequence[float], digits: int) -> float:
+    return round(statistics.median(values), digits)
+
+
+def rounded(values: Sequence[float], digits: int) -> list[float]:
+    return [round(value, digits) for value in values]
+
+
+def over(values: Sequence[float], base: Sequence[float], digits: int = 9) -> list[float]:
+    """The ratios of values to those of another side, one per turn."""
+    return [round(a / b, digits) for a, b in zip(values, base, strict=True)]
+
+
+def percents(values: Sequence[float], digits: int = 0) -> str:
+    return ", ".join(f"{value:.{digits}f}%" for value in values)
+
+
+def megabytes(size: float | None, digits: int = 2) -> str:
+    """Bytes in MB of 10^6; a dash if they are not known."""
+    return "–" if size is None else f"{size / 1e6:.{digits}f}"
+
+
+def cuts(row: Row) -> str:
+    """The blocks at which later stages begin, of how many."""
+    return ",".join(map(str, row["cuts"])) + f" of {row['blocks']}" if row["cuts"] else "none"
+
+
+def versions(row: Row) -> str:
     """The versions with which a row of `here` was measured."""
     pages = "on" if row["huge_pages"] else "off"
     return f"Python {row['python']}, JAX {row['jax']}, huge pages {pages}, commit {row['commit']}"

@@ -2,8 +2,8 @@
 
 The first argument is its side as a JSON object. It answers once it is compiled and warm. Then it answers each line:
 {"run": n} with the time of n batches, {"operations": n} with the time of each of their operations, {"memory": n} with
-what is alive after them and {"held": n} with what is held between two operations, if it can tell. It ends when its
-input ends.
+what is alive after them and {"held": n} with what is held between two operations; {} if it cannot tell. It ends when
+its input ends.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def serve(make: Callable[[Side], Trainer]) -> int:
     answer({"side": description.pop("name"), **description, **trainer.about()})
     for line in sys.stdin:
         [(what, batches)] = json.loads(line).items()
-        answer(getattr(trainer, what)(batches))
+        answer(getattr(trainer, what, lambda batches: {})(batches))
     return 0
 
 

@@ -6,6 +6,8 @@ cores). A side may correct late gradients, and have another optimizer: `fdg:corr
 """
 
 import dataclasses
+import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,11 +20,12 @@ from fdg_jax.methods import interface
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.schedule import Schedule
 
+OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
 # What differs from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
     "bp": {"method": "bp", "K": 1, "cores": 1},
     "bp-two-cores": {"method": "bp", "K": 1, "cores": 2},
-    "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": "benchmarks.harness.each_core"},
+    "bp-on-each-core": {"method": "bp", "K": 1, "cores": 2, "worker": EACH_CORE},
     "delay-line": {"method": "fdg", "engine": "delay-line", "cores": 1},
 }
 OPTIONS = {
@@ -30,6 +33,7 @@ OPTIONS = {
     "cores": "cores the process is pinned to",
     "engine": "pipeline or delay-line",
     "split": "paper, even, balanced, measured or block numbers",
+    "copies": "independent processes that train at the same time; on a CPU each on a core",
     "processes": "one, or each: every stage in a process of its own, on a core of its own",
     "dispatch": "up (stages 1..K, as the schedule says) or down (K..1), within a tick",
     "update": "separate (a program of its own, as the engine has it) or fused (with the backward pass)",
@@ -40,7 +44,6 @@ OPTIONS = {
     "dtype": "float32 or bfloat16",
     "precision": "of float32 products: default (JAX's, which may be TF32 on a GPU) or highest",
 }
-OUR_WORKER = "benchmarks.harness.bench_worker"
 METHODS_OWN = "and the method's own: order=forward-first, accumulate=2, micro_batches=8, aux=linear, conditional=off"
 OF_TRAINING = "a correction with its options, an optimizer: correct=anticipate:prediction=linear, optimizer=adamw"
 CHOICES = {
@@ -62,6 +65,7 @@ class Side:
 
     name: as it was asked for.
     cores: number of cores that it is pinned to.
+    copies: number of independent processes that train it at the same time.
     processes: "one" for all stages, or "each" for a process a stage.
     device: "cpu", where a core stands in for a device, or "gpu", what JAX finds.
     xla: flags added to XLA_FLAGS.
@@ -79,6 +83,7 @@ class Side:
     batch_size: int
     engine: str = "pipeline"
     split: str | None = None
+    copies: int = 1
     processes: str = "one"
     dispatch: str = "up"
     update: str = "separate"
@@ -114,27 +119,33 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
     values.setdefault("cores", values["K"])
     if values["K"] > 1:
         values.setdefault("split", split)
-    if values.get("dispatch") == "down" and values["method"] == "bp":
-        raise BadInput(f"side {text}: BP's stages wait for each other, so their order of dispatch is fixed.")
-    if values.get("update") == "fused" and values.get("engine") == "delay-line":
-        fact = "a delayed update cannot be fused with a backward pass"
-        raise BadInput(f"side {text}: {fact}. Use engine=pipeline.")
-    if values.get("update") == "fused" and method.stage:
-        fact = f"method {method.name} has stages of its own, whose programs are not fused"
-        raise BadInput(f"side {text}: {fact}. Leave update out.")
     side = Side(name=text, **values)
-    return in_processes(side) if side.processes == "each" else side
+    each, fused = side.processes == "each", side.update == "fused"
+    impossible = {
+        "BP's stages wait for each other, so their order of dispatch is fixed. Leave dispatch out":
+            side.dispatch == "down" and method.name == "bp",
+        "a delayed update cannot be fused with a backward pass. Use engine=pipeline":
+            fused and side.engine == "delay-line",
+        f"method {method.name} has stages of its own, whose programs are not fused. Leave update out":
+            fused and bool(method.stage),
+        "processes=each gives every stage of a pipeline a core of a CPU. Use --K 2 or more, engine=pipeline and "
+        "--device cpu": each and (side.device != "cpu" or side.engine != "pipeline" or side.K < 2),
+        "each process would measure the blocks by itself and could cut the network elsewhere. Use split=balanced, or "
+        "block numbers": each and side.split == "measured",
+        "copies on a CPU have a core each, and this side wants several. Use engine=delay-line or bp":
+            side.copies > 1 and side.device == "cpu" and side.cores > 1,
+    }  # fmt: skip
+    for fact, wrong in impossible.items():
+        if wrong:
+            raise BadInput(f"side {text}: {fact}.")
+    if side.copies > 1:
+        return dataclasses.replace(side, worker=EACH_CORE, cores=max(side.cores, side.copies * (side.device == "cpu")))
+    return dataclasses.replace(side, worker=JOINED) if each else side
 
 
-def in_processes(side: Side) -> Side:
-    """The same side with a process a stage. Raises BadInput where that cannot be compared."""
-    if side.device != "cpu" or side.engine != "pipeline" or side.K < 2:
-        fact = "processes=each gives every stage of a pipeline a core of a CPU"
-        raise BadInput(f"side {side.name}: {fact}. Use --K 2 or more, engine=pipeline and --device cpu.")
-    if side.split == "measured":
-        fact = "each process would measure the blocks by itself and could cut the network elsewhere"
-        raise BadInput(f"side {side.name}: {fact}. Use split=balanced, or block numbers.")
-    return dataclasses.replace(side, worker="benchmarks.harness.joined")
+def words(side: Side) -> tuple[str, ...]:
+    """The command of a side's process, for Python."""
+    return "-m", side.worker, json.dumps(dataclasses.asdict(side))
 
 
 def of_training(words: Sequence[str]) -> tuple[str, ...]:
@@ -157,32 +168,28 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
             raise BadInput(f"side {side}: {key} belongs to correction {' or '.join(by)}. Add correct={by[0]}.")
         if key not in (*method.answers_to, *training):
             method.accepted({key: value})  # refuses it
-        return key, of_command(side, key, value)
+        # The training command's own checks find all other mistakes.
+        return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].type))
     if key not in OPTIONS or not equals:
         known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")
-    choose(side, key, value, CHOICES.get(key, ()))
-    if key in ("K", "cores"):
-        if not value.isdecimal() or int(value) < 1:
-            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
-        return key, int(value)
-    return key, value
+    return key, typed(side, key, value, 1 if key in ("K", "cores", "copies") else "", CHOICES.get(key, ()), least=1)
 
 
-def of_command(side: str, key: str, value: str) -> Any:
-    """The value of a flag of the training command. The training command's own checks find all other mistakes."""
-    kind = type(FIELDS[key].default)
-    choose(side, key, value, get_args(FIELDS[key].type))  # of a Literal
-    try:
-        return {"on": True, "off": False}[value] if kind is bool else kind(value)
-    except (ValueError, KeyError):
-        wanted = {bool: "on or off", int: "a whole number", float: "a number"}[kind]
-        raise BadInput(f"side {side}: {key}={value} is not {wanted}.") from None
-
-
-def choose(side: str, key: str, value: str, choices: Sequence[str]) -> None:
+def typed(side: str, key: str, value: str, like: Any, choices: Sequence[str], least: float = -math.inf) -> Any:
+    """The value of an option, of the type of `like`. Raises BadInput for any but the choices, and below `least`."""
+    kind = type(like)
+    choices = ("on", "off") if kind is bool else choices
     if choices and value not in choices:
         raise BadInput(f"side {side}: {key}={value} is not known. Use {' or '.join(choices)}.")
+    try:
+        found = value == "on" if kind is bool else kind(value)
+    except ValueError:
+        found = None
+    if found is None or (kind in (int, float) and found < least):
+        from_least = "" if least == -math.inf else f" from {least:g} on"
+        raise BadInput(f"side {side}: {key}={value} is not a {'whole ' * (kind is int)}number{from_least}.")
+    return found
 
 
 def schedule_of(side: Side) -> Schedule:

@@ -1,76 +1,37 @@
 """Processes that take turns: each side trains for a window while the others sleep."""
 
-import argparse
-import dataclasses
-import json
 import math
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from benchmarks.harness import report, side_specs
+from benchmarks.harness import side_specs
+from benchmarks.harness.children import Child, ChildFailed, say
 from benchmarks.harness.side_specs import Side
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.cores import core_seconds, others_percent
 
-ROOT = Path(__file__).resolve().parents[2]
 CALIBRATION_BATCHES = 4  # warm ones, to find how many batches fill a window
 
 
-class WorkerDied(Exception):
-    """A side's process ended without an answer."""
-
-
-class Worker:
-    """The process of a side, and its newest answer. environment: of the process, beside what its side wants."""
+class Worker(Child):
+    """The process of a side, and its windows. environment: of the process, beside what its side wants."""
 
     def __init__(self, side: Side, cores: Sequence[int], environment: Mapping[str, str] | None = None):
         self.side, self.cores, self.windows = side, list(cores[: side.cores]), list[dict[str, Any]]()
         self.operations: dict[str, Any] = {}  # what each takes by itself, if it was asked
         self.held: dict[str, Any] = {}  # the bytes of its arrays, likewise
-        ours = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self.cores)  # inherited, so that every thread pool is made for that many cores
-        try:
-            self.process = subprocess.Popen(
-                [side.interpreter or sys.executable, "-m", side.worker, json.dumps(dataclasses.asdict(side))],
-                cwd=ROOT,
-                env={**side_specs.environment(side), **(environment or {})},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
-            )
-        finally:
-            os.sched_setaffinity(0, ours)
+        words, env = side_specs.words(side), {**side_specs.environment(side), **(environment or {})}
+        super().__init__(words, f"side {side.name}", env=env, cores=self.cores, interpreter=side.interpreter)
 
-    def __enter__(self) -> "Worker":
+    def ready(self) -> "Worker":
+        """Waits until the process is compiled and warm."""
+        self.about = self.answer()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:  # not reaped, so its number is still its own
-            os.killpg(self.process.pid, signal.SIGKILL)  # with the ranks that it may have started
-        self.process.wait()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        if not line:
-            code = self.process.wait()
-            raise WorkerDied(f"side {self.side.name} ended with exit code {code}; what it said is above")
-        reply = json.loads(line)
-        if "refused" in reply:
-            raise BadInput(f"side {self.side.name}: {reply['refused']}")
-        return reply
-
-    def start(self, seconds: float) -> None:
-        """Waits until the process is compiled and warm. Then finds how many batches make a window."""
-        self.about = self.answer()
+    def calibrate(self, seconds: float) -> None:
+        """Finds how many batches make a window."""
         self.batches = CALIBRATION_BATCHES
         reply = self.run()
         self.batches = max(2, math.ceil(seconds * reply.get("batches", self.batches) / reply["seconds"]))
@@ -78,102 +39,95 @@ class Worker:
     def run(self) -> dict[str, Any]:
         return self.ask({"run": self.batches})
 
-    def ask(self, what: dict[str, int]) -> dict[str, Any]:
-        self.tell(what)
-        return self.answer()
-
-    def tell(self, what: dict[str, int]) -> None:
-        assert self.process.stdin
-        try:
-            self.process.stdin.write(json.dumps(what) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # answer() says what happened
+    def watched(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """An answer, with the percentage that its cores, and other processes on them, were busy meanwhile."""
+        before, start = core_seconds(self.cores), time.perf_counter()
+        reply = ask()
+        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
+        length = time.perf_counter() - start
+        reply["others_percent"] = others_percent(by_core, reply["busy_seconds"], length)
+        return reply | {"core_percent": [100 * seconds / length for seconds in by_core]}
 
     def window(self) -> None:
-        before, start = core_seconds(self.cores), time.perf_counter()
-        reply = self.run()
-        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
+        reply = self.watched(self.run)
         if not math.isfinite(reply["loss"]):
-            raise WorkerDied(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
-        window = time.perf_counter() - start
+            raise ChildFailed(f"side {self.side.name}: the loss is {reply['loss']}, so it trains nothing")
         reply["images_per_second"] = reply.get("batches", self.batches) * self.side.batch_size / reply["seconds"]
         reply["busy_percent"] = 100 * reply["busy_seconds"] / (len(self.cores) * reply["seconds"])
-        reply["others_percent"] = others_percent(by_core, reply["busy_seconds"], window)
-        reply["core_percent"] = [100 * seconds / window for seconds in by_core]
         self.windows.append(reply)
 
     def time_operations(self, batches: int) -> dict[str, Any]:
         """The time of each operation alone, with the percentage of core time that others took meanwhile."""
-        before, start = core_seconds(self.cores), time.perf_counter()
-        reply = self.ask({"operations": batches})
-        by_core = [after - then for after, then in zip(core_seconds(self.cores), before, strict=True)]
-        return {**reply, "others_percent": others_percent(by_core, reply["busy_seconds"], time.perf_counter() - start)}
+        return self.watched(lambda: self.ask({"operations": batches}))
 
     def column(self, name: str) -> list[Any]:
         return [window[name] for window in self.windows]
 
 
-def started(stack: ExitStack, side: Side, cores: Sequence[int], seconds: float) -> Worker:
-    """Starts the side's process and waits until it is compiled and warm; the stack ends it."""
-    say(f"{side.name}: compiling, on {side.cores} core{'s' * (side.cores > 1)}")
-    worker = stack.enter_context(Worker(side, cores))
-    worker.start(seconds)
-    return worker
+@contextmanager
+def started(
+    sides: Sequence[Side], cores: Sequence[int], seconds: float | None = None, left_out: dict[str, str] | None = None
+) -> Iterator[list[Worker]]:
+    """A context with the sides' processes, compiled and warm.
 
+    Arguments:
+        seconds: how long a window is to be; None: the caller sets the number of batches.
+        left_out: gets the reason of each side that could not start, and is left out then; None: it is raised.
 
-def measure(
-    sides: Sequence[Side], cores: Sequence[int], windows: int, seconds: float, operations: int = 0, held: bool = False
-) -> list[Worker]:
-    """Lets the sides' processes take turns.
-
-    operations: over how many batches each side's operations are timed afterwards, one at a time.
-    held: whether the bytes of each side's arrays are counted after that.
-
-    Returns: the workers, finished, with their windows.
+    Raises: ChildFailed and BadInput of a side. ChildFailed if one trains another number of parameters than the first.
     """
     with ExitStack() as stack:
-        workers = [started(stack, side, cores, seconds) for side in sides]
+        say(f"compiling {', '.join(side.name for side in sides)}")
+        workers = [stack.enter_context(Worker(side, cores)) for side in sides]
+        for step in (Worker.ready, lambda worker: seconds and worker.calibrate(seconds)):
+            for worker in workers:
+                with forgiven(worker, left_out):
+                    step(worker)
+            workers = left(workers, left_out)
         same_network(workers)
-        take_turns(workers, windows)
-        for worker in workers if operations else []:
-            worker.operations = worker.ask({"operations": operations})
-        for worker in workers if held else []:
-            worker.held = worker.ask({"held": 2})
-        return workers
+        yield workers
 
 
-def take_turns(workers: Sequence[Worker], windows: int) -> None:
-    """Lets every side train for so many windows, one at a time."""
-    for turn in range(windows):
-        # Back and forth, so that a machine that slowly gets faster or slower favours no side.
-        for worker in workers if turn % 2 == 0 else reversed(workers):
-            worker.window()
-        speeds = "  ".join(f"{w.side.name} {w.windows[-1]['images_per_second']:.1f}" for w in workers)
-        say(f"turn {turn + 1} of {windows}, images/s: {speeds}")
+@contextmanager
+def forgiven(worker: Worker, left_out: dict[str, str] | None) -> Iterator[None]:
+    """A context in which a side may fail, where somebody wants to know the reason."""
+    try:
+        yield
+    except (ChildFailed, BadInput) as error:
+        if left_out is None:
+            raise
+        left_out[worker.side.name] = str(error)
+
+
+def left(workers: Sequence[Worker], left_out: Mapping[str, str] | None) -> list[Worker]:
+    """Those that are not left out. Raises ChildFailed for the first, with which the others are compared."""
+    if left_out and workers[0].side.name in left_out:
+        raise ChildFailed(left_out[workers[0].side.name])
+    return [worker for worker in workers if worker.side.name not in (left_out or ())]
+
+
+def back_and_forth(turns: int, each: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """(turn, one of them): forwards and backwards in turns, so that a machine that slowly gets faster favours none."""
+    for turn in range(turns):
+        for one in each if turn % 2 == 0 else list(each)[::-1]:
+            yield turn, one
+
+
+def take_turns(workers: Sequence[Worker], windows: int, left_out: dict[str, str] | None = None) -> list[Worker]:
+    """Lets every side train for so many windows, one at a time. Returns those that are not left out: see `started`."""
+    for turn, worker in back_and_forth(windows, workers):
+        if worker.side.name not in (left_out or ()):
+            with forgiven(worker, left_out):
+                worker.window()
+                speed = worker.windows[-1]["images_per_second"]
+                say(f"turn {turn + 1} of {windows}, {worker.side.name}: {speed:.1f} images/s")
+    return left(workers, left_out)
 
 
 def same_network(workers: Sequence[Worker]) -> None:
-    """Raises WorkerDied if a side trains another number of parameters than the first."""
+    """Raises ChildFailed if a side trains another number of parameters than the first."""
     first, *others = workers
     for other in others:
         if other.about["parameters"] != first.about["parameters"]:
             counts = f"{other.about['parameters']} parameters and {first.side.name} {first.about['parameters']}"
-            raise WorkerDied(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")
-
-
-def command(
-    made: argparse.ArgumentParser, measure: Callable[..., Any], table: Callable[..., str], arguments: list[str] | None
-) -> int:
-    """`report.run` for a benchmark that compares processes. One that died is a message; Ctrl-C ends them all."""
-    try:
-        return report.run(made, measure, table, arguments)
-    except WorkerDied as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            raise ChildFailed(f"side {other.side.name} trains {counts}: not the same network, nothing to compare.")

@@ -7,11 +7,12 @@
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.harness.children import Child, run
 
 PORT = 7171
 ROUNDS = 10
@@ -22,7 +23,7 @@ HEAD = 8  # bytes that say how many will follow
 def answer(address: str, port: int) -> None:
     """Takes what a visitor sends, and answers each time with one byte."""
     with socket.create_server((address, port)) as server:
-        print("ready", flush=True)
+        print(json.dumps("ready"), flush=True)
         visitor, _ = server.accept()
         with visitor:
             visitor.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -57,15 +58,10 @@ def measured(inside: Sequence[Sequence[str]], address: str, size: int) -> dict[s
         address: the other host's.
         size: bytes of a stream.
     """
-    command = [sys.executable, "-m", __name__, address, str(PORT)]
-    with subprocess.Popen([*inside[1], *command], stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout
-            server.stdout.readline()
-            done = subprocess.run([*inside[0], *command, str(size)], stdout=subprocess.PIPE, text=True, check=True)
-        finally:
-            server.kill()
-    return json.loads(done.stdout)
+    words = ("-m", __name__, address, str(PORT))
+    with Child(words, before=inside[1]) as server:
+        server.answer()
+        return json.loads(run(*words, str(size), before=inside[0]))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,8 @@ import os
 import tempfile
 
 from benchmarks.harness import ranks
-from benchmarks.harness.ranks import RANK, pin
 from benchmarks.harness.side_specs import Side
 
-__all__ = ["MEETING", "RANK", "Ranks", "pin"]
 MEETING = "FDG_JAX_PEER_MEETING"  # in the environment of a rank: the file
 
 
@@ -20,7 +18,7 @@ class Ranks(ranks.Ranks):
             side = dataclasses.replace(side, split=cut(side))
         with tempfile.TemporaryDirectory(prefix="fdg_jax-peer-") as folder:
             meeting = {MEETING: os.path.join(folder, "meeting"), "GLOO_SOCKET_IFNAME": "lo"}
-            super().__init__("benchmarks.peers.worker", side, {**os.environ, **meeting})
+            super().__init__(ranks.of_stages("benchmarks.peers.worker", side, {**os.environ, **meeting}))
 
 
 def cut(side: Side) -> str:
@@ -30,5 +28,4 @@ def cut(side: Side) -> str:
 
     blocks = models.blocks(side.model, synthetic.CLASSES)
     costs = split.block_costs(side.model, synthetic.CLASSES, (1, 32, 32, 3))
-    assert side.split is not None
-    return ",".join(map(str, split.parse(side.split, side.model, side.K, len(blocks), costs)))
+    return ",".join(map(str, split.parse(side.split or "", side.model, side.K, len(blocks), costs)))

@@ -33,25 +33,17 @@ class Peer(NamedTuple):
 LAYOUT = {"layout": "channels-last", "onednn": True}
 PEERS = {
     "torch": Peer(
-        "PyTorch, one process (graph: on a GPU, a step as one CUDA graph)",
-        "torch_bp",
-        "torch",
-        False,
-        {"threads": 1, **LAYOUT, "graph": False},
-        gpu=True,
+        "PyTorch, one process (graph: on a GPU, a step as one CUDA graph)", "torch_bp", "torch", False,
+        {"threads": 1, **LAYOUT, "graph": False}, gpu=True,
     ),
     "torch-ddp": Peer("DistributedDataParallel, K processes, gloo", "torch_ddp", "torch", True, LAYOUT),
     "torch-pipeline": Peer(
-        "torch.distributed.pipelining, K processes, gloo",
-        "torch_pipeline",
-        "torch",
-        True,
+        "torch.distributed.pipelining, K processes, gloo", "torch_pipeline", "torch", True,
         {"schedule": "1f1b", "micro_batches": 4, "split": "", **LAYOUT},
     ),
-    "jax-shard-map": Peer(
-        "one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False, {"layers": "cured"}
-    ),
-}
+    "jax-shard-map": Peer("one jax.jit over jax.shard_map, K devices", "jax_shard_map", "jax", False,
+                          {"layers": "cured"}),
+}  # fmt: skip
 CHOICES = {
     "layers": side_specs.CHOICES["layers"],
     "layout": ("channels-last", "contiguous"),
@@ -86,22 +78,14 @@ def parse(text: str, common: dict[str, Any], xla: str, split: str) -> Side:
         options.pop("graph", None)  # a GPU's
     K = common["K"] if peer.processes or peer.needs == "jax" else 1
     cut = options.pop("split", None)
+    common = {name: common[name] for name in ("model", "batch_size", "dtype", "precision") if name in common}
     return check(
         Side(
-            name=text,
-            method=name,
-            K=K,
-            cores=options.get("threads", K),
-            model=common["model"],
-            batch_size=common["batch_size"],
-            engine=peer.module,
-            split=cut if cut is None else cut or split,
-            device=device,
-            xla=xla if peer.needs == "jax" else "",
-            options=options,
-            worker="benchmarks.peers.worker",
+            name=text, method=name, K=K, cores=options.get("threads", K), engine=peer.module, device=device,
+            split=cut if cut is None else cut or split, xla=xla if peer.needs == "jax" else "", options=options,
+            worker="benchmarks.peers.worker", **common,
         )
-    )
+    )  # fmt: skip
 
 
 def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
@@ -109,15 +93,7 @@ def option(side: str, peer: Peer, word: str) -> tuple[str, Any]:
     if key not in peer.options or not equals:
         known = ", ".join(peer.options) or "no options"
         raise BadInput(f"side {side}: {word!r} is no option of this peer. It has {known}, as NAME:option=value.")
-    side_specs.choose(side, key, value, CHOICES.get(key, ()))
-    if isinstance(peer.options[key], bool):
-        side_specs.choose(side, key, value, ("on", "off"))
-        return key, value == "on"
-    if isinstance(peer.options[key], int):
-        if not value.isdecimal() or int(value) < 1:
-            raise BadInput(f"side {side}: {key}={value} is not a number from 1 on.")
-        return key, int(value)
-    return key, value
+    return key, side_specs.typed(side, key, value, peer.options[key], CHOICES.get(key, ()), least=1)
 
 
 def check(side: Side) -> Side:

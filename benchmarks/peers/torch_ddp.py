@@ -11,9 +11,10 @@ import os
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.ranks import RANK
 from benchmarks.harness.side_specs import Side
 from benchmarks.peers import torch_bp, torch_recipe
-from benchmarks.peers.ranks import MEETING, RANK
+from benchmarks.peers.ranks import MEETING
 
 
 class Trainer(torch_bp.Trainer):

@@ -8,9 +8,10 @@ import os
 import sys
 from importlib import import_module
 
+from benchmarks.harness.ranks import RANK, pin
 from benchmarks.harness.serving import Trainer, serve
 from benchmarks.harness.side_specs import Side
-from benchmarks.peers.ranks import RANK, Ranks, pin
+from benchmarks.peers.ranks import Ranks
 from benchmarks.peers.sides import PEERS
 
 

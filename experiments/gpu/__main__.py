@@ -14,15 +14,11 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
-from experiments.gpu import checks, packed, pages, plan, speed
-from experiments.gpu.clock import Clock, TimeIsUp
-from experiments.gpu.folder import Folder
-from experiments.gpu.plan import Choices, Part, Workplace
-from experiments.gpu.rows import Rows, data_missing
-from experiments.gpu.settings import FULL, SMALL, Settings, rows
+from experiments.gpu import loop, pages, parts, steps
+from experiments.gpu.loop import Choices, Clock, Folder, Step, TimeIsUp, Workplace
+from experiments.gpu.settings import FULL, SMALL
 from experiments.harness.run_table import RESULTS, ROOT
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
@@ -33,59 +29,24 @@ MOST_MIB = 64
 GO_ON = "to go on, give the same command again"
 
 
-def parts(settings: Settings, choices: Choices) -> list[Part]:
-    """All parts in their order: checks, speeds, rows; rows of the cheapest network first."""
-    found: list[Part] = [checks.Devices(), checks.Determinism(), checks.Resume(), checks.Engines(), checks.Memory()]
-    checked = [part.name for part in found]
-    first, *others = settings.models
-    found += [speed.Speed(first, choices.precision, checked), speed.Flags(first, checked), speed.RowFlags()]
-    found += [speed.Together(first), speed.Host(first, checked)]
-    ways = [(model, precision) for model in (first, *others) for precision in settings.precisions]
-    found += [speed.Speed(model, way, checked) for model, way in ways if (model, way) != (first, choices.precision)]
-    wanted = [run for run in rows(settings) if any(fnmatchcase(run.name, pattern) for pattern in choices.rows)]
-    if not wanted:
-        known = ", ".join(dict.fromkeys(f"'{run.flags['model']}-*'" for run in rows(settings)))
-        raise BadInput(
-            f"--rows {' '.join(choices.rows)}: no row of {settings.table.name} is called that. There are {known}."
-        )
-    chosen = list(dict.fromkeys(run.flags["model"] for run in wanted))
-    found += [speed.Speed(model, choices.precision, checked) for model in chosen if model not in settings.models]
-    for model in chosen:  # their time has to be known
-        needs = [*checked, "row-flags", "together" if model == first else f"speed-{model}@{choices.precision}"]
-        found.append(Rows(model, [run for run in wanted if run.flags["model"] == model], needs))
-    return found
+def parser(verb: str, doc: str) -> Parser:
+    raw = argparse.RawDescriptionHelpFormatter
+    return Parser(prog=f"python -m experiments.gpu {verb}".strip(), description=doc, formatter_class=raw)
 
 
-def parser() -> Parser:
-    made = Parser(
-        prog="python -m experiments.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser_of_work() -> Parser:
+    made = parser("", __doc__ or "")
     add = made.add_argument
     add("--minutes", type=float, required=True, metavar="M", help="how long this call may take at most")
     add("--folder", type=Path, metavar="DIR", help="results, runs and checkpoints (default: runs/gpu; runs/gpu-small)")
-    add(
-        "--data-dir",
-        type=Path,
-        metavar="DIR",
-        help="as for the training command; with --parts: where they are collected",
-    )
-    add(
-        "--parts",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="folders in which parts of CIFAR-10 have arrived",
-    )
+    told = "as for the training command; with --parts: where they are collected"
+    add("--data-dir", type=Path, metavar="DIR", help=told)
+    told = "folders in which parts of CIFAR-10 have arrived"
+    add("--parts", type=Path, nargs="+", default=[], metavar="DIR", help=told)
     add("--rows", nargs="+", metavar="NAME", help="rows by name or pattern (default: 'resnet20-*')")
     add("--precision", choices=["float32", "tf32"], default="float32", help="of the rows (default: float32)")
-    add(
-        "--hours",
-        type=float,
-        default=12.0,
-        metavar="H",
-        help="leave out a network whose rows take longer (default: 12)",
-    )
+    told = "leave out a network whose rows take longer (default: 12)"
+    add("--hours", type=float, default=12.0, metavar="H", help=told)
     add("--only", nargs="+", default=["*"], metavar="PART", help="only these parts, by name or pattern")
     add("--accept", nargs="+", default=[], metavar="CHECK", help="go on although these checks failed")
     add("--results", type=Path, metavar="DIR", help="where finished rows are collected (default: experiments/results)")
@@ -94,38 +55,33 @@ def parser() -> Parser:
     return made
 
 
-def pack(arguments: Sequence[str]) -> int:
-    made = Parser(prog="python -m experiments.gpu pack", description="CIFAR-10 in parts, to be carried one by one.")
+def pack(arguments: Sequence[str]) -> None:
+    made = parser("pack", "CIFAR-10 in parts, to be carried one by one.")
     made.add_argument("--data-dir", metavar="DIR", help="as for the training command")
     made.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the parts are written")
     made.add_argument("--mib", type=int, default=45, metavar="N", help="the size of a part at most (default: 45)")
     given = made.parse_args(arguments)
-    for file in packed.pack(given.data_dir, given.into, given.mib):
+    for file in parts.pack(given.data_dir, given.into, given.mib):
         print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
-    return 0
 
 
-def show(arguments: Sequence[str]) -> int:
-    made = of_folder("show", "All results so far, one line each.")
-    folder = Folder(made.parse_args(arguments).folder)
+def show(arguments: Sequence[str]) -> None:
+    folder = Folder(of_folder("show", "All results so far, one line each.").parse_args(arguments).folder)
     for file in sorted(folder.results.glob("*.jsonl"), key=lambda file: file.stat().st_mtime):
-        for line in folder.lines(file.name.removesuffix(".jsonl")):
+        for line in loop.lines_of(file):
             print(f"{line['part']}: {line['says']}")
-    return 0
 
 
-def collect(arguments: Sequence[str]) -> int:
+def collect(arguments: Sequence[str]) -> None:
     made = of_folder("collect", f"Keep all finished parts in {pages.LINES}, and write {pages.PAGE} from it.")
     made.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help="default: experiments/results")
     given = made.parse_args(arguments)
-    for file in pages.collect(Folder(given.folder), given.results):
-        print(file)
-    return 0
+    print(*pages.collect(Folder(given.folder), given.results), sep="\n")
 
 
-def of_folder(verb: str, description: str) -> Parser:
+def of_folder(verb: str, doc: str) -> Parser:
     """The parser of a verb that reads a folder of results."""
-    made = Parser(prog=f"python -m experiments.gpu {verb}", description=description)
+    made = parser(verb, doc)
     made.add_argument("--folder", type=Path, default=ROOT / "runs" / "gpu", metavar="DIR", help="default: runs/gpu")
     return made
 
@@ -137,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     with output.forgiving():
         try:
             if arguments and arguments[0] in VERBS:
-                return VERBS[arguments[0]](arguments[1:])
-            return do(parser().parse_args(arguments))
+                return VERBS[arguments[0]](arguments[1:]) or 0
+            return do(parser_of_work().parse_args(arguments))
         except BadInput as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -155,41 +111,33 @@ def do(given: argparse.Namespace) -> int:
     else:  # of several GPUs the first: what stages share is one device
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     folder = Folder(given.folder or ROOT / "runs" / ("gpu-small" if given.small else "gpu"))
-    results = given.results or (folder.path / "collected" if given.small else RESULTS)
     data_dir = given.data_dir.expanduser().resolve() if given.data_dir else None
     if given.parts:  # decoded images and compiled programs lie beside the data then
-        os.environ["XDG_CACHE_HOME"] = str(packed.Brought(data_dir, given.parts).cache_home())  # type: ignore[arg-type]
+        os.environ["XDG_CACHE_HOME"] = str(parts.Brought(data_dir, given.parts).cache_home)  # type: ignore[arg-type]
     choices = Choices(
-        rows=tuple(given.rows or (["*"] if given.small else ["resnet20-*"])),
-        precision=given.precision,
-        hours=given.hours,
-        accepted=tuple(given.accept),
-        only=tuple(given.only),
-        data_dir=data_dir,
-        brought=tuple(given.parts),
-        results=results,
-    )
-    wanted = parts(settings, choices)
-    with folder.held():
-        folder.choose({"settings": settings.name, "precision": choices.precision})
-        with Clock(60 * given.minutes) as clock:
-            return go(wanted, Workplace(settings, folder, clock, choices), given.plan)
+        rows=tuple(given.rows or (["*"] if given.small else ["resnet20-*"])), precision=given.precision,
+        hours=given.hours, accepted=tuple(given.accept), only=tuple(given.only), data_dir=data_dir,
+        brought=tuple(given.parts), results=given.results or (folder.path / "collected" if given.small else RESULTS),
+    )  # fmt: skip
+    wanted = steps.steps(settings, choices)
+    with folder.held({"settings": settings.name, "precision": choices.precision}), Clock(60 * given.minutes) as clock:
+        return go(wanted, Workplace(settings, folder, clock, choices), given.plan)
 
 
-def go(wanted: Sequence[Part], at: Workplace, only_plan: bool) -> int:
+def go(wanted: Sequence[Step], at: Workplace, only_plan: bool) -> int:
     """Prints the plan and works on it until the time is over. Returns the exit code."""
     if at.choices.brought:  # now, as the next call may bring others to this machine
-        print(f"CIFAR-10: {data_missing(at) or 'all of it is here'}", flush=True)
-    print(plan.shown(wanted, at), flush=True)
+        print(f"CIFAR-10: {steps.data_missing(at) or 'all of it is here'}", flush=True)
+    print(loop.shown(wanted, at), flush=True)
     if only_plan:
         return 0
     try:
-        failed = plan.work(wanted, at)
+        failed = loop.work(wanted, at)
     except TimeIsUp:
         return ended(f"the time is over; {GO_ON}", at, 0)
     except Stopped as stopped:
         return ended(f"stopped by {stopped}; {GO_ON}", at, 128 + stopped.number)
-    left = [part.name for part in wanted if not plan.passed(part.name, at)]
+    left = [step.name for step in wanted if not loop.passed(step.name, at)]
     if not left:
         return ended("all parts are finished", at, 0)
     return ended(f"not finished: {', '.join(left)}; {GO_ON}", at, 1 if failed else 0)

@@ -1,14 +1,20 @@
-"""What was measured on GPUs, kept in the repository: lines of finished parts, and the page that is made of them."""
+"""What was measured on GPUs, kept in the repository: lines of finished steps, and the page that is made of them."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
-from experiments.gpu.folder import Folder, Line, lines_of, write_lines
+from experiments.gpu.loop import Folder, Line, lines_of, write_lines
 from experiments.harness import markdown
 from fdg_jax.errors import BadInput
 from fdg_jax.storage import durable
 
 LINES, PAGE = "gpu.jsonl", "gpu.md"
+HEAD = (
+    "# What was measured on GPUs",
+    "Written by `.venv/bin/python -m experiments.gpu collect` from what `.venv/bin/python -m experiments.gpu "
+    "--minutes M` has finished. [One command for a GPU](../gpu/README.md) says what each part is.",
+)
 WORDS = (
     "**The sides of a speed** are those of `python -m benchmarks.images_per_second`, all on one GPU: `delay-line` is "
     "FDG, K = 2, many batches a dispatch (`lax.scan`), and `bp:engine=delay-line` BP in the same way; `bp` and `fdg` "
@@ -19,48 +25,35 @@ WORDS = (
 
 
 def collect(folder: Folder, results: Path) -> list[Path]:
-    """Adds the finished parts of a folder to the results, or replaces those of the same device that are no newer.
+    """Adds the finished steps of a folder to the results, or replaces those of the same device that are no newer.
 
-    Returns: the two files that were written. Raises BadInput for a folder without a finished part.
+    Returns: the two files that were written. Raises BadInput for a folder without a finished step.
     """
     found = [line for file in sorted(folder.results.glob("*.jsonl")) for line in lines_of(file)]
     found = [line for line in found if line.get("passed", True)]
     if not found:
         raise BadInput(f"{folder.path} holds no finished part. `python -m experiments.gpu --minutes M` makes them.")
-    old, new = by_part(lines_of(results / LINES)), by_part(found)
-    newer = {part: lines for part, lines in old.items() if lines[-1]["time"] > new.get(part, lines)[-1]["time"]}
-    every = [line for lines in (old | new | newer).values() for line in lines]
-    every.sort(key=lambda line: (line["device"], line["time"]))
+    kept = dict[tuple[str, str], list[Line]]()
+    for source in (lines_of(results / LINES), found):
+        for key, lines in groupby(source, lambda line: (line["device"], line["part"])):
+            new = list[Line](lines)
+            if key not in kept or kept[key][-1]["time"] <= new[-1]["time"]:
+                kept[key] = new
+    every = sorted((line for lines in kept.values() for line in lines), key=lambda line: (line["device"], line["time"]))
     durable.make_folder(results)
     write_lines(results / LINES, every)
     durable.write(results / PAGE, page(every).encode())
     return [results / LINES, results / PAGE]
 
 
-def by_part(lines: Sequence[Line]) -> dict[tuple[str, str], list[Line]]:
-    """The lines of each device and part."""
-    found: dict[tuple[str, str], list[Line]] = {}
-    for line in lines:
-        found.setdefault((line["device"], line["part"]), []).append(line)
-    return found
-
-
 def page(lines: Sequence[Line]) -> str:
-    """Markdown: a table for every device."""
-    parts = [
-        "# What was measured on GPUs",
-        "Written by `.venv/bin/python -m experiments.gpu collect` from what `.venv/bin/python -m experiments.gpu "
-        "--minutes M` has finished. [One command for a GPU](../gpu/README.md) says what each part is.",
-    ]
+    """Markdown: a table for every device, with the versions and commits of its lines."""
+    parts = list(HEAD)
     for device in dict.fromkeys(line["device"] for line in lines):
         of_it = [line for line in lines if line["device"] == device]
         rows = [(line["part"], line["says"], line["time"][:10]) for line in of_it]
-        parts += [f"## {device}", markdown.table(("part", "result", "date"), rows), made(of_it)]
+        commits = markdown.either(markdown.short(line["commit"]) for line in of_it)
+        versions = markdown.either(f"Python {line['python']}, JAX {line['jax']}" for line in of_it)
+        made = f"Run with {versions}; commit {commits}."
+        parts += [f"## {device}", markdown.table(("part", "result", "date"), rows), made]
     return "\n\n".join([*parts, WORDS]) + "\n"
-
-
-def made(lines: Sequence[Line]) -> str:
-    """The versions and commits of one device's lines."""
-    commits = markdown.either(markdown.short(line["commit"]) for line in lines)
-    versions = markdown.either(f"Python {line['python']}, JAX {line['jax']}" for line in lines)
-    return f"Run with {versions}; commit {commits}."

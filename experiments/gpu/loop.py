@@ -1,0 +1,269 @@
+"""The loop that does a list of steps, whenever it is given again, and what it keeps from one call to the next.
+
+results/<step>.jsonl is there if and only if the step is finished. It is written whole or not at all, so neither a kill
+nor a power cut leaves a step that is half done. results/<check>.failed.jsonl tells of a check that failed.
+"""
+
+import contextlib
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.harness.children import ChildFailed
+from experiments.gpu.settings import Settings
+from experiments.harness.estimate import duration
+from fdg_jax.errors import BadInput
+from fdg_jax.runs import locking
+from fdg_jax.runs.run_files import git_commit
+from fdg_jax.storage import durable
+from fdg_jax.training.signals import Signals
+
+CHECK, SPEED, ROWS = "check", "speed", "rows"
+CHOSEN = "chosen.json"
+RESERVE_SECONDS, RESERVE_SHARE = 30.0, 0.1  # for stopping: what is under way gets so long to write a checkpoint
+# A step that may not fit is begun all the same while so much of a call is left: it never fits better.
+MOST_OF_A_CALL = 0.8
+Line = Mapping[str, Any]
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    """The lines of a file of results; [] if it is not there."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+
+
+def write_lines(file: Path, lines: Sequence[Line]) -> None:
+    """Writes a file of results, whole or not at all."""
+    durable.write(file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+
+
+class TimeIsUp(Exception):
+    """The time of this call is over. Steps go on with the next one."""
+
+
+class Clock(Signals):
+    """As a context. Within `interruptible` the end of the time raises TimeIsUp, and a signal raises Stopped, wherever
+    the main thread is; elsewhere they are remembered. seconds: how long the whole call may take, from now on."""
+
+    def __init__(self, seconds: float):
+        super().__init__()
+        self.seconds, self.began, self.over = seconds, time.monotonic(), False
+        self.reserve = min(RESERVE_SECONDS, RESERVE_SHARE * seconds)
+
+    def __enter__(self) -> "Clock":
+        super().__enter__()
+        self.alarm_before = signal.signal(signal.SIGALRM, self.ring)
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, self.left()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.alarm_before)
+        super().__exit__()
+
+    def ring(self, _number: int, _frame: Any) -> None:
+        self.over = True
+        if self.raising:
+            raise TimeIsUp
+
+    def left(self) -> float:
+        """Seconds until steps are interrupted."""
+        return self.began + self.seconds - self.reserve - time.monotonic()
+
+    def left_to_stop(self) -> float:
+        """Seconds until nothing may be at work any more, 1 or more."""
+        return max(1.0, self.began + self.seconds - time.monotonic())
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        with self.at_once():
+            if self.over:
+                raise TimeIsUp
+            yield
+
+
+class Folder:
+    """path: the folder. rows: where the run directories are. scratch: emptied at the beginning and at the end."""
+
+    def __init__(self, path: Path):
+        self.path = path.resolve()
+        self.results, self.rows, self.scratch = (self.path / name for name in ("results", "rows", "scratch"))
+
+    @contextlib.contextmanager
+    def held(self, chosen: Mapping[str, Any]) -> Iterator[None]:
+        """Makes the folder and keeps other processes out of it. Raises BadInput, also where results in it depend on
+        other choices."""
+        with locking.held(self.path, "--folder"), contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            for folder in (self.results, self.rows, self.scratch):
+                durable.make_folder(folder)
+            [before] = lines_of(self.path / CHOSEN) or [chosen]
+            changed = [f"{name} is {now}, was {before.get(name)}" for name, now in chosen.items()
+                       if before.get(name) != now]  # fmt: skip
+            if changed:
+                fact = f"{self.path} was begun with other choices: {'; '.join(changed)}"
+                raise BadInput(f"{fact}. Give the same ones again, or another --folder.")
+            write_lines(self.path / CHOSEN, [chosen])
+            yield
+
+    def file(self, step: str, failed: bool = False) -> Path:
+        return self.results / f"{step}{'.failed' if failed else ''}.jsonl"
+
+    def done(self, step: str) -> bool:
+        return self.file(step).is_file()
+
+    def lines(self, step: str, failed: bool = False) -> list[dict[str, Any]]:
+        """The results of a step; [] if there are none."""
+        return lines_of(self.file(step, failed))
+
+    def line(self, step: str) -> dict[str, Any]:
+        """The result of a step that has one line; {} if it is not finished."""
+        return next(iter(self.lines(step)), {})
+
+    def finish(self, step: str, lines: Sequence[Line], failed: bool = False) -> None:
+        write_lines(self.file(step, failed), lines)
+        if not failed:
+            self.file(step, failed=True).unlink(missing_ok=True)
+
+    def place(self, name: str) -> Path:
+        """A new path for something that is thrown away at the end."""
+        self.scratch.mkdir(exist_ok=True)
+        return self.scratch / f"{name}-{sum(1 for _ in self.scratch.iterdir())}"
+
+    def bytes(self) -> int:
+        """The size of all files that stay."""
+        files = [file for file in self.path.rglob("*") if file.is_file() and self.scratch not in file.parents]
+        return sum(file.stat().st_size for file in files)
+
+
+class Choices(NamedTuple):
+    """What the command line says besides the settings.
+
+    rows: patterns of their names. precision: of the rows. hours: a network whose rows would take longer is left out.
+    accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir, brought: the data, and
+    folders in which parts of it may have arrived. results: where finished rows are collected.
+    """
+
+    rows: tuple[str, ...] = ("resnet20-*",)
+    precision: str = "float32"
+    hours: float = 12.0
+    accepted: tuple[str, ...] = ()
+    only: tuple[str, ...] = ("*",)
+    data_dir: Path | None = None
+    brought: tuple[Path, ...] = ()
+    results: Path | None = None
+
+
+class Workplace(NamedTuple):
+    """What every step is given."""
+
+    settings: Settings
+    folder: Folder
+    clock: Clock
+    choices: Choices
+
+
+class Step(NamedTuple):
+    """Something that is done once.
+
+    run(at): its results: lines with `says`, and of a check also `passed`. It may be interrupted anywhere by an
+        exception, and ends whatever it started.
+    needs: names of steps whose results it reads, or that must have passed.
+    takes(at): how many seconds it still takes, None if that is not known yet; by default what the settings guess.
+    refused(at): why it cannot be done here and now, "" if it can.
+    goes_on: whether it goes on where it was interrupted, else it begins again.
+    """
+
+    name: str
+    kind: str
+    about: str
+    run: Callable[[Workplace], Sequence[Line]]
+    needs: tuple[str, ...] = ()
+    takes: Callable[[Workplace], float | None] | None = None
+    refused: Callable[[Workplace], str] = lambda at: ""
+    goes_on: bool = False
+
+    def seconds(self, at: Workplace) -> float | None:
+        return self.takes(at) if self.takes else at.settings.guesses.get(self.name.partition("@")[0])
+
+
+def passed(name: str, at: Workplace) -> bool:
+    failed = bool(at.folder.lines(name, failed=True))
+    return at.folder.done(name) or (failed and name in at.choices.accepted)
+
+
+def refusal(step: Step, steps: Sequence[Step], at: Workplace) -> str:
+    """Why a step cannot be begun now, "" if it can."""
+    for name in step.needs:
+        if name in [other.name for other in steps] and not passed(name, at):
+            return f"after {name}" + (", which failed" if at.folder.lines(name, failed=True) else "")
+    return step.refused(at)
+
+
+def shown(steps: Sequence[Step], at: Workplace) -> str:
+    """The plan: every step, its state, its time, and whether it still fits into this call."""
+    lines, left, unknown, room = [], 0.0, 0, at.clock.left()
+    for step in steps:
+        if at.folder.done(step.name):
+            lines.append((step.name, "done", "", step.about))
+            continue
+        seconds, why = step.seconds(at), refusal(step, steps, at)
+        state = "failed" if at.folder.lines(step.name, failed=True) else "left"
+        fits = "fits" if (seconds or 0.0) <= room else "in part" if step.goes_on and room > 0 else "later"
+        told = "time not known" if seconds is None else f"about {duration(seconds)}, {fits}"
+        lines.append((step.name, state, told, step.about + (f" ({why})" if why else "")))
+        room, left, unknown = room - (seconds or 0.0), left + (seconds or 0.0), unknown + (seconds is None)
+    width = max(len(name) for name, *_ in lines)
+    text = [f"{name:{width}}  {state:6}  {told:26}  {about}".rstrip() for name, state, told, about in lines]
+    known = [f"about {duration(left)}"] if left or not unknown else []
+    known += [f"{unknown} of unknown length"] if unknown else []
+    text.append(f"left: {', and '.join(known)}; this call works for {duration(max(0.0, at.clock.left()))}")
+    return "\n".join(text)
+
+
+def work(steps: Sequence[Step], at: Workplace) -> int:
+    """Does what is left, in order. Returns the number of steps that failed. Raises TimeIsUp and Stopped."""
+    failed = 0
+    for step in steps:
+        if passed(step.name, at) or not any(fnmatchcase(step.name, pattern) for pattern in at.choices.only):
+            continue
+        seconds, left, why = step.seconds(at), at.clock.left(), refusal(step, steps, at)
+        beginning = left > MOST_OF_A_CALL * (at.clock.seconds - at.clock.reserve)
+        if not why and seconds is not None and seconds > left and not step.goes_on and not beginning:
+            why = f"it takes about {duration(seconds)}, {duration(max(left, 0))} are left"
+        if why:
+            print(f"not begun  {step.name}: {why}", flush=True)
+        else:
+            failed += not do(step, at)
+    return failed
+
+
+def do(step: Step, at: Workplace) -> bool:
+    """Does one step and keeps its lines. Returns whether all went well."""
+    print(f"begun      {step.name}: {step.about}", flush=True)
+    began = time.monotonic()
+    try:
+        with at.clock.interruptible():
+            lines = step.run(at)
+    except (ChildFailed, BadInput) as error:
+        lines = [{"passed": False, "says": str(error)}]
+    well, seconds = all(line.get("passed", True) for line in lines), round(time.monotonic() - began, 1)
+    at.folder.finish(step.name, [stamp(step, line, seconds, at) for line in lines], failed=not well)
+    for line in lines:
+        mark = "passed" if line.get("passed") else "failed" if "passed" in line else "measured"
+        print(f"{mark:9}  {step.name}: {line['says']}", flush=True)
+    return well
+
+
+def stamp(step: Step, line: Line, seconds: float, at: Workplace) -> dict[str, Any]:
+    """A result with what it was measured on. seconds: of the whole step, in the call that finished it."""
+    device = at.folder.line("devices") or line
+    where = {name: device.get(name) for name in ("device", "jax", "python")}
+    when = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "commit": git_commit()}
+    return {"part": step.name, "kind": step.kind, **line, "part_seconds": seconds, **where, **when}

@@ -1,0 +1,265 @@
+"""Every benchmark in small: what it measures hangs together, and its table shows it."""
+
+import math
+import os
+from importlib import import_module
+from types import SimpleNamespace
+
+import flax.linen as nn
+import pytest
+import small
+from benchmark_runs import TINY, pins_cores, rows_of, run
+
+from benchmarks import speedup_loss
+from benchmarks import split as benchmark_split
+from fdg_jax.data.streams import imagenet
+
+two_cores = pytest.mark.skipif(
+    len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="two workers want two cores"
+)
+SHORT = ("--windows", "2", "--seconds", "0.1")
+
+
+class Flat(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(12)(x.reshape(len(x), -1))
+
+
+@pytest.fixture
+def dense(monkeypatch):
+    """Every model is a small dense one, which compiles at once."""
+    monkeypatch.setattr("fdg_jax.models.blocks", lambda name, classes: [Flat(), small.Part(classes)])
+
+
+@pytest.fixture
+def measured(capsys, tmp_path):
+    """Runs a benchmark. Returns its rows and the table that it printed."""
+
+    def call(benchmark, *words):
+        file = tmp_path / "rows.jsonl"
+        assert import_module(f"benchmarks.{benchmark}").main([*words, "--json", str(file)]) == 0
+        return rows_of(file.read_text()), capsys.readouterr().out
+
+    return call
+
+
+def ratios_hold(rows, base, speeds, ratios):
+    for row in rows:
+        for speed, first, ratio in zip(row[speeds], base[speeds], row[ratios], strict=True):
+            assert math.isclose(ratio, speed / first, rel_tol=0.02)  # all are rounded
+
+
+@pytest.mark.slow
+@pins_cores
+def test_the_loader_is_compared_with_what_training_asks_for(measured, monkeypatch):
+    monkeypatch.setattr(imagenet, "SIDE", 32)  # 224 takes a CPU long
+    rows, table = measured("loader", *TINY, *SHORT, *["--images", "20", "--workers", "0", "1"])
+    assert [row["side"] for row in rows] == ["resnet8", "loader, workers=0", "loader, workers=1"]
+    assert rows[0]["over_demand_windows"] == [1.0, 1.0] and 20_000 < rows[0]["file_bytes"] < 150_000  # photographs
+    ratios_hold(rows, rows[0], "images_per_second_windows", "over_demand_windows")
+    assert "| `loader, workers=1` | 1 |" in table
+
+
+@pytest.mark.slow
+def test_the_sides_of_the_checkpoints_cost_save_as_often_as_they_say(measured):
+    rows, _ = measured("checkpoint_cost", *TINY, "--batches", "100", "--windows", "2")
+    told = [(row["checkpoints"], row["checkpoints_per_window"], row["goal"]) for row in rows]
+    flushed = [("none", 0, None), ("every epoch", 1, 0.98), ("every 50", 2, 0.9)]
+    assert told == [*flushed, ("every 50, not flushed", 2, None)]
+    ratios_hold(rows, rows[0], "images_per_second_windows", "ratio_windows")
+
+
+@pytest.mark.slow
+@pins_cores
+@pytest.mark.parametrize(("K", "processes"), [(1, 1), (2, 2)])
+def test_processes_that_have_trained_long_tell_what_each_holds(K, processes, measured):
+    words = f"--model resnet8 --K {K} --processes {processes} --batch-size 1 --ticks 20 --every 10"
+    rows, table = measured("endurance", *words.split())
+    assert [row["ticks"] for row in rows] == [10, 20]
+    if processes == 1:
+        assert len({(row["arrays"], row["array_bytes"]) for row in rows}) == 1
+        for row in rows:
+            assert math.isclose(row["over_new"], row["images_per_second"] / row["new_images_per_second"], rel_tol=0.01)
+    else:
+        assert "| process | MB, first quarter |" in table
+        held = ("resident_bytes", "files", "threads", "arrays")
+        assert all(len(row[name]) == 2 and min(row[name]) > 0 for row in rows for name in held)
+
+
+def test_the_causes_of_the_missing_speedup_add_up():
+    device = {"F/1": 20.0, "B/1": 40.0, "F/2": 15.0, "B/2": 34.0}
+    one_core = {"alone": {"host": {"F/1": 1.0, "F/2": 0.0}, "device": device}}
+    crowded = {"F/1": 21.0, "B/1": 44.0, "send x/2": 1.0, "F/2": 16.0, "B/2": 36.0}
+    pipeline = {"alone": {"host": {"F/1": 1.0, "B/2": 1.0}, "device": device}, "crowded": crowded}
+    found = speedup_loss.terms(bp=100.0, one_core=one_core, pipeline=pipeline, took=68.0, K=2)
+    assert found == {"cut": 5.0, "cores together": 5.0, "uneven stages": 6.0, "the rest": 2.0}
+
+
+@pytest.mark.slow
+@two_cores
+@pins_cores
+def test_the_missing_speedup_is_measured_turn_by_turn(measured):
+    [row], table = measured("speedup_loss", *TINY, *SHORT)
+    assert (row["method"], row["K"], row["cores"]) == ("fdg", 2, 2)
+    for turn in row["turns"]:
+        assert turn["uneven stages"] >= 0 and min(turn["bp"], turn["pipeline"], turn["lone"]) > 0
+    assert all(name in table for name in (*speedup_loss.CAUSES, "BP/2", "independent BP processes"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["dense", "resnet8"])
+def test_host_cost_prints_a_row_a_stage_one_a_tick_and_the_fit(model, measured, request):
+    if model == "dense":
+        request.getfixturevalue("dense")
+    words = ["--model", model, "--K", "2", "--ticks", "3", "--split", "1", "--packing", "on", "off"]
+    rows, table = measured("host_cost", *words)
+    assert [row["row"] for row in rows] == ["stage", "stage", "tick"] * 2 + ["fit"] * 3
+    stage, tick, plain = rows[1], rows[2], rows[4]
+    assert (stage["k"], plain["k"], plain["packing"]) == (2, 2, "off")
+    assert all(stage[f"{what}_microseconds"] > 0 for what in ("F", "B", "U", "three_programs", "one_program"))
+    assert all(stage[f"{what}_leaves"] < plain[f"{what}_leaves"] for what in "FBU")
+    parts = sum(row[f"{what}_microseconds"] for row in rows[:2] for what in "FBU")
+    whole = parts + sum(n * tick[f"{what}_microseconds"] for what, n in (("send", 2), ("entry", 1), ("loop", 1)))
+    assert math.isclose(tick["tick_microseconds"], whole, abs_tol=1)  # the parts are rounded to a tenth
+    assert math.isclose(tick["stage_calls_microseconds"], parts / 2, abs_tol=0.5) and f"| {model} | 2 |" in table
+
+
+FAST_PATHS = ("batch_norm", "forward_conv", "input_gradient", "weight_gradient", "relu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "names", "last", "whole"),
+    [
+        ([], ["plain", *(f"cured {name}" for name in FAST_PATHS), "all cured"], "gain_percent", None),
+        (["--blocks"], ["block000", "block001"], "share_percent", 100),
+    ],
+)
+@pytest.mark.usefixtures("dense")
+def test_block_cost_has_a_row_for_each_choice_of_layers_or_block(flags, names, last, whole, measured):
+    rows, table = measured("block_cost", *flags, *TINY, "--rounds", "2")
+    assert [row["row"] for row in rows] == names
+    assert all(row["images_per_second"] > 0 and math.isfinite(row["forward_milliseconds"]) for row in rows)
+    assert math.isclose(sum(row[last] for row in rows), whole, abs_tol=0.11) if whole else rows[0][last] == 0
+    lines = table.splitlines()[: 2 + len(names)]
+    assert [line.split("|")[1].strip() for line in lines[2:]] == names and len({line.count("|") for line in lines}) == 1
+
+
+@pytest.mark.slow
+def test_block_cost_of_a_transformer_counts_tokens(measured):
+    rows, table = measured("block_cost", "--model", "transformer1x32", "--batch-size", "2", "--rounds", "1")
+    assert [row["row"] for row in rows] == ["plain", "cured product", "cured rotation", "all cured"]
+    assert all(row["tokens_per_second"] > 0 for row in rows) and "| tokens/s |" in table
+
+
+@pytest.mark.usefixtures("dense")
+def test_split_judges_every_way_to_cut_by_the_same_measured_times(measured, monkeypatch):
+    monkeypatch.setattr("fdg_jax.block_times.measure", lambda blocks, *_: [3.0, 1.0])
+    monkeypatch.setattr("fdg_jax.models.paper_split", lambda model, K: (1,))
+    monkeypatch.setattr(benchmark_split.compile_cache, "enable", lambda: None)
+    rows, table = measured("split", "--model", "dense", "--K", "2")
+    assert [row["split"] for row in rows] == ["even", "paper", "balanced", "measured"]
+    for row in rows:
+        assert (row["share_percent"], row["slowest_percent"], row["slowest_k"]) == ([75.0, 25.0], 75.0, 1)
+        assert sum(row["flops_percent"]) == pytest.approx(100, abs=0.02)  # two shares, rounded to a hundredth
+    assert "| dense | 2 | paper | 1 of 2 | 75.0% (k=1) | 75.0%, 25.0% |" in table
+
+
+@pytest.mark.slow
+def test_split_measures_a_residual_network(measured):
+    rows, _ = measured("split", *TINY, "--K", "2", "--rounds", "1")
+    assert [row["split"] for row in rows] == ["even", "balanced", "measured"] and len(rows[0]["block_seconds"]) == 5
+    assert all(50 <= rows[2]["slowest_percent"] <= row["slowest_percent"] <= 100 for row in rows)
+
+
+@pytest.mark.slow
+def test_memory_has_a_row_a_stage(measured):
+    rows, table = measured("memory", *TINY, "--method", "fdg", "fr", "--K", "2", "--weights", "stashed")
+    kept = [("fdg", 1, 2), ("fdg", 2, 1), ("fr", 1, 2), ("fr", 2, 1)]
+    assert [(row["method"], row["k"], row["memos"]) for row in rows] == kept
+    assert all(row["held_memos"] == row["memos"] for row in rows) and "| resnet8 | fdg | 2 | stashed | 1 |" in table
+    for row in rows[:2]:
+        assert sum(row["predicted"].values()) == row["predicted_bytes"] and row["temporary_bytes"] > 0
+
+
+@pytest.mark.slow
+@pins_cores
+@two_cores
+def test_images_per_second_compares_every_kind_of_side_and_leaves_out_one_that_fails(tmp_path):
+    sides = ["bp", "fdg", "delay-line", "bp-two-cores", "bp-on-each-core", "delay-line:copies=2"]
+    everything = "split=1:dispatch=down:update=fused:packing=off:layers=plain:hugepages=off"
+    sides.append(f"fdg:{everything}:xla=--xla_cpu_multi_thread_eigen=false")
+    file, failing = tmp_path / "rows.jsonl", "bp:xla=--xla_no_such_flag=1"
+    words = (*TINY, *SHORT, "--json", str(file), "--also-over", "fdg", "--skip-failed", "--sides", *sides, failing)
+    done = run("images_per_second", *words)
+    assert done.returncode == 0, done.stderr
+    assert "bytes more" not in done.stdout and "| over bp | over fdg |" in done.stdout
+    assert f"Side {failing} is left out: side {failing} ended with exit code" in done.stdout
+    rows = rows_of(file.read_text())
+    assert [row["side"] for row in rows] == sides and rows[0]["ratio"] == 1.0
+    assert all(row["images_per_second"] > 0 and len(row["ratio_windows"]) == 2 for row in rows)
+    assert [row["cores"] for row in rows] == [1, 2, 1, 2, 2, 2, 2]
+    assert all(len(row["core_percent"]) == row["cores"] for row in rows)
+    assert [row["staleness"] for row in rows] == [[0], [1, 0], [1, 0], [0], [0], [1, 0], [1, 0]]
+    last = rows[-1]
+    assert (last["cuts"], last["packing"], last["layers"]) == ([1], "off", "plain")
+    assert "multi_thread_eigen=false" in last["xla_flags"]
+
+
+@pytest.mark.slow
+@pins_cores
+@two_cores
+@pytest.mark.parametrize(("base", "K"), [("delay-line", "3"), ("fdg", "2")])
+def test_corrected_sides_train_with_what_they_name_and_hold_the_bytes_that_were_predicted(base, K, tmp_path):
+    asked = ["correct=anticipate:prediction=linear", "correct=gap_aware", "optimizer=rotation"]
+    asked += ["correct=t2:weights=current"] if base == "fdg" else []
+    sides, file = [base, *(f"{base}:{each}" for each in asked)], tmp_path / "rows.jsonl"
+    short = ("--windows", "1", "--seconds", "0.1", "--K", K, "--memory", "--json", str(file))
+    done = run("images_per_second", *TINY, *short, "--sides", *sides)
+    assert done.returncode == 0, done.stderr
+    first, *others = rows = rows_of(file.read_text())
+    trained = [{"correct": "anticipate", "prediction": "linear"}, {"correct": "gap_aware"}]
+    assert [row["training"] for row in rows[1:3]] == trained and rows[3]["parameters"] == first["parameters"]
+    for row in others:
+        more = {name: row["held"][name] - first["held"][name] for name in row["held"]}
+        assert more["predicted_bytes"] > 1000, row
+        assert 0 <= more["measured_bytes"] - more["predicted_bytes"] <= 64, row  # scalars of an optimizer's own
+    assert f"| bytes more than {base}: predicted | measured |" in done.stdout
+
+
+def test_the_side_that_is_not_flushed_is_not(tmp_path, monkeypatch):
+    from benchmarks import checkpoint_cost
+    from fdg_jax.storage import durable
+
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle)))
+    with checkpoint_cost.not_flushed():
+        durable.write(tmp_path / "file", b"content")
+    assert not synced
+    durable.write(tmp_path / "file", b"content")
+    assert synced
+
+
+def worker(name, speeds):
+    columns = {"images_per_second": speeds, "core_percent": [[100.0, each] for each in (90.0, 80.0, 85.0)]}
+    return SimpleNamespace(
+        about={}, batches=2, cores=[0], operations={}, held={}, side=SimpleNamespace(name=name),
+        column=lambda what: columns.get(what, [1.0] * len(speeds)),
+    )  # fmt: skip
+
+
+def test_the_ratio_is_the_median_over_the_turns_and_not_of_the_medians():
+    from benchmarks import images_per_second
+
+    bp, fdg = worker("bp", [100.0, 50.0, 200.0]), worker("fdg", [180.0, 100.0, 200.0])
+    row = images_per_second.row(fdg, bp, SimpleNamespace(windows=3, seconds=1.0))  # type: ignore[arg-type]
+    assert (row["ratio_windows"], row["ratio"], row["images_per_second"]) == ([1.8, 2.0, 1.0], 1.8, 180.0)
+    assert row["core_percent"] == [100.0, 85.0]
+
+
+def test_bytes_are_compared_with_the_first_sides_and_blank_where_they_were_not_predicted():
+    from benchmarks import images_per_second
+
+    first, more = ({"held": {"predicted_bytes": n, "measured_bytes": n + m}} for n, m in ((1_000, 4), (31_000, 8)))
+    assert images_per_second.more_held(more, first) == ["0.03", "+30,000", "+30,004"]
+    assert images_per_second.more_held({"held": {}}, first) == ["–", "–", "–"]
