@@ -19,8 +19,9 @@ from flax.errors import LazyInitError
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.alike import Kinds
-from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, takes_train, without_sown
+from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, without_sown
 from fdg_jax.stage.shapes import describe
+from fdg_jax.stage.switches import arguments
 
 Split = tuple[int, ...]
 
@@ -40,12 +41,14 @@ class Stage(nn.Module):
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
+    passes_on = True  # for fdg_jax.stage.switches
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
         for number, block in enumerate(self.blocks, start=self.first):
             named = block.copy(parent=self, name=block_name(number))
-            x = named(x, train=train) if takes_train(block) else named(x)
+            given, by_name = arguments(block, x, train)
+            x = named(*given, **by_name)
         return x
 
 
@@ -264,10 +267,11 @@ def _flops(block: nn.Module, x: Any, cpu: Any) -> tuple[float, Any]:
     """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x. The program is that of the
     kind of device on which JAX computes, and is analysed on a CPU."""
     key = jax.eval_shape(jax.random.key, 0)
-    train: dict[str, Any] = {"train": True} if takes_train(block) else {}
 
     def run(variables, x, key):
-        return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"params": key, DROPOUT: key})[0]
+        given, named = arguments(block, x, train=True)
+        rngs = {"params": key, DROPOUT: key}
+        return block.apply(variables, *given, mutable=nn.DenyList("params"), rngs=rngs, **named)[0]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
     kind = jax.default_backend()

@@ -179,6 +179,8 @@ def test_a_block_that_is_no_module_and_blocks_that_do_not_fit_are_named():
         fdg_jax.Pipeline([Layer(4), jnp.tanh], cross_entropy, recipe(), split="even", K=2)
     with pytest.raises(BadInput, match=r"block 1 \(Conv\).* cannot take float32\[1, 4\]; block 0 takes"):
         made([Layer(4), nn.Conv(3, (3, 3, 3)), Layer(5)], split="balanced", K=2)
+    with pytest.raises(BadInput, match=r"the blocks cannot take float32\[16, 4\]\. In block001/inner \(Conv\): "):
+        made([Layer(4), Around(nn.Conv(3, (3, 3, 3))), Layer(5)], split="even", K=2)
 
 
 def test_variables_of_another_network_are_refused():

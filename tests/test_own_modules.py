@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from small import CLASSES, batches, cross_entropy, parts, pipeline, recipe
+from small import CLASSES, Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -99,6 +99,21 @@ def test_integers_between_stages_go_to_disk_and_back(named, method, tmp_path):
         one.step(DATA[5])
         one.drain()
     assert again.state_sha256() == ours.state_sha256()
+
+
+@pytest.mark.parametrize("lift", [nn.remat, nn.jit])
+def test_lifted_modules_get_train_by_position(lift):
+    def trained(modules, start=None):
+        ours = pipeline(2, DATA[0], stages=modules, variables=start)
+        start = jax.device_get(ours.params)
+        ours.step(DATA[0])
+        ours.drain()
+        return start, jax.device_get(ours.params)
+
+    lifted = lift(Part, static_argnums=(2,))  # it is (self, x, train)
+    start, expected = trained([Part(12), Part(CLASSES)])
+    _, found = trained([lifted(12), lifted(CLASSES)], start)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, expected)  # other programs
 
 
 class Counting(nn.Module):

@@ -30,7 +30,7 @@ from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
 from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
+from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs, trace_or_refuse
 from fdg_jax.stage.stage import Stage
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
@@ -230,7 +230,9 @@ class Configuration:
         x = stage_1_inputs(self.preprocess, shape_of(example[0]))
         cuts = cutting.cut(self.asked_cut, self.K, self.blocks, x, self.places)
         self.stages = split.stages(self.blocks, cuts)
-        return split.init_whole(self.blocks, key, x) if variables is None else variables
+        if variables is not None:
+            return variables
+        return trace_or_refuse(f"the blocks cannot take {describe(x)}.", split.init_whole, self.blocks, key, x)
 
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
         """What the processes of a pipeline must have in common, in words by name.
