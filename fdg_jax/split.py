@@ -41,15 +41,24 @@ class Stage(nn.Module):
 
     blocks: tuple[nn.Module, ...]
     first: int = 0
-    passes_on = True  # for fdg_jax.stage.switches
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
-        for number, block in enumerate(self.blocks, start=self.first):
-            named = block.copy(parent=self, name=block_name(number))
+        made: dict[str, nn.Module] = {}
+        inner: Any = {}  # clones of what lies within blocks, so that what they have in common stays in common
+        for name, block in self.named_blocks():
+            if name not in made:
+                made[name] = block.clone(parent=self, name=name, _deep_clone=inner)
             given, by_name = arguments(block, x, train)
-            x = named(*given, **by_name)
+            x = made[name](*given, **by_name)
         return x
+
+    def named_blocks(self) -> list[tuple[str, nn.Module]]:
+        """(name, block) of each block. One that stands in several places has the name of the first, and its weights."""
+        first: dict[int, str] = {}
+        for number, block in enumerate(self.blocks, start=self.first):
+            first.setdefault(id(block), block_name(number))
+        return [(first[id(block)], block) for block in self.blocks]
 
 
 def stages(blocks: Sequence[nn.Module], cuts: Split) -> list[nn.Module]:

@@ -88,7 +88,7 @@ class Given:
     """A module that is there already. It stays as it is."""
 
     def __init__(self, module: nnx.Module):
-        self.graph, self.state = nnx.split(module)
+        self.module, (self.graph, self.state) = module, nnx.split(module)
 
     def __call__(self, rngs: nnx.Rngs) -> Any:
         del rngs

@@ -29,6 +29,7 @@ from fdg_jax.stage.functions import (
     raw_key,
     split_variables,
 )
+from fdg_jax.stage.sharing import Owners, check_shared
 from fdg_jax.stage.switches import SWITCHES, WAY_OUT, Untold, refusal
 from fdg_jax.stage.weighted import Weighted
 from fdg_jax.storage import checkpoint
@@ -100,6 +101,7 @@ def check_shapes(
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     inputs, params, draws, computes, inits, before = [], [], [], [], [], f"the input is {describe(x)}"
+    owners: Owners = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
@@ -109,6 +111,7 @@ def check_shapes(
         y, made, compute = seen.y, seen.variables, seen.compute
         if untold.found:
             check_told(who, module, seen, x, untold)
+        check_shared(owners, who, module, made)
         check_evaluation(who, module, compute, made, x)
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
             fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"

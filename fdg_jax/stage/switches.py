@@ -15,7 +15,6 @@ import numpy as np
 Tree = Any
 # The names of switches in Flax and in what is written for it, each with its value in training.
 SWITCHES = {"train": True, "training": True, "is_training": True, "deterministic": False, "use_running_average": False}
-PASSES_ON = "passes_on"  # an attribute of a module that has no parts of its own to tell
 WAY_OUT = (
     "This library sets `train` only, of stages and blocks: True in training and False in evaluation. Give __call__ of "
     "your module an argument `train` and pass it on to its parts, as in nn.Dropout(0.1, deterministic=not train). "
@@ -105,8 +104,8 @@ class Untold:
         call = partial(type(module).__call__, module) if lifted else context.orig_method
         switch = switch_of(call, module, args, kwargs) if self.looks else None
         try:
-            if switch is None or switch.trains:
-                self.told = self.told or (switch is not None and not hasattr(module, PASSES_ON))
+            if switch is None or switch.trains:  # a stage of blocks only passes on what it is told
+                self.told = self.told or (switch is not None and not hasattr(module, "named_blocks"))
             elif switch.given and (switch.argument or self.told):
                 self.looks = False
             else:
