@@ -19,7 +19,7 @@ from flax.errors import LazyInitError
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.alike import Kinds
-from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, without_sown
+from fdg_jax.stage.functions import DROPOUT, init_variables
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.switches import arguments
 
@@ -111,11 +111,7 @@ def init_whole(
     """
     shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example_x)
     network, keys = whole(blocks), {"params": key, DROPOUT: key}
-    try:
-        return without_sown(network.lazy_init(keys, shape, True, mutable=INITIAL))
-    except LazyInitError:  # values that a forward pass computes: what blocks sow, which is then left out
-        made = jax.eval_shape(lambda keys, x: dict(network.init(keys, x, True, mutable=INITIAL)), keys, shape)
-        kept = list(without_sown(made))
+    kept = list(jax.eval_shape(partial(init_variables, network), key, shape))  # without what blocks sow
     try:
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
     except LazyInitError as error:

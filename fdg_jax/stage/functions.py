@@ -137,20 +137,32 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
     Returns: its Flax variables {"params": ..., "batch_stats": ...}.
     """
     given, named = arguments(module, x, train=False)
-    return without_sown(module.init({"params": key, DROPOUT: key}, *given, mutable=INITIAL, **named))
+    rngs = {"params": key, DROPOUT: key}
+    first = module.init(rngs, *given, mutable=INITIAL, **named)
+    return without_sown(first, lambda: module.apply(first, *given, mutable=INITIAL, rngs=rngs, **named)[1])
 
 
-def without_sown(variables: Any) -> dict[str, Tree]:
+def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call.
+    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call. A
+    module's own tuple stays as long as it was. again: the variables after another call.
     """
 
-    def sown(collection: Tree) -> bool:
+    def tuples(collection: Tree) -> bool:
         values: list[Any] = list(flatten_dict(collection).values()) if isinstance(collection, Mapping) else []
         return all(isinstance(value, tuple) for value in values) and any(len(value) == 1 for value in values)
 
-    return {name: collection for name, collection in variables.items() if not sown(collection)}
+    sown = [name for name, collection in variables.items() if tuples(collection)]
+
+    def call() -> None:
+        after = again()
+        own = [name for name in sown if jax.tree.structure(after[name]) == jax.tree.structure(variables[name])]
+        sown[:] = [name for name in sown if name not in own]
+
+    if sown:
+        jax.eval_shape(call)
+    return {name: collection for name, collection in variables.items() if name not in sown}
 
 
 def stream_key(key: Array, stream: str) -> Array:

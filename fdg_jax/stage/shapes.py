@@ -71,7 +71,8 @@ def zeros(shapes: Tree) -> Tree:
 
 def shape_of(tree: Tree) -> Tree:
     """The shapes and dtypes of a tree of JAX arrays, NumPy arrays or jax.ShapeDtypeStructs, as JAX will have them."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.canonicalize_dtype(a.dtype)), tree)
+    as_jax = partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)  # random keys
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), as_jax(a.dtype)), tree)
 
 
 def describe(tree: Tree) -> str:
@@ -116,6 +117,9 @@ def check_shapes(
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
             fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"
             raise BadInput(f"{fact}. Cut the network elsewhere.")
+        if k < len(stages) and any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
+            fact = f"{who} gives {describe(y)} to stage k={k + 1}, and a number has no axis"
+            raise BadInput(f"{fact}: between stages arrays have one axis or more. Give scale[None], say.")
         if variables is not None:
             given = fitting_variables(k, made, variables[k - 1], x)
             inits.append(partial(jax.tree.map, partial(jnp.array, copy=True), given))
@@ -242,6 +246,8 @@ def way_out_of(error: Exception) -> str:
     text = str(error)
     if any(f"'{name}'" in text or f'"{name}"' in text for name in SWITCHES):
         return WAY_OUT
+    if "not a valid JAX type" in text:
+        return "A stage gives arrays, in dictionaries or tuples where there are several. Leave the rest out."
     if "unbound axis name" in text:
         fact = "A stage is one device's program, which has no named axes: leave axis_name out"
         return f"{fact}. The replicas of method='data_parallel' share their batch statistics with batch_norm='sync'."
