@@ -74,7 +74,8 @@ class Outcome:
         several processes all of them call it, and all get the result.
 
         Arguments:
-            inputs: a tree of arrays [n, ...] like those in training, for any n from 1; other axes may have other lengths.
+            inputs: a tree of arrays [n, ...] like those in training, for any n from 1; their other axes may have other
+                lengths, too.
             transform: (traced) takes the inputs to what stage 1 takes, as in `evaluate`; then they may be anything.
                 `preprocess` is for training and is not used.
 

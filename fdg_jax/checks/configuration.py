@@ -30,8 +30,9 @@ from fdg_jax.stage import remat as rematerialisation
 from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
 from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs, trace_or_refuse
+from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
+from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here

@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 
 from fdg_jax.stage.functions import ComputeOptions, split_variables
-from fdg_jax.stage.shapes import check_loss, describe, forward_shapes, shape_of, stage_1_inputs, trace_or_refuse
+from fdg_jax.stage.shapes import check_loss, describe, forward_shapes, shape_of, stage_1_inputs
+from fdg_jax.stage.tracing import trace_or_refuse
 
 Tree = Any
 
