@@ -44,11 +44,6 @@ class Switch(NamedTuple):
         return self.value is SWITCHES[self.name]
 
 
-def takes_train(module: Any) -> bool:
-    """Whether the module's __call__ has an argument `train`, True in training and False in evaluation."""
-    return "train" in inspect.signature(type(module).__call__).parameters
-
-
 def arguments(module: Any, x: Tree, train: bool) -> tuple[list[Any], dict[str, Any]]:
     """(arguments, keyword arguments) of a module's call: x, and `train` where it takes that. By position where it can
     be, since nn.remat and nn.jit know static arguments by their positions."""
