@@ -70,11 +70,12 @@ class Outcome:
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
         """What stage K gives for inputs, with the newest weights, batches in flight or not, in evaluation mode.
 
-        It waits for the result. A program is compiled for every new number of examples, so give batches of one size. In
+        It waits for the result. A program is compiled for every new shape, so give batches of one size. In
         several processes all of them call it, and all get the result.
 
         Arguments:
-            inputs: a tree of arrays [n, ...] like those in training, for any n from 1.
+            inputs: a tree of arrays [n, ...] like those in training, for any n from 1; their other axes may have other
+                lengths, too.
             transform: (traced) takes the inputs to what stage 1 takes, as in `evaluate`; then they may be anything.
                 `preprocess` is for training and is not used.
 

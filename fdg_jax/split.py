@@ -19,8 +19,9 @@ from flax.errors import LazyInitError
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.alike import Kinds
-from fdg_jax.stage.functions import DROPOUT, INITIAL, init_variables, takes_train, without_sown
+from fdg_jax.stage.functions import DROPOUT, init_variables
 from fdg_jax.stage.shapes import describe
+from fdg_jax.stage.switches import arguments
 
 Split = tuple[int, ...]
 
@@ -43,10 +44,21 @@ class Stage(nn.Module):
 
     @nn.compact
     def __call__(self, x: Any, train: bool) -> Any:
-        for number, block in enumerate(self.blocks, start=self.first):
-            named = block.copy(parent=self, name=block_name(number))
-            x = named(x, train=train) if takes_train(block) else named(x)
+        made: dict[str, nn.Module] = {}
+        inner: Any = {}  # clones of what lies within blocks, so that what they have in common stays in common
+        for name, block in self.named_blocks():
+            if name not in made:
+                made[name] = block.clone(parent=self, name=name, _deep_clone=inner)
+            given, by_name = arguments(block, x, train)
+            x = made[name](*given, **by_name)
         return x
+
+    def named_blocks(self) -> list[tuple[str, nn.Module]]:
+        """(name, block) of each block. One that stands in several places has the name of the first, and its weights."""
+        first: dict[int, str] = {}
+        for number, block in enumerate(self.blocks, start=self.first):
+            first.setdefault(id(block), block_name(number))
+        return [(first[id(block)], block) for block in self.blocks]
 
 
 def stages(blocks: Sequence[nn.Module], cuts: Split) -> list[nn.Module]:
@@ -99,11 +111,7 @@ def init_whole(
     """
     shape = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), example_x)
     network, keys = whole(blocks), {"params": key, DROPOUT: key}
-    try:
-        return without_sown(network.lazy_init(keys, shape, True, mutable=INITIAL))
-    except LazyInitError:  # values that a forward pass computes: what blocks sow, which is then left out
-        made = jax.eval_shape(lambda keys, x: dict(network.init(keys, x, True, mutable=INITIAL)), keys, shape)
-        kept = list(without_sown(made))
+    kept = list(jax.eval_shape(partial(init_variables, network), key, shape))  # without what blocks sow
     try:
         return dict(network.lazy_init(keys, shape, True, mutable=kept))
     except LazyInitError as error:
@@ -264,10 +272,11 @@ def _flops(block: nn.Module, x: Any, cpu: Any) -> tuple[float, Any]:
     """(FLOPs of a block's forward pass, shape of its output) for inputs with the shape of x. The program is that of the
     kind of device on which JAX computes, and is analysed on a CPU."""
     key = jax.eval_shape(jax.random.key, 0)
-    train: dict[str, Any] = {"train": True} if takes_train(block) else {}
 
     def run(variables, x, key):
-        return block.apply(variables, x, **train, mutable=nn.DenyList("params"), rngs={"params": key, DROPOUT: key})[0]
+        given, named = arguments(block, x, train=True)
+        rngs = {"params": key, DROPOUT: key}
+        return block.apply(variables, *given, mutable=nn.DenyList("params"), rngs=rngs, **named)[0]
 
     variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
     kind = jax.default_backend()

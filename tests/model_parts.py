@@ -7,7 +7,7 @@ from jax import lax
 
 from fdg_jax import models
 from fdg_jax.split import Stage
-from fdg_jax.stage.functions import takes_train
+from fdg_jax.stage.switches import arguments
 
 
 def shapes(name: str, classes: int = 10, example=(2, 32, 32, 3)):
@@ -33,8 +33,10 @@ def met(name: str, classes: int = 10, example=None):
     x = jax.ShapeDtypeStruct(example, jnp.float32) if example else example_of(name)
     for block in models.blocks(name, classes):
         if (block, x.shape) not in MET:
-            train = {"train": True} if takes_train(block) else {}
-            init = lambda key, x, b=block, train=train: b.init_with_output(key, x, **train)  # noqa: E731
+            def init(key, x, block=block):
+                given, named = arguments(block, x, train=True)
+                return block.init_with_output(key, *given, **named)
+
             MET[block, x.shape] = jax.eval_shape(init, jax.random.key(0), x)
         y, variables = MET[block, x.shape]
         yield block, x, variables

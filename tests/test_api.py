@@ -138,7 +138,8 @@ def untouched():
 
 
 @pytest.mark.parametrize(("batch", "match"), [
-    ((np.zeros((16, 7), np.float32), DATA[0][1]), r"the inputs are float32\[16, 7\], at init float32\[16, 8\]"),
+    ((np.zeros((16, 7), np.float32), DATA[0][1]), r"k=1 \(Part\) cannot take float32\[16, 7\], of a batch of 16"),
+    ((np.zeros((16, 8, 1), np.float32), DATA[0][1]), r"the inputs are float32\[16, 8, 1\], at init float32\[16, 8\]"),
     ((DATA[0][0], DATA[0][1][:9]), r"differ in length: \[9, 16\]"),
     ((DATA[0][0], DATA[0][1].astype(np.float32)), "the labels are float32"),
     (DATA[0][0], r"step\(\(inputs, labels\)\)"),
@@ -149,6 +150,26 @@ def test_a_batch_unlike_the_example_is_refused_before_anything_is_dispatched(unt
     with pytest.raises(BadInput, match=match):
         ours.step(batch)
     assert ours.engine.loop.t == 0
+
+
+def test_sequences_of_other_lengths_are_trained_on_evaluated_and_restored():
+    def batch(T):
+        return np.arange(4 * T, dtype=np.int32).reshape(4, T) % 5, np.arange(4 * T, dtype=np.int32).reshape(4, T) % 3
+
+    def made(**options):
+        return pipeline(2, batch(5), stages=[nn.Embed(5, 4), nn.Dense(3)], optimizer=optax.sgd(0.1), **options)
+
+    ours, again = made(), made()
+    for T in (5, 7, 3, 7):
+        ours.step(batch(T))
+    again.restore(ours.state())  # batches of two lengths are in flight
+    for one in (ours, again):
+        one.step(batch(5))
+        one.drain()
+    assert again.state_sha256() == ours.state_sha256() and ours.updates == [5, 5]
+    assert ours.predict(batch(9)[0]).shape == (4, 9, 3) and np.isfinite(ours.evaluate([batch(9)]).loss)
+    with pytest.raises(BadInput, match=r"int32\[4, 7\], .*at init int32\[4, 5\], .*: method dgl has arrays of those"):
+        made(method="dgl").step(batch(7))
 
 
 def test_indices_outside_the_images_are_refused():

@@ -1,6 +1,7 @@
 """Bad calls of the Python API: each ends in one BadInput with the fact and the way out, before anything is computed."""
 
 import warnings
+from contextlib import nullcontext
 
 import flax.linen as nn
 import jax
@@ -59,7 +60,7 @@ def test_arguments_that_make_no_sense_are_refused_at_once(changed, match):
     ((KEY, X), r"the example batch is \(inputs, labels\), not float32\[16, 8\]"),
     ((KEY, (X, Y[:9])), r"differ in length: \[9, 16\]"),
     ((KEY, (X, Y[0])), r"the labels hold int32\[\] where an array of numbers is needed"),
-    ((KEY, (X, None)), "the labels hold None where an array of numbers is needed"),
+    ((KEY, (X, None)), r"the labels hold None where an array of numbers is needed. .* give numpy\.zeros\(n\), say"),
 ])  # fmt: skip
 def test_init_says_what_it_takes(arguments, match):
     with pytest.raises(BadInput, match=match):
@@ -128,12 +129,22 @@ class Training(nn.Module):
         return nn.Dense(5)(x)
 
 
+class Sampling(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dense(5)(x) + jax.random.normal(self.make_rng("noise"), (len(x), 5))
+
+
 @pytest.mark.parametrize(("module", "match"), [
     (Switched(), r"stage k=1 \(Switched\) has an argument `deterministic`.* sets `train`"),
-    (Training(), r"stage k=1 \(Training\) has an argument `training`.* sets `train`"),
+    (Training(), r"stage k=1 \(Training\) cannot take .*argument: 'training'.* sets `train`"),
     (nn.Sequential([nn.Dense(5), nn.Dropout(0.5, deterministic=False)]), "be trained but not evaluated.*`train`"),
     (nn.Dropout(0.5), r"stage k=1 \(Dropout\) cannot take .* This library sets `train` only"),
     (nn.BatchNorm(use_running_average=False), "be trained but not evaluated.*`train`"),
+    (Sampling(), r'draws from the random stream "noise" in evaluation, too\. Draw only where .* is True\.$'),
+    (nn.Sequential([nn.BatchNorm(use_running_average=False, axis_name="batch")]), "layers_0 .*leave axis_name out"),
+    (nn.remat(Sampling)(), r"boolean conversion of traced array.*nn\.remat\(Block, static_argnums=\(2,\)\)"),
 ])  # fmt: skip
 def test_a_module_that_this_library_cannot_switch_to_evaluation_is_refused_at_init(module, match):
     with pytest.raises(BadInput, match=match):
@@ -143,6 +154,68 @@ def test_a_module_that_this_library_cannot_switch_to_evaluation_is_refused_at_in
 def test_a_module_whose_switch_need_not_be_set_is_taken():
     sequences = np.zeros((4, 3, 8), np.float32), np.zeros((4, 3), np.int32)
     given(stages=[nn.MultiHeadDotProductAttention(2, out_features=5)]).init(KEY, sequences)
+
+
+class Field(nn.Module):
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=not self.train)(x)
+
+
+class Scanned(nn.Module):
+    """Does not pass its switch on to its parts, which are within a loop, remat and nn.Sequential."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        class Cell(nn.Module):
+            @nn.compact
+            def __call__(self, x, _):
+                return nn.Sequential([nn.remat(Switched)()])(x), None
+
+        return nn.scan(Cell, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)()(x[:, :5], None)[0]
+
+
+class Frozen(nn.Module):
+    """Says where it calls parts, or makes them, that they are not trained."""
+
+    frozen: bool = True
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Dropout(0.5, deterministic=not train or self.frozen)(Dropping()(x, train=False))
+        return nn.Dense(5)(nn.BatchNorm()(x, use_running_average=True))
+
+
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class NnxSwitched(nnx.Module):
+    def __init__(self, *, rngs):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, training=False):
+        return self.dropout(x, deterministic=not training)
+
+
+@pytest.mark.parametrize("options", [{}, {"split": [1]}], ids=["stages", "blocks"])
+@pytest.mark.parametrize(("module", "said"), [
+    (nn.Sequential([nn.Dense(5), Switched()]), r"layers_1 \(Switched\) has an argument `deterministic`.*it is True"),
+    (nn.Sequential([Field()]), r"layers_0 \(Field\) has a field `train`.*it is False"),
+    (nn.BatchNorm(use_running_average=True), r"`use_running_average`.*nn\.BatchNorm\(\)\(x, use_running_average=True"),
+    (nn.Sequential([nn.Dropout(0.5)]), r"\"deterministic\" must be passed.*nn\.Sequential passes none on"),
+    (Scanned(), r"its part \(CheckpointSwitched\) has .*`deterministic`"),
+    (fdg_jax.from_nnx(lambda rngs: nnx.Sequential(NnxSwitched(rngs=rngs))), r"\(NnxSwitched\) has .*`training`"),
+    (Frozen(), ""),
+    (nn.Sequential([nn.Dense(5), nn.Dropout(0.0, deterministic=True)]), ""),  # the same when it is told
+])  # fmt: skip
+def test_a_part_that_nobody_tells_that_it_trains_is_refused_unless_it_is_meant_so(module, said, options):
+    with pytest.raises(BadInput, match=said) if said else nullcontext():
+        given(stages=[module, nn.Dense(5)], **options).init(KEY, DATA[0])
 
 
 class Rounded(nn.Module):

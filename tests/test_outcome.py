@@ -80,7 +80,7 @@ def test_every_engine_and_method_predicts_and_exports(options):
 
 
 @pytest.mark.parametrize(("inputs", "match"), [
-    (X[:, :7], r"the inputs are float32\[16, 7\], at init float32\[16, 8\]"),
+    (X[:, :7], r"predict cannot take inputs float32\[16, 7\]: .* stage 1 takes float32\[16, 8\]\. .* by transform="),
     (X.astype(np.int32), r"the inputs are int32\[16, 8\], at init"),
     (X[:0], r"^the inputs are float32\[0, 8\]: no example. Give predict one or more.$"),
     (X.tolist(), "numpy.asarray"),

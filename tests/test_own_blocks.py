@@ -179,6 +179,8 @@ def test_a_block_that_is_no_module_and_blocks_that_do_not_fit_are_named():
         fdg_jax.Pipeline([Layer(4), jnp.tanh], cross_entropy, recipe(), split="even", K=2)
     with pytest.raises(BadInput, match=r"block 1 \(Conv\).* cannot take float32\[1, 4\]; block 0 takes"):
         made([Layer(4), nn.Conv(3, (3, 3, 3)), Layer(5)], split="balanced", K=2)
+    with pytest.raises(BadInput, match=r"the blocks cannot take float32\[16, 4\]\. In block001/inner \(Conv\): "):
+        made([Layer(4), Around(nn.Conv(3, (3, 3, 3))), Layer(5)], split="even", K=2)
 
 
 def test_variables_of_another_network_are_refused():
@@ -202,9 +204,37 @@ def test_blocks_may_be_made_of_modules_from_outside_and_one_block_may_stand_twic
     blocks = [twice, Around(nn.Sequential([nn.Dense(4, name="mine"), nn.tanh])), twice, nn.Dense(5)]
     x = X + np.arange(4, dtype=np.float32)
     whole = split.init_whole(blocks, KEY, jax.ShapeDtypeStruct(X.shape, X.dtype))
-    assert set(whole["params"]) == {"block000", "block001", "block002", "block003"}
-    assert set(whole["params"]["block001"]["inner"]) == set(whole["params"]["block002"]) == {"layers_0"}
+    assert set(whole["params"]) == {"block000", "block001", "block003"}
+    assert set(whole["params"]["block001"]["inner"]) == set(whole["params"]["block000"]) == {"layers_0"}
     y = x
-    for stage, own in zip(split.stages(blocks, (1, 2)), split.split_variables(whole, (1, 2)), strict=True):
+    for stage, own in zip(split.stages(blocks, (3,)), split.split_variables(whole, (3,)), strict=True):
         y = stage.apply(own, y, False)
     np.testing.assert_array_equal(y, split.whole(blocks).apply(whole, x, False))
+
+
+SHARED, TANH, LINEAR = nn.Dense(4), nn.Sequential([nn.tanh]), nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+NNX = fdg_jax.from_nnx(LINEAR)
+
+
+@pytest.mark.parametrize(("blocks", "options", "said"), [
+    ([SHARED, TANH, SHARED, Layer(5)], {"split": [3]}, ""),
+    ([Around(SHARED), nn.Sequential([nn.tanh, SHARED]), Layer(5)], {"split": [2]}, ""),
+    ([SHARED, TANH, SHARED, Layer(5)], {"split": [2]}, r"k=1 \(Stage\) and .*k=2 \(Stage\) have .*, a Dense, .*--tied"),
+    ([Around(SHARED), nn.Sequential([nn.tanh, SHARED, nn.Dense(5)])], {}, r"k=1 \(Around\) and stage k=2 .*, a Dense"),
+    ([Around(SHARED), TANH, SHARED, Layer(5)], {"split": [3]}, "two parts of stage k=1 .*, a Dense"),
+    ([NNX, fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh))], {}, "a Param"),
+    ([NNX, fdg_jax.from_nnx(LINEAR), Layer(5)], {"split": [2]}, "two parts of stage k=1 .*in one from_nnx"),
+    ([NNX, TANH, NNX, Layer(5)], {"split": [3]}, ""),
+    ([fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh, LINEAR)), Layer(5)], {}, ""),
+])  # fmt: skip
+def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stages(blocks, options, said):
+    if said:
+        with pytest.raises(BadInput, match=said):
+            made(blocks, **options)
+        return
+    ours = made(blocks, **options, method="bp")
+    assert ours.parameter_count == (4 * 4 + 4) + (4 * 5 + 5)
+    first, last = (jax.tree.leaves(stage["params"]) for stage in ours.export())  # bias, kernel
+    x = X + np.arange(4, dtype=np.float32)
+    y = np.tanh(x @ first[1] + first[0]) @ first[1] + first[0]
+    np.testing.assert_allclose(ours.predict(x), y @ last[1] + last[0], rtol=0, atol=1e-5)

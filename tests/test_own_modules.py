@@ -3,6 +3,7 @@ lost by it."""
 
 import copy
 import warnings
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from small import CLASSES, batches, cross_entropy, parts, pipeline, recipe
+from small import CLASSES, Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -101,6 +102,70 @@ def test_integers_between_stages_go_to_disk_and_back(named, method, tmp_path):
     assert again.state_sha256() == ours.state_sha256()
 
 
+@pytest.mark.parametrize("lift", [nn.remat, nn.jit])
+def test_lifted_modules_get_train_by_position(lift):
+    def trained(modules, start=None):
+        ours = pipeline(2, DATA[0], stages=modules, variables=start)
+        start = jax.device_get(ours.params)
+        ours.step(DATA[0])
+        ours.drain()
+        return start, jax.device_get(ours.params)
+
+    lifted = lift(Part, static_argnums=(2,))  # it is (self, x, train)
+    start, expected = trained([Part(12), Part(CLASSES)])
+    _, found = trained([lifted(12), lifted(CLASSES)], start)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), found, expected)  # other programs
+
+
+class Giving(nn.Module):
+    """Gives the next stage something beside its array."""
+
+    more: Any
+
+    @nn.compact
+    def __call__(self, x):
+        more = self.param("scale", nn.initializers.ones, ()) if self.more is None else self.more
+        return {"x": nn.Dense(CLASSES)(x), "more": more}
+
+
+class Taking(nn.Module):
+    @nn.compact
+    def __call__(self, given):
+        return nn.Dense(CLASSES)(given["x"])
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    (None, r"gives float32\[\], .* to stage k=2, and a number has no axis: .*Give scale\[None\]"),
+    (2.5, r"gives float32\[\], .* to stage k=2, and a number has no axis"),
+    ("words", r"not a valid JAX type.* A stage gives arrays"),
+])  # fmt: skip
+def test_what_is_no_array_does_not_go_from_stage_to_stage(more, said):
+    with pytest.raises(BadInput, match=said):
+        pipeline(2, DATA[0], stages=[Giving(more), Taking()])
+
+
+def test_a_pipeline_is_used_outside_of_a_mesh():
+    ours = pipeline(2, DATA[0])
+    calls = [lambda: pipeline(2, DATA[0]), lambda: ours.step(DATA[0]), lambda: ours.predict(X), ours.drain]
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])):
+        for call in calls:
+            with pytest.raises(BadInput, match=r"jax.set_mesh is in force, with the axes \{'data': 2\}.*outside of"):
+                call()
+    ours.step(DATA[0])
+    assert not ours.interrupted
+
+
+class KeyKeeping(nn.Module):
+    """Keeps a random key in a collection of its own."""
+
+    @nn.compact
+    def __call__(self, x):
+        key = self.variable("noise", "key", lambda: jax.random.key(3))
+        x = x + jax.random.normal(key.value, x.shape)
+        key.value = jax.random.fold_in(key.value, 1)
+        return nn.Dense(CLASSES)(x)
+
+
 class Counting(nn.Module):
     """Counts its calls in a collection of its own."""
 
@@ -131,11 +196,16 @@ def test_an_optimizer_with_a_random_key_in_its_state_goes_on_exactly(engine):
 
 @pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
 def test_a_collection_of_the_modules_own_is_carried_and_evaluation_leaves_it_alone(engine):
-    ours = stepped(4, stages=[Counting(), Counting()], engine=engine)
+    ours = stepped(4, stages=[Counting(), KeyKeeping()], engine=engine)
     before = ours.state_sha256()
     assert ours.evaluate(DATA[:2]).images == 32
     assert ours.state_sha256() == before
     assert int(ours.params[0]["counters"]["calls"]) == 5  # once in init
+    key = jax.random.key(3)
+    for _ in range(4 + 1 - (engine == "pipeline")):  # stage 2 has not seen the fourth batch yet
+        key = jax.random.fold_in(key, 1)
+    found = ours.params[1]["noise"]["key"]
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(key))
 
 
 @pytest.mark.parametrize(("optimizer", "match"), [
@@ -194,6 +264,20 @@ def test_a_preprocess_that_fails_in_a_step_leaves_no_trace():
     with pytest.raises(ValueError, match="no sevens"):
         ours.step((X[:7], Y[:7]))
     assert ours.engine.entered == 0 and not ours.interrupted
+
+
+def test_what_preprocess_makes_is_made_by_transform_in_evaluation():
+    class First(nn.Module):
+        @nn.compact
+        def __call__(self, given):
+            return nn.Dense(CLASSES)(given["x"])
+
+    named = lambda x, step=0: {"x": x}  # noqa: E731
+    ours = pipeline(1, DATA[0], stages=[First()], preprocess=named)
+    for run in (lambda: ours.predict(X), lambda: ours.evaluate([DATA[0]])):
+        with pytest.raises(BadInput, match=r"cannot take inputs float32\[16, 8\].*In training stage 1 .*transform="):
+            run()
+    assert ours.predict(X, named).shape == (16, CLASSES) and ours.evaluate([DATA[0]], named).images == 16
 
 
 def test_given_variables_are_copied_and_must_be_arrays_that_exist():

@@ -188,17 +188,22 @@ def test_a_module_that_draws_in_evaluation_is_refused():
         pipeline(1, DATA[0], stages=[Always()])
 
 
-def test_a_state_that_is_a_pair_of_arrays_is_no_sown_value():
-    class Pair(nn.Module):
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"split": [1]}], ids=["stages", "blocks"])
+def test_a_state_that_is_a_tuple_of_arrays_is_no_sown_value(n, options):
+    class Tuple(nn.Module):
         @nn.compact
         def __call__(self, x):
-            pair = self.variable("memory", "pair", lambda: (jnp.zeros(3), jnp.ones(2)))
-            pair.value = pair.value[0] + 1, pair.value[1]
+            own = self.variable("memory", "own", lambda: (jnp.zeros(3), jnp.ones(2))[:n])
+            own.value = own.value[0] + 1, *own.value[1:]
+            self.sow("looked_at", "x", x)
             return nn.Dense(CLASSES)(x)
 
-    ours = pipeline(1, DATA[0], stages=[Pair()])
+    ours = pipeline(1 + len(options), DATA[0], stages=[Tuple(), nn.Dense(CLASSES)], **options)
     ours.step(DATA[0])
-    assert float(ours.params[0]["memory"]["pair"][0][0]) == 2  # once in init
+    assert set(ours.params[0]) == {"params", "memory"}
+    (counts, *_) = jax.tree.leaves(ours.params[0]["memory"])
+    assert float(counts[0]) == 2  # once in init
 
 
 KEYS = [("threefry2x32", "rbg"), ("rbg", "threefry2x32"), ("rbg", "rbg")]

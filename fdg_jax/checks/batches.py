@@ -84,7 +84,8 @@ def batch_shapes(batch: Any, fact: str, use: str, shapes_do: bool = False) -> Pa
                 check_usable(f"the {name}", leaf)
             if not isinstance(leaf, ARRAYS) or not numeric(leaf.dtype):
                 fact = f"the {name} hold {kind(leaf)} where an array of numbers is needed"
-                raise BadInput(f"{fact}. Use numpy.asarray({name}), say.")
+                array = f"Use numpy.asarray({name})" if leaf is not None else "If nobody needs any, give numpy.zeros(n)"
+                raise BadInput(f"{fact}. {array}, say.")
             if not leaf.shape:
                 raise BadInput(f"the {name} are {describe(leaf)}: the first axis of an array is the batch. Use {use}.")
             lengths.add(leaf.shape[0])
@@ -117,23 +118,23 @@ def check_example(batch: Any) -> Pair:
 
 
 def check_batch(example: Pair, batch: Any) -> Pair:
-    """The shapes of a batch. Raises BadInput if it is not like the example, apart from its length."""
+    """The shapes of a batch. Raises BadInput if it is not like the example, apart from the lengths of its axes."""
     shapes = batch_shapes(batch, "a batch", "step((inputs, labels))")
     check_alike(example, shapes)
     return shapes
 
 
 def check_alike(example: Pair, given: Pair) -> None:
-    """Raises BadInput if tree structure, dtypes or shapes (without the first axis) differ from the example's."""
+    """Raises BadInput if tree structure, dtypes or numbers of axes differ from the example's."""
     for name, like, found in zip(NAMES, example, given, strict=True):
         if jax.tree.structure(found) != jax.tree.structure(like):
             raise BadInput(f"the {name} are {describe(found)}, at init they were {describe(like)}: other arrays.")
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=True):
-            if a.shape[1:] == b.shape[1:] and a.dtype == b.dtype:
+            if len(a.shape) == len(b.shape) and a.dtype == b.dtype:
                 continue
             fact = f"the {name} are {describe(a)}, at init {describe(b)}."
-            if a.shape[1:] != b.shape[1:] or canonical(a.dtype) != canonical(b.dtype):
-                raise BadInput(f"{fact} Only the batch size may differ.")
+            if len(a.shape) != len(b.shape) or canonical(a.dtype) != canonical(b.dtype):
+                raise BadInput(f"{fact} Only the lengths of axes may differ.")
             if a.dtype != canonical(b.dtype):
                 raise BadInput(f'{fact} JAX computes with {b.dtype}: use {name}.astype("{b.dtype}"), once.')
 

@@ -32,9 +32,10 @@ from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
+from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
-from fdg_jax.transport.devices import Place, all_here, is_here
+from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 
 Tree = Any
 Batch = tuple[Tree, Tree]
@@ -139,6 +140,7 @@ class Configuration:
 
         Raises BadInput where shapes or types do not fit, before anything compiles.
         """
+        check_no_mesh()
         check_key(key)
         example = check_example(example_batch)
         if self.asked_cut is not None:
@@ -185,7 +187,7 @@ class Configuration:
             )
             specs.append(spec)
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
-        self.sizes = {jax.tree.leaves(example)[0].shape[0]}
+        self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
         most = max(self.schedule.mean_staleness)
         cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], shapes.params[0])
         if not all_here(self.places):
@@ -193,15 +195,23 @@ class Configuration:
         return specs, example
 
     def check_size(self, batch: Batch) -> None:
-        """Raises BadInput if the stages cannot take a batch, (inputs, labels) as shapes, for its size.
+        """Raises BadInput if the stages cannot take a batch, (inputs, labels) as shapes, for the lengths of its axes.
 
-        Each size that will do is looked at once. Methods that cut a batch into parts are left out: their stages see
-        other sizes.
+        Each shape that will do is looked at once. Methods that cut a batch into parts are left out where only the
+        batch size differs: their stages see other sizes.
         """
-        size = jax.tree.leaves(batch)[0].shape[0]
-        if size not in self.sizes and self.schedule.micro_batches == 1 and not self.method.places:
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+        if shapes in self.sizes:
+            return
+        like = jax.tree.leaves(self.example)
+        longer = [shape[1:] for shape in shapes] != [leaf.shape[1:] for leaf in like]
+        if longer and (self.method.stage or not all_here(self.places)):
+            why = f"method {self.method.name}" if self.method.stage else "a pipeline in several processes"
+            fact = f"a batch of {describe(batch)}, at init {describe(like)}: {why} has arrays of those shapes"
+            raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
+        if longer or (self.schedule.micro_batches == 1 and not self.method.places):
             sizes.follow(self.followed, self.loss, self.preprocess, batch)
-        self.sizes.add(size)
+        self.sizes.add(shapes)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
         """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
@@ -230,7 +240,9 @@ class Configuration:
         x = stage_1_inputs(self.preprocess, shape_of(example[0]))
         cuts = cutting.cut(self.asked_cut, self.K, self.blocks, x, self.places)
         self.stages = split.stages(self.blocks, cuts)
-        return split.init_whole(self.blocks, key, x) if variables is None else variables
+        if variables is not None:
+            return variables
+        return trace_or_refuse(f"the blocks cannot take {describe(x)}.", split.init_whole, self.blocks, key, x)
 
     def settings(self, key: jax.Array, specs: Sequence[Spec]) -> dict[str, str]:
         """What the processes of a pipeline must have in common, in words by name.

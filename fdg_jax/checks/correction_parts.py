@@ -8,7 +8,8 @@ import optax
 from fdg_jax.checks.arguments import is_optimizer
 from fdg_jax.corrections.interface import Correction, Kind
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.shapes import describe, first_update, trace_or_refuse
+from fdg_jax.stage.shapes import describe, first_update
+from fdg_jax.stage.tracing import trace_or_refuse
 
 Tree = Any
 WAY_OUT = "fdg_jax.corrections.interface.Correction says what each function takes and returns."

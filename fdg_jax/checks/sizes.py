@@ -1,4 +1,4 @@
-"""Whether the stages take batches of another size than the example's: found out before such a batch enters.
+"""Whether the stages take batches of other shapes than the example's: found out before such a batch enters.
 
 Stage k meets a batch k-1 ticks after stage 1. What fails there, within a tick, would leave the stages at different
 batches.
@@ -11,7 +11,8 @@ import flax.linen as nn
 import jax
 
 from fdg_jax.stage.functions import ComputeOptions, split_variables
-from fdg_jax.stage.shapes import check_loss, describe, forward_shapes, shape_of, stage_1_inputs, trace_or_refuse
+from fdg_jax.stage.shapes import check_loss, describe, forward_shapes, shape_of, stage_1_inputs
+from fdg_jax.stage.tracing import trace_or_refuse
 
 Tree = Any
 
@@ -33,7 +34,7 @@ def follow(
     x, n = stage_1_inputs(preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
     for k, (module, compute, variables) in enumerate(stages, 1):
         fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
-        way_out = "Leave that batch out, or fill it up with examples of weight 0 (fdg_jax.Weighted)."
+        way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
         state = split_variables(variables)
         x, _ = trace_or_refuse(fact, forward_shapes, module, compute, *state, x, way_out=way_out)
     check_loss(loss, x, labels)

@@ -1,6 +1,7 @@
 """Loss and top-1 error of the whole network, with the weights that the stages have when asked."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -87,14 +88,10 @@ def evaluate(
         leaves = jax.tree.leaves(labels)
         if unfinished:
             unfinished.begin("E", 0, number, number)
-        try:
+        x, y = map(describe, expected)
+        given = f"evaluate cannot take inputs {describe(inputs)} with labels {describe(labels)}"
+        with fitting(given, f"In training stage 1 takes {x} and labels are {y}. Use arrays like these"):
             results.append(run(inputs, labels))
-        except (TypeError, ValueError, AssertionError, FlaxError) as error:  # what tracing the user's code raises
-            fact = f"evaluate cannot take inputs {describe(inputs)} with labels {describe(labels)}: {sentence(error)}"
-            x, y = map(describe, expected)
-            raise BadInput(
-                f"{fact} In training stage 1 takes {x} and labels are {y}. Use arrays like these."
-            ) from error
         if unfinished:
             unfinished.end(results[-1].loss)
         examples.append(len(leaves[0]))
@@ -102,6 +99,21 @@ def evaluate(
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
     return averaged(jax.device_get(results), examples, predictions)
+
+
+@contextmanager
+def fitting(fact: str, expected: str) -> Iterator[None]:
+    """Raises BadInput for what tracing the user's code raises. expected: what would fit."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, FlaxError) as error:
+        raise BadInput(f"{fact}: {sentence(error)} {expected}, or make them by transform=.") from error
+
+
+def fitting_inputs(inputs: Any, expected: Any) -> Any:
+    """`fitting` of what `predict` is given. expected: shapes of stage 1's inputs in training."""
+    fact = f"predict cannot take inputs {describe(inputs)}"
+    return fitting(fact, f"In training stage 1 takes {describe(expected)}. Use arrays like these")
 
 
 def averaged(results: Sequence[Tally], examples: Sequence[int], predictions: int) -> Evaluation:

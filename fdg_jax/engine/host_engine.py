@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, tally
+from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses, Told
@@ -198,7 +198,8 @@ class HostEngine:
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K with the newest weights, in every process. transform: as in `evaluate`."""
         n, last = len(jax.tree.leaves(inputs)[0]), self.problem.specs[-1]
-        return self.transport.tell(last.k, self.outputs(inputs, n, transform), with_examples(last.outputs, n))
+        with fitting_inputs(inputs, self.problem.specs[0].x):
+            return self.transport.tell(last.k, self.outputs(inputs, n, transform), with_examples(last.outputs, n))
 
     def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, tally
+from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
 from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.unfinished import UnfinishedOperations
@@ -179,7 +179,8 @@ class ScanEngine:
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of the last stage with the newest weights. transform: as in `evaluate`."""
-        return self._predicted(transform)(self.run.stages, jax.device_put(inputs, self.device))
+        with fitting_inputs(inputs, self.problem.specs[0].x):
+            return self._predicted(transform)(self.run.stages, jax.device_put(inputs, self.device))
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fdg_jax.errors import BadInput, first_line
+from fdg_jax.transport.devices import check_no_mesh
 
 BUSY = (
     "two threads use this pipeline at the same time. It takes one call of step, train, drain, state or restore at a "
@@ -47,7 +48,8 @@ class Turn:
             ) from error
 
     def take(self) -> None:
-        """Waits for nothing: raises BadInput if another live thread is within a call."""
+        """Waits for nothing: raises BadInput if another live thread is within a call, or within jax.set_mesh."""
+        check_no_mesh()
         me = threading.get_ident()
         owner = self._owner.setdefault("thread", me)
         if owner != me:
@@ -66,6 +68,7 @@ class Turn:
 
     def check_whole(self) -> None:
         """Raises BadInput if another thread is within a call, or if a call was cut off."""
+        check_no_mesh()
         owner = self._owner.get("thread", threading.get_ident())
         if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
             raise BadInput(BUSY)

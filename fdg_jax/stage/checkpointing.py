@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import Spec, StageState
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm
 from fdg_jax.stage.packing import Layout, Packing, Unpacked
@@ -151,7 +152,11 @@ class Checkpointed:
         labels = None
         if self.takes_labels:
             labels = self.restored_message(self.spec.labels, flat, f"memo/{batch}/labels")
-        _, _, closure = self._forward(params, extra, x, labels)
+        try:
+            _, _, closure = self._forward(params, extra, x, labels)
+        except (TypeError, ValueError) as error:
+            fact = f"the checkpoint's batch {batch} does not fit stage k={self.spec.k}: {sentence(error)}"
+            raise BadInput(f"{fact} It is of another model, split or method.") from error
         return Memo(batch, closure, params, extra, x, version, labels)
 
     def restored_weights(self, version: int, flat: Mapping[str, Any]) -> Tree:
@@ -169,11 +174,11 @@ class Checkpointed:
         """A saved message on the stage's device.
 
         Arguments:
-            template: its arrays, or shapes. The first axis is the batch, which may have another size.
+            template: its arrays, or shapes, of which axes may have other lengths.
             flat: {path: array}.
             prefix: with which its paths begin.
 
         Raises:
             BadInput: a path is missing, or a shape or dtype differs.
         """
-        return self.place.put_batch(checkpoint.unflatten(template, flat, prefix, any_batch_size=True))
+        return self.place.put_batch(checkpoint.unflatten(template, flat, prefix, any_lengths=True))

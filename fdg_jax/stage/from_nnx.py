@@ -7,9 +7,11 @@ the same units in every step. `from_nnx` passes `train` on and asks for a key fo
 
 import inspect
 import zlib
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, wraps
 from typing import Any
+from unittest import mock
 
 import flax.linen as nn
 import jax
@@ -18,6 +20,7 @@ from flax.traverse_util import unflatten_dict
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import LOSSES
+from fdg_jax.stage.switches import SWITCHES, arguments, refusal, switch_of
 
 Tree = Any
 Path = tuple[str, ...]
@@ -85,7 +88,7 @@ class Given:
     """A module that is there already. It stays as it is."""
 
     def __init__(self, module: nnx.Module):
-        self.graph, self.state = nnx.split(module)
+        self.module, (self.graph, self.state) = module, nnx.split(module)
 
     def __call__(self, rngs: nnx.Rngs) -> Any:
         del rngs
@@ -152,9 +155,11 @@ class FromNNX(nn.Module):
             if name in NOT_SET and parameter.default is parameter.empty:
                 fact = f"{type(module).__name__}.__call__ has an argument `{name}` without a default, set by nobody"
                 raise BadInput(f"{fact}. Leave that to module.train() and module.eval(), or take an argument `train`.")
-        (module.train if train else module.eval)()
+        (module.train if train else module.eval)(training=train, is_training=train)
         losses = nnx.variable_type_from_name(LOSSES, allow_register=True)
-        y, sown = nnx.capture(module, losses)(x, **({"train": train} if "train" in parameters else {}))
+        given, named = arguments(module, x, train)
+        with all_told(module) if train else nullcontext():
+            y, sown = nnx.capture(module, losses)(*given, **named)
         for at, leaf in nnx.to_flat_state(sown):
             self.sow(LOSSES, ".".join(map(str, at)), raw(leaf))
         return y
@@ -188,6 +193,36 @@ class FromNNX(nn.Module):
             f"{who} {fact} in evaluation, too. module.eval() sets `deterministic` and `use_running_average` of all its "
             "modules: heed these, or give __call__ an argument `train`."
         )
+
+
+@contextmanager
+def all_told(module: Any) -> Iterator[None]:
+    """Refuses calls, while a module is trained, in which an argument keeps one of its parts in evaluation mode and the
+    caller has not given it. Fields are set by module.train(). nnx has nothing like flax.linen.intercept_methods."""
+    looks = True
+
+    def watch(call: Callable) -> Callable:
+        @wraps(call)
+        def watched(part: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal looks
+            before, switch = looks, switch_of(call, None, (part, *args), kwargs) if looks else None
+            if switch and not switch.trains:
+                if not switch.given:
+                    raise BadInput(refusal(type(module).__name__, f"({type(part).__name__})", switch))
+                looks = False
+            try:
+                return call(part, *args, **kwargs)
+            finally:
+                looks = before
+
+        return watched
+
+    with ExitStack() as patched:
+        for kind in {kind for _, part in nnx.iter_modules(module) for kind in type(part).__mro__}:
+            call = vars(kind).get("__call__")
+            if call and SWITCHES.keys() & inspect.signature(call).parameters.keys():
+                patched.enter_context(mock.patch.object(kind, "__call__", watch(call)))
+        yield
 
 
 def place(at: tuple[Any, ...], leaf: Any) -> Path:

@@ -1,6 +1,5 @@
 """A Flax module as pure functions: forward pass, backward pass, update, evaluation. Engines and methods share them."""
 
-import inspect
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from flax.traverse_util import flatten_dict
 from fdg_jax.corrections.interface import NONE, Correction
 from fdg_jax.machine import jax_internals
 from fdg_jax.stage.precision import Precision
+from fdg_jax.stage.switches import arguments
 
 Array = jax.Array
 Tree = Any
@@ -126,11 +126,6 @@ class Functions(NamedTuple):
     outputs: Callable[..., Tree]
 
 
-def takes_train(module: nn.Module) -> bool:
-    """Whether the module's __call__ has an argument `train`, True in training and False in evaluation."""
-    return "train" in inspect.signature(type(module).__call__).parameters
-
-
 def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
     """Initialises a module.
 
@@ -141,21 +136,33 @@ def init_variables(module: nn.Module, key: Array, x: Tree) -> dict[str, Tree]:
 
     Returns: its Flax variables {"params": ..., "batch_stats": ...}.
     """
-    flag: dict[str, Any] = {"train": False} if takes_train(module) else {}
-    return without_sown(module.init({"params": key, DROPOUT: key}, x, mutable=INITIAL, **flag))
+    given, named = arguments(module, x, train=False)
+    rngs = {"params": key, DROPOUT: key}
+    first = module.init(rngs, *given, mutable=INITIAL, **named)
+    return without_sown(first, lambda: module.apply(first, *given, mutable=INITIAL, rngs=rngs, **named)[1])
 
 
-def without_sown(variables: Any) -> dict[str, Tree]:
+def without_sown(variables: Any, again: Callable[[], Any]) -> dict[str, Tree]:
     """Flax variables without the collections that the module has sown.
 
-    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call.
+    By default `sow` appends to a tuple, so that after `init` a value is a tuple of one, and longer after every call. A
+    module's own tuple stays as long as it was. again: the variables after another call.
     """
 
-    def sown(collection: Tree) -> bool:
+    def tuples(collection: Tree) -> bool:
         values: list[Any] = list(flatten_dict(collection).values()) if isinstance(collection, Mapping) else []
         return all(isinstance(value, tuple) for value in values) and any(len(value) == 1 for value in values)
 
-    return {name: collection for name, collection in variables.items() if not sown(collection)}
+    sown = [name for name, collection in variables.items() if tuples(collection)]
+
+    def call() -> None:
+        after = again()
+        own = [name for name in sown if jax.tree.structure(after[name]) == jax.tree.structure(variables[name])]
+        sown[:] = [name for name in sown if name not in own]
+
+    if sown:
+        jax.eval_shape(call)
+    return {name: collection for name, collection in variables.items() if name not in sown}
 
 
 def stream_key(key: Array, stream: str) -> Array:
@@ -181,23 +188,22 @@ def make_apply(
     params and x are in the dtypes that the module computes in, y in the dtype that the next stage takes. Where the
     module sows losses, extra[LOSSES] is their sum in training, float32 [].
     """
-    flag = takes_train(module)
 
     def apply(params, extra, x, train: bool):
         collections = {name: value for name, value in extra.items() if name != "rng"}
-        arguments: dict[str, Any] = {"train": train} if flag else {}
+        given, named = arguments(module, x, train)
         variables = {"params": params, **collections}
         if not train:
             # A module may write into a collection of its own (to count its calls, say); in evaluation that is dropped.
             # Batch statistics are not writable: Flax then refuses a layer that does not know that it is evaluated.
             writable = [name for name in collections if name != "batch_stats"]
-            y = module.apply(variables, x, mutable=writable or False, **arguments)
+            y = module.apply(variables, *given, mutable=writable or False, **named)
             return compute.precision.outputs(y[0] if writable else y), extra
-        rng = {}
+        rng, rngs = {}, None
         if "rng" in extra:
             rng["rng"], key = jax.random.split(extra["rng"])
-            arguments["rngs"] = {stream: stream_key(key, stream) for stream in compute.streams}
-        y, changed = module.apply(variables, x, mutable=[*collections, LOSSES], **arguments)
+            rngs = {stream: stream_key(key, stream) for stream in compute.streams}
+        y, changed = module.apply(variables, *given, mutable=[*collections, LOSSES], rngs=rngs, **named)
         changed = {**dict(changed), **rng}
         sown = jax.tree.leaves(changed.pop(LOSSES, ()))
         if compute.sows:

@@ -1,6 +1,5 @@
 """Checks that stages, loss, optimizer and data fit together, by `jax.eval_shape`: nothing is computed or compiled."""
 
-import inspect
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,12 @@ import numpy as np
 import optax
 from flax.core import unfreeze
 
-from fdg_jax.errors import BadInput, first_line, sentence
+from fdg_jax.errors import BadInput, first_line
 from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.dependence import dependences, of_jaxpr
 from fdg_jax.stage.from_nnx import refuse_bridges
 from fdg_jax.stage.functions import (
+    LOSSES,
     ComputeOptions,
     SownLosses,
     functions,
@@ -28,8 +28,10 @@ from fdg_jax.stage.functions import (
     metrics_of,
     raw_key,
     split_variables,
-    takes_train,
 )
+from fdg_jax.stage.sharing import Owners, check_shared
+from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
+from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.stage.weighted import Weighted
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.named import flattened
@@ -38,7 +40,6 @@ from fdg_jax.storage.plain import check_usable, native
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
 WEIGHTED = "The labels are fdg_jax.Weighted: use labels.labels in the loss, and labels.mean(values) for its average."
-OTHER_SWITCHES = ("deterministic", "training", "is_training", "use_running_average")
 
 
 class Shapes(NamedTuple):
@@ -71,7 +72,8 @@ def zeros(shapes: Tree) -> Tree:
 
 def shape_of(tree: Tree) -> Tree:
     """The shapes and dtypes of a tree of JAX arrays, NumPy arrays or jax.ShapeDtypeStructs, as JAX will have them."""
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), jax.dtypes.canonicalize_dtype(a.dtype)), tree)
+    as_jax = partial(jax.dtypes.canonicalize_dtype, allow_extended_dtype=True)  # random keys
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(np.shape(a), as_jax(a.dtype)), tree)
 
 
 def describe(tree: Tree) -> str:
@@ -101,17 +103,24 @@ def check_shapes(
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     inputs, params, draws, computes, inits, before = [], [], [], [], [], f"the input is {describe(x)}"
+    owners: Owners = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"
-        way_out, fact = check_switch(who, module), f"{who} cannot take {describe(x)}; {before}."
-        with nn.intercept_methods(refuse_bridges):
-            seen = trace_or_refuse(fact, trace_module, module, compute, x, way_out=way_out, who=who)
+        fact, untold = f"{who} cannot take {describe(x)}; {before}.", Untold(trains)
+        with nn.intercept_methods(refuse_bridges), nn.intercept_methods(untold):
+            seen = trace_or_refuse(fact, trace_module, module, compute, x, who=who)
         y, made, compute = seen.y, seen.variables, seen.compute
+        if untold.found:
+            check_told(who, module, seen, x, untold)
+        check_shared(owners, who, module, made)
         check_evaluation(who, module, compute, made, x)
         if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
             fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"
             raise BadInput(f"{fact}. Cut the network elsewhere.")
+        if k < len(stages) and any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
+            fact = f"{who} gives {describe(y)} to stage k={k + 1}, and a number has no axis"
+            raise BadInput(f"{fact}: between stages arrays have one axis or more. Give scale[None], say.")
         if variables is not None:
             given = fitting_variables(k, made, variables[k - 1], x)
             inits.append(partial(jax.tree.map, partial(jnp.array, copy=True), given))
@@ -206,40 +215,28 @@ def first_update(optimizer: optax.GradientTransformation, params: Tree) -> Tree:
     return jax.eval_shape(update, params)
 
 
-def trace_or_refuse(fact: str, run: Callable, *arguments, way_out: str = "", who: str = ""):
-    """The result of tracing something of the user's, or BadInput with the fact and what the user's code raised.
-
-    who: what is traced, where this library itself may refuse it.
-    """
-    try:
-        return run(*arguments)
-    except BadInput as error:
-        raise BadInput(f"{who}: {error}" if who else str(error)) from error
-    except Exception as error:  # whatever a user's module raises when shapes do not fit
-        way_out = way_out or "Change one of the two, or cut the network elsewhere."
-        raise BadInput(f"{fact} {sentence(error)} {way_out}") from error
+def trains(module: nn.Module) -> bool:
+    """Whether a module is called for training, where alone what it sows as losses is kept."""
+    return module.scope is not None and module.is_mutable_collection(LOSSES)
 
 
-def check_switch(who: str, module: nn.Module) -> str:
-    """Checks by which argument a module distinguishes training from evaluation.
+def check_told(who: str, module: nn.Module, seen: "TracedModule", x: Tree, untold: Untold) -> None:
+    """Raises BadInput if a module is trained by another program once the switches are set that nobody sets."""
+    told = Untold(trains, tell=True)
 
-    Returns: a way out for the case that tracing fails, if the module has such an argument beside `train`; else "".
+    def program() -> str | None:
+        forward = functions(module, optax.identity(), compute=seen.compute).forward
+        try:
+            made = jax.make_jaxpr(forward)(*state_shapes(seen.variables, seen.draws), x)
+        except Exception:  # it draws random numbers, say
+            return None
+        return re.sub("0x[0-9a-f]+", "", str(made))  # functions of the user's are named by where they lie
 
-    Raises:
-        BadInput: the argument is one that this library never sets.
-    """
-    if takes_train(module):
-        return ""
-    for name, argument in inspect.signature(type(module).__call__).parameters.items():
-        if name in OTHER_SWITCHES:
-            way_out = f"Give __call__ of your module an argument `train` and make `{name}` of it inside."
-            if argument.default is None:
-                return f"This library sets `train` only, True in training and False in evaluation. {way_out}"
-            raise BadInput(
-                f"{who} has an argument `{name}`, which nobody would set: this library sets `train`, True in "
-                f"training and False in evaluation. {way_out}"
-            )
-    return ""
+    with nn.intercept_methods(told):
+        other = program()
+    # A part within nn.jit is not traced again, so it cannot be told.
+    if other != program() or told.found.keys() != untold.found.keys():
+        raise BadInput(refusal(who, *next(iter(untold.found.items()))))
 
 
 def check_evaluation(who: str, module: nn.Module, compute: ComputeOptions, variables: Tree, x: Tree) -> None:
@@ -249,11 +246,18 @@ def check_evaluation(who: str, module: nn.Module, compute: ComputeOptions, varia
         jax.eval_shape(functions(module, optax.identity(), compute=compute).outputs, params, extra, x)
     except BadInput as error:
         raise BadInput(f"{who} can be trained but not evaluated: {error}") from error
+    except flax.errors.InvalidRngError as error:
+        stream = asked_stream(error)
+        fact = f'{who} can be trained but not evaluated: it draws from the random stream "{stream}" in evaluation, too'
+        raise BadInput(f"{fact}. Draw only where the argument `train` of __call__ is True.") from error
     except Exception as error:  # whatever a user's module raises
-        raise BadInput(
-            f"{who} can be trained but not evaluated: {first_line(error)} This library tells a module which of the two "
-            "it is by an argument `train` (True or False) where __call__ has one. Give it that."
-        ) from error
+        raise BadInput(f"{who} can be trained but not evaluated: {first_line(error)} {WAY_OUT}") from error
+
+
+def asked_stream(error: flax.errors.InvalidRngError) -> str | None:
+    """The random stream of which a module has asked for a key, and there is none."""
+    asked = re.search(r'needs PRNG for "(.+?)"', str(error))
+    return asked[1] if asked else None
 
 
 class TracedModule(NamedTuple):
@@ -291,10 +295,10 @@ def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedM
             y, kept = forward_shapes(module, compute, *state_shapes(variables, draws), x)
             return TracedModule(y, kept, variables, draws, compute, make, of_inputs)
         except flax.errors.InvalidRngError as error:  # a module that draws random numbers finds no key of that name
-            asked = re.search(r'needs PRNG for "(.+?)"', str(error))
-            if not asked or asked[1] in streams:
+            stream = asked_stream(error)
+            if stream is None or stream in streams:
                 raise
-            streams += (asked[1],)
+            streams += (stream,)
         except SownLosses:
             compute = compute._replace(sows=True)
 

@@ -33,14 +33,14 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {prefix + jax.tree_util.keystr(path): plain(leaf) for path, leaf in leaves}
 
 
-def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batch_size: bool = False) -> Any:
+def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_lengths: bool = False) -> Any:
     """The inverse of `flatten`.
 
     Arguments:
         template: a tree of arrays or jax.ShapeDtypeStructs with the structure, shapes and dtypes to expect.
         flat: {path: array}.
         prefix: with which the paths begin.
-        any_batch_size: whether first axes may have other lengths (the last batch of an epoch is shorter).
+        any_lengths: whether axes may have other lengths (the last batch of an epoch is shorter, a sequence longer).
 
     Returns: a tree like `template` with copies of the arrays.
 
@@ -54,8 +54,9 @@ def unflatten(template: Any, flat: Mapping[str, Any], prefix: str = "", any_batc
             options = ", or guard and gradient_norms are not as they were" if ".opt_state" in name else ""
             raise BadInput(f"the checkpoint has no {name}: it is of another model, split or method{options}.")
         # A copy: on a CPU device_put may use the memory of its argument, and the caller may write there later.
-        value, skip, needed = np.array(plain(flat[name])), int(any_batch_size), plain_like(like)
-        if value.ndim != len(needed.shape) or value.shape[skip:] != needed.shape[skip:] or value.dtype != needed.dtype:
+        value, needed = np.array(plain(flat[name])), plain_like(like)
+        fits = value.ndim == len(needed.shape) if any_lengths else value.shape == needed.shape
+        if not fits or value.dtype != needed.dtype:
             raise BadInput(
                 f"the checkpoint's {name} is {value.dtype}{list(value.shape)}, this run needs "
                 f"{needed.dtype}{list(needed.shape)}: it is of another model, split or method."

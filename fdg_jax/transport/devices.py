@@ -56,6 +56,14 @@ def request_cpu_devices(K: int, exactly: bool = False) -> bool:
     return True
 
 
+def check_no_mesh() -> None:
+    """Raises BadInput within jax.set_mesh: JAX would have every program run on all devices of that mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        fact = f"jax.set_mesh is in force, with the axes {dict(mesh.shape)}, and a stage runs on a device of its own"
+        raise BadInput(f"{fact}. Call the pipeline outside of `with jax.set_mesh(...)`.")
+
+
 def stage_devices(K: int, here: bool = False) -> tuple[list[Any], str]:
     """Chooses the devices of the stages. If there are fewer than K, neighbouring stages share them evenly.
 
