@@ -158,7 +158,7 @@ def by_default(function: Callable, program: str) -> Any:
 
 def as_a_stage(function: Callable, program: str) -> Any:
     """Compiles a function as fdg_jax.stage.stage does."""
-    return programs.jit(function, "cpu", reductions=program != "evaluation")
+    return programs.jit(function)
 
 
 def without_ynnpack(function: Callable, program: str) -> Any:
