@@ -145,7 +145,7 @@ def problem(of: Wanted) -> Problem:
 Jit = Callable[..., Any]  # (function, name of the program) -> a jitted function
 JITS: dict[str, Jit] = {
     "by default": lambda function, program: jax.jit(function),
-    "as a stage": lambda function, program: programs.jit(function, "cpu", reductions=program != "evaluation"),
+    "as a stage": lambda function, program: programs.jit(function),
     "without YNNPACK": lambda function, program: jax.jit(function, compiler_options={programs.FLAG: ""}),
 }
 

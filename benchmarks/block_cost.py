@@ -99,9 +99,8 @@ def timed(made: Functions, module: nn.Module, x: jax.Array, labels: jax.Array | 
     clock = time.process_time if jax.devices()[0].platform == "cpu" else time.perf_counter
     variables = dict(module.lazy_init(jax.random.key(0), jax.ShapeDtypeStruct(x.shape, x.dtype), True))
     params, extra = variables.pop("params"), variables
-    platform = jax.devices()[0].platform
-    forward = programs.jit(made.forward, platform)
-    backward = programs.jit(lambda closure, params, x, dy: made.backward(closure, params, x, dy), platform)
+    forward = programs.jit(made.forward)
+    backward = programs.jit(lambda closure, params, x, dy: made.backward(closure, params, x, dy))
     messages, _, closure = forward(params, extra, x, labels)
     (y,) = messages.values()
     jax.block_until_ready(backward(closure, params, x, y))

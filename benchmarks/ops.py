@@ -106,16 +106,16 @@ def xla(shape: Shape, batch: int) -> dict[str, Call]:
         return layers.relu(layers.batch_norm(x, *weights)[0])
 
     if not shape.kernel:
-        kept = programs.jit(partial(jax.vjp, forward), "cpu")
-        backward = programs.jit(lambda closure, dy: closure(dy), "cpu")
+        kept = programs.jit(partial(jax.vjp, forward))
+        backward = programs.jit(lambda closure, dy: closure(dy))
         return {"F": partial(kept, x, weights), "B": partial(backward, kept(x, weights)[1], dy)}
 
     def gradient(which: int, x, weights, dy):
         return jax.vjp(forward, x, weights)[1](dy)[which]
 
-    dx, dw = (programs.jit(partial(gradient, which), "cpu") for which in (0, 1))
+    dx, dw = (programs.jit(partial(gradient, which)) for which in (0, 1))
     gradients = {"dx": partial(dx, x, weights, dy), "dw": partial(dw, x, weights, dy)}
-    return {"F": partial(programs.jit(forward, "cpu"), x, weights), **gradients}
+    return {"F": partial(programs.jit(forward), x, weights), **gradients}
 
 
 def onednn(shape: Shape, batch: int) -> dict[str, Call]:

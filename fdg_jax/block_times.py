@@ -114,8 +114,8 @@ def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]
 
     found = programs_of(block, x, first)
     batch, params, extra, *state = jax.tree.map(numbers, (x, found.params, found.extra, found.momentum))
-    forward, update = programs.jit(found.forward, device.platform), jax.jit(found.update, donate_argnums=1)
-    backward = programs.jit(found.backward, device.platform)
+    forward, update = programs.jit(found.forward), programs.jit(found.update, donate_argnums=1)
+    backward = programs.jit(found.backward)
 
     def step() -> float:
         jax.block_until_ready((batch, params, state))
@@ -135,8 +135,8 @@ def program_texts(blocks: Sequence[nn.Module], x: Any) -> list[str]:
 
     def find(block: nn.Module, x: Any, first: bool) -> tuple[str, Any]:
         found = programs_of(block, x, first)
-        forward = jax.jit(found.forward).lower(found.params, found.extra, x, None)
-        backward = jax.jit(found.backward).lower(found.closure, found.params, x, found.y)
+        forward = programs.jit(found.forward).lower(found.params, found.extra, x, None)
+        backward = programs.jit(found.backward).lower(found.closure, found.params, x, found.y)
         return hashlib.sha256(f"{forward.as_text()}{backward.as_text()}".encode()).hexdigest(), found.y
 
     return list(of_each_kind(blocks, x, find))

@@ -18,6 +18,7 @@ from flax.errors import LazyInitError
 
 from fdg_jax import models
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.machine import programs
 from fdg_jax.stage.alike import Kinds
 from fdg_jax.stage.functions import DROPOUT, init_variables
 from fdg_jax.stage.shapes import describe
@@ -278,7 +279,7 @@ def _flops(block: nn.Module, x: Any, cpu: Any) -> tuple[float, Any]:
         rngs = {"params": key, DROPOUT: key}
         return block.apply(variables, *given, mutable=nn.DenyList("params"), rngs=rngs, **named)[0]
 
-    variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), jax.jit(run)
+    variables, forward = jax.eval_shape(lambda key, x: init_variables(block, key, x), key, x), programs.jit(run)
     kind = jax.default_backend()
     platform = "cuda" if kind == "gpu" else kind  # to our layers every GPU is the same
     with jax.default_device(cpu):

@@ -1,6 +1,9 @@
 """Programs on a CPU: what YNNPACK may compute, and that sums are right here which jaxlib 0.10.2 computes wrongly."""
 
+import ast
 import re
+from operator import add
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -8,11 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax import lax
 
 import fdg_jax
 from fdg_jax import models, split
+from fdg_jax.corrections.interface import Correction
 from fdg_jax.machine import programs
 from fdg_jax.stage import functions
+from fdg_jax.stage.correcting import gradient_program
+from fdg_jax.stage.packing import Unpacked
 
 ROWS = 33_000  # more than 32,768
 
@@ -37,10 +44,50 @@ def test_the_jaxlibs_that_sum_wrongly_are_known():
     assert bool(wrong.any()) is programs.reductions_can_be_wrong()
 
 
-def test_a_program_without_these_reductions_is_right():
-    x = numbers(ROWS)
-    found = programs.jit(lengths, "cpu", reductions=False)(x)
-    np.testing.assert_allclose(found, right_lengths(x), rtol=1e-5)  # three squares, rounded to float32
+def gradient(w, x):
+    """(w @ x.T).max(axis=0) by the backward pass of a function whose forward pass has no product."""
+    given = jax.custom_vjp(lambda x: 0.0)
+    given.defvjp(lambda x: (0.0, x), lambda x, _: (jnp.max(w @ x.T, axis=0)[:, None] + 0 * x,))
+    return jax.grad(given)(x)[:, 0]
+
+
+def window(w, x):
+    return lax.reduce_window(w[:, None] * x[None], np.float32(0), lax.add, (1, 1, 3), (1, 1, 1), "VALID")[..., 0].max(0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "width", "largest"),
+    [
+        (np.float32, ROWS, 3, lambda w, x: jnp.max(w @ x.T, axis=0)),
+        (np.float64, 17_000, 3, lambda w, x: jnp.max(w @ x.T, axis=0)),
+        (np.float64, 17_000, 7, lambda w, x: jnp.max(w @ x.T, axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: jnp.max((x @ w.T).T, axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: jnp.max(jnp.einsum("nk,mk->mn", x, w), axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: jax.vmap(lambda row: jnp.max(w @ row))(x)),
+        (np.float32, ROWS, 3, lambda w, x: jnp.max(jnp.sum(w[:, None] * x[None], axis=2), axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: 3 * jnp.max(jnp.mean(w[:, None] * x[None], axis=2), axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: jnp.max(jnp.cumsum(w[:, None] * x[None], axis=2)[..., -1], axis=0)),
+        (np.float32, ROWS, 3, lambda w, x: jnp.max(lax.reduce(w[:, None] * x[None], np.float32(0), add, (2,)), axis=0)),
+        (np.float32, ROWS, 3, window),
+        (np.float32, ROWS, 3, gradient),
+        (np.float32, ROWS, 3, lambda w, x: lax.fori_loop(0, 1, lambda i, sum: sum + jnp.max(w @ x.T, 0), 0 * x[:, 0])),
+        (np.float32, ROWS, 3, lambda w, x: lax.cond(x[0, 0] < 9, lambda: jnp.max(w @ x.T, 0), lambda: x[:, 0])),
+        (np.float32, ROWS, 3, jax.jit(lambda w, x: jnp.max(w @ x.T, axis=0))),
+    ],
+)
+def test_such_sums_are_right_however_they_are_written(dtype, rows, width, largest):
+    random = np.random.default_rng(0)
+    w, x = random.normal(size=(2, width)).astype(dtype), random.normal(size=(rows, width)).astype(dtype)
+    with jax.enable_x64(dtype == np.float64):
+        found = programs.jit(largest)(w, x)
+    np.testing.assert_allclose(found, (w @ x.T).max(axis=0), atol=1e-5)  # sums of products near 1, in float32
+
+
+def test_a_program_is_right_for_every_shape():
+    program = programs.jit(lengths)
+    for rows in (20, ROWS, 20, ROWS):  # the fast program is kept for the first
+        np.testing.assert_allclose(program(numbers(rows)), right_lengths(numbers(rows)), rtol=1e-5)
+    assert jax.eval_shape(lambda x: program(x), numbers(20)).shape == (20,)  # inside another program
 
 
 class Lengths(nn.Module):
@@ -68,29 +115,68 @@ def test_a_pipeline_computes_such_sums_correctly(K):
     np.testing.assert_allclose(pipeline.params[0]["params"]["weights"], 1 - 0.1 * 2 * means, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("function", "shapes", "small"),
-    [
-        (lengths, [(50, 3)], True),
-        (lambda x, w: x @ w, [(50, 16), (16, 8)], False),
-        (lambda x, w: x @ w, [(50, 16), (16, 3)], True),  # the gradient by x contracts 3
-        (jax.jit(lambda x, w: x @ w), [(50, 3), (3, 8)], True),  # inside another function
-        (lambda x, w: (x * w).sum(axis=1), [(50, 3), (50, 3)], True),  # which XLA may turn into products
-        (lambda x: x.mean(axis=(0, 1)), [(50, 8, 16)], False),
-        (lambda x, w: jnp.einsum("bij,bjk->bik", x, w), [(3, 8, 16), (3, 16, 8)], False),  # three products
-    ],
-)
-def test_small_products_are_found(function, shapes, small):
-    assert programs.has_small_products(function, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)) is small
+def scaled(g):
+    """Each row of g [n, 3] times its squared length."""
+    return g * lengths(g)[:, None]
+
+
+class Table(nn.Module):
+    """[n, 3] -> [n, 1], whose gradient by its table is its input."""
+
+    @nn.compact
+    def __call__(self, x):
+        return jnp.sum(x * self.param("table", nn.initializers.zeros, x.shape), axis=1, keepdims=True)
+
+
+def test_the_users_functions_compute_such_sums_correctly():
+    """The optimizer of a pipeline, the transform of evaluate and predict, preprocess, and a correction."""
+    x, y = numbers(ROWS), np.zeros(ROWS, np.int32)
+    optimizer = optax.stateless(lambda grads, params: jax.tree.map(lambda g: -scaled(g), grads))
+    total = lambda outputs, labels: outputs.sum()  # noqa: E731
+    right = x * right_lengths(x)[:, None]
+    preprocess = lambda x, step: scaled(x)  # noqa: E731
+    pipeline = fdg_jax.Pipeline([Table()], total, optimizer, preprocess=preprocess).init(jax.random.key(0), (x, y))
+    pipeline.step((x, y))
+    pipeline.drain()
+    table = -right * right_lengths(right)[:, None]
+    np.testing.assert_allclose(pipeline.params[0]["params"]["table"], table, rtol=1e-4)
+    rows = (right * table).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(pipeline.predict(x, transform=scaled), rows, rtol=1e-4)
+    assert pipeline.evaluate([(x, y)], transform=scaled).loss == pytest.approx(rows.sum(), rel=1e-4)
+    correction = Correction(gradient=lambda grads, then, now, state: (scaled(grads), state))
+    corrected, _ = gradient_program(correction, Unpacked(x), guard=False)(x, x, x, None)
+    np.testing.assert_allclose(corrected, right, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet8", "wrn10_1", "mobilenet_v2"])
 def test_the_models_keep_their_fast_reductions(name):
     (module,) = split.stages(models.blocks(name, 10), ())
-    x = jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.float32)
+    x = jax.ShapeDtypeStruct((64, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(lambda x: functions.init_variables(module, jax.random.PRNGKey(0), x), x)
-    forward = functions.functions(module, optax.sgd(0.1)).forward
-    assert not programs.has_small_products(forward, *functions.split_variables(variables), x)
+    params, extra = functions.split_variables(variables)
+    made = functions.functions(module, optax.adamw(0.1))
+    messages, _, closure = jax.eval_shape(made.forward, params, extra, x)
+    opt_state = jax.eval_shape(optax.adamw(0.1).init, params)
+    for function, *arguments in (
+        (made.forward, params, extra, x),
+        (made.backward, closure, params, x, messages["x"]),
+        (made.update, params, opt_state, params),
+    ):
+        jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
+        assert not any(map(programs.is_short_sum, programs.equations(jaxpr)))
+
+
+COMPILES = {"jit", "pjit", "pmap"}
+
+
+def test_every_program_of_the_library_comes_from_one_door():
+    for file in Path(fdg_jax.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = node.attr if isinstance(node, ast.Attribute) else ""
+            if isinstance(node, ast.ImportFrom):
+                named = next((alias.name for alias in node.names if alias.name in COMPILES), "")
+            at_the_door = isinstance(node, ast.Attribute) and ast.unparse(node.value) == "programs"
+            assert named not in COMPILES or at_the_door or file.name == "programs.py", f"{file}, line {node.lineno}"
 
 
 def convolutions_by_ynnpack(program, *arguments) -> int:
@@ -114,13 +200,11 @@ def test_a_stage_trains_without_convolutions_by_ynnpack():
     assert convolutions_by_ynnpack(plainly, params, extra, x, labels) > 0  # so what is asserted above can fail
 
 
-def test_only_cpu_programs_are_compiled_otherwise(monkeypatch):
+def test_the_names_of_the_flag_are_those_of_this_jaxlib(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    assert programs.compiler_options("gpu", reductions=False) is None
-    (chosen,) = programs.compiler_options("cpu").values()
-    assert chosen.split(",") == [programs.PRODUCTS, programs.REDUCTIONS]
+    assert programs.chosen_here()
 
 
 def test_a_flag_of_the_user_decides_alone(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", f"--{programs.FLAG}=-reduce")
-    assert programs.compiler_options("cpu") is None
+    assert not programs.chosen_here()

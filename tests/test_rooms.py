@@ -27,7 +27,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "transport": ("errors", "machine", "schedule"),
     "corrections": ("errors", "options"),
     "stage": (*BELOW_STAGES, "corrections"),
-    "split": ("errors", "models", "stage"),
+    "split": ("errors", "machine", "models", "stage"),
     "block_times": ("recipe", "machine", "layers", "stage"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),

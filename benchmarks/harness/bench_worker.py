@@ -41,12 +41,7 @@ class FusedStage(Stage):
             grads, dx = functions.backward(closure, old, x, dy)
             return *functions.update(params, opt_state, grads), None if k == 1 else dx
 
-        self._fused = programs.jit(
-            backward_update,
-            place.device.platform,
-            reductions=self.fast_reductions,
-            donate_argnames="opt_state",
-        )
+        self._fused = programs.jit(backward_update, donate_argnames="opt_state")
 
     def backward(self, batch, dy=None):
         memo, params = self.take_memo(batch), self.state.params

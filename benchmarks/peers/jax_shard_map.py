@@ -64,7 +64,7 @@ class Trainer:
             out_specs=(everywhere, own, everywhere, everywhere),
             check_vma=False,
         )
-        self.step = programs.jit(spread, "cpu", donate_argnums=(0, 1, 2))
+        self.step = programs.jit(spread, donate_argnums=(0, 1, 2))
         copies = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (side.K, *leaf.shape)), statistics)
         self.state = jax.device_put((params, copies, optimizer.init(params)))
         self.parameters = sum(leaf.size for leaf in jax.tree.leaves(params))

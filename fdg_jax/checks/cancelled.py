@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.errors import NoEffect
+from fdg_jax.machine import programs
 
 Tree = Any
 CANCELS = "divides a gradient by its own size, so a constant factor cancels (nearly)"
@@ -84,7 +85,7 @@ def divides_by_size(optimizer: optax.GradientTransformation, params: Tree) -> bo
     small = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct([min(n, 2) for n in leaf.shape], leaf.dtype), params)
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(small))
 
-    @jax.jit
+    @programs.jit
     def last_update(weights, length):
         """The update of the last step as a vector, by a gradient of that length, all parameters being `weights`."""
         filled, grads = (

@@ -33,7 +33,7 @@ def check(loss: Callable[[Tree, Tree], Tree], outputs: Tree, labels: Tree, cuts:
     Raises:
         BadInput: the loss of four examples is not the mean of the losses of two and two of them.
     """
-    run = programs.jit(lambda *batch: loss(*batch), jax.default_backend(), reductions=False)
+    run = programs.jit(lambda *batch: loss(*batch))
     four = made_up(outputs, 1), made_up(labels, 2)
     parts = [jax.tree.map(lambda leaf, at=at: leaf[at : at + 2], four) for at in (0, 2)]
     try:

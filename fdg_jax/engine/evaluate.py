@@ -10,6 +10,7 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.machine import programs
 from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.weighted import Weighted, without_weights
@@ -158,5 +159,5 @@ class CompiledTransform:
 
     def __call__(self, transform: Callable | None) -> Callable:
         if self.last is None or self.last[0] is not transform:
-            self.last = (transform, jax.jit(self.make(transform)))
+            self.last = (transform, programs.jit(self.make(transform)))
         return self.last[1]

@@ -68,10 +68,8 @@ class HostEngine:
         self.within_tick = False  # stays True after a call that was cut off: stages are then at different batches
         self.unfinished: UnfinishedOperations | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
-        platform = self.transport.here.device.platform
-        compiled = partial(programs.jit, platform=platform, reductions=False)
-        self._preprocess = compiled(problem.preprocess) if problem.preprocess else None
-        self._tally = compiled(partial(tally, problem.specs[-1].report))
+        self._preprocess = programs.jit(problem.preprocess) if problem.preprocess else None
+        self._tally = programs.jit(partial(tally, problem.specs[-1].report))
         self._transform = CompiledTransform(lambda transform: transform)
         dtype = problem.specs[-1].value.dtype
         self._micro_batches = MicroBatches(schedule.micro_batches, self.last, self.transport.here, dtype)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
 from fdg_jax.stage.batch_parts import bounds, cut, weighted_sum
 from fdg_jax.stage.weighted import Weighted
 from fdg_jax.transport.devices import Place
@@ -33,9 +34,9 @@ class MicroBatches:
 
     def __init__(self, M: int, last: Place | None, told: Place, dtype: Any):
         self.M, self.last, self.told, self.dtype = M, last, told, dtype
-        self._cut = jax.jit(partial(cut, M=M))
-        self._mean = jax.jit(lambda shares, reports: jax.tree.map(partial(weighted_sum, shares), *reports))
-        self._by_weight = jax.jit(partial(shares_of_weights, M=M, dtype=dtype))
+        self._cut = programs.jit(partial(cut, M=M))
+        self._mean = programs.jit(lambda shares, reports: jax.tree.map(partial(weighted_sum, shares), *reports))
+        self._by_weight = programs.jit(partial(shares_of_weights, M=M, dtype=dtype))
         self._shares: Any = None
         self._losses: list[Tree] = []
 

@@ -14,6 +14,7 @@ from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_e
 from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import Unsound, first_unsound
+from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
 from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
@@ -69,9 +70,9 @@ class ScanEngine:
             return jax.lax.scan(lambda run, row: one(run, images[row], labels[row]), run, indices)
 
         self.one = one
-        self._step = jax.jit(one, donate_argnums=0)
-        self._window = jax.jit(window, donate_argnums=0)
-        self._drain = jax.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
+        self._step = programs.jit(one, donate_argnums=0)
+        self._window = programs.jit(window, donate_argnums=0)
+        self._drain = programs.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
 
     def watch(self) -> UnfinishedOperations:
         """From now on, notes every dispatch until it is finished."""
@@ -196,7 +197,7 @@ class ScanEngine:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
         x, labels = jax.device_put((inputs, labels), self.device)
         if self.problem.preprocess:
-            x = jax.jit(self.problem.preprocess)(x, np.int32(step))
+            x = programs.jit(self.problem.preprocess)(x, np.int32(step))
         place = self.problem.places[0]
         return first_unsound([(f, s, place) for f, s in zip(self.functions, self.run.stages, strict=True)], x, labels)
 

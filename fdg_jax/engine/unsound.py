@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from fdg_jax.machine import programs
 from fdg_jax.stage.functions import Functions, StageState
 from fdg_jax.stage.nonfinite import all_finite
@@ -46,14 +44,10 @@ def first_unsound(stages: Sequence[tuple[Functions, StageState, Place]], x: Tree
 
 def look(functions: Functions, state: StageState, place: Place, x: Tree, labels: Tree) -> tuple[int, Tree]:
     """(what of a stage is not finite, as a number of `WHAT`, 0 for nothing; what it gives to the next stage)."""
-    if not jax.jit(all_finite)(state.params):
+    if not programs.jit(all_finite)(state.params):
         return WHAT.index("weights"), None
-    run = programs.jit(
-        lambda params, extra, x, labels: functions.forward(params, extra, x, labels)[0],
-        place.device.platform,
-        reductions=False,
-    )
+    run = programs.jit(lambda params, extra, x, labels: functions.forward(params, extra, x, labels)[0])
     messages = run(state.params, state.extra, place.put_batch(x), place.put_batch(labels))
-    if jax.jit(all_finite)(messages):
+    if programs.jit(all_finite)(messages):
         return 0, messages.get("x")
     return WHAT.index("loss" if "loss" in messages else "outputs"), None

@@ -1,5 +1,5 @@
-"""The only module that uses undocumented JAX: the layout of a VJP closure, what is behind `jax.device_put`, and the
-coordination service of several processes.
+"""The only module that uses undocumented JAX: the layout of a VJP closure, what is behind `jax.device_put`, whether a
+function is traced, and the coordination service of several processes.
 
 `jax.vjp` returns a closure that is a pytree. Its leaves include the arguments, so a jitted function that returns it
 would copy them: every memo would have its own copy of the weights. `strip` removes the arguments before the closure
@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.core import trace_state_clean
 from jax.core import Tracer
 from jax.sharding import SingleDeviceSharding
 
@@ -47,6 +48,11 @@ def bind(closure, params, x):
     bound = jax.tree.unflatten(structure, leaves)
     bound.args_res = [params, x]
     return bound
+
+
+def is_tracing() -> bool:
+    """Whether JAX traces a function at this moment."""
+    return not trace_state_clean()
 
 
 def is_ready(array: jax.Array) -> bool:

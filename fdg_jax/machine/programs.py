@@ -1,71 +1,118 @@
-"""`jax.jit` for the programs of a stage: on a CPU it chooses which operations XLA may give to its library YNNPACK.
+"""`jax.jit` for all programs of this library: it chooses which operations XLA's CPU backend may give to YNNPACK.
 
-By default YNNPACK computes the reductions, convolutions and matrix products of XLA's CPU backend. For most of them it
-is fast. There are two exceptions, chosen for each program separately (`jax.jit(compiler_options=)`):
+By default the library YNNPACK computes the reductions, convolutions and matrix products of programs on a CPU. For most
+of them it is fast. There are two exceptions, chosen for each program separately (`jax.jit(compiler_options=)`):
 
 - No convolutions. For the gradient of the kernel YNNPACK takes two to ten times as long as XLA itself, and in forward
   passes the cores of a pipeline idle more with it (docs/log.md, 2026-11-23).
-- Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103): if a matrix product that contracts a
-  dimension of 3 is fused with the sum over its rows, every column from number 32,768 on has another column's values
-  (float64: from 16,384). 0.10.1 and 0.11.0 are correct. For batch-norm statistics YNNPACK is several times faster, so
-  it keeps the reductions of programs in which no product has such a small dimension.
+- Not all reductions in jaxlib 0.10.2, where they can be wrong (jax issue 39103): if sums of a few products (a matrix
+  product, or a sum over an axis) are fused with a reduction of these sums, columns of the result have other columns'
+  values: those from number 16,384 on in float64, from 32,768 on in float32. 0.10.1 and 0.11.0 are correct. For
+  batch-norm statistics YNNPACK is several times faster, so it keeps the reductions of programs without such sums.
 
-If the flag is set in XLA_FLAGS, that holds for all programs, and nothing is chosen here.
+On a GPU the option changes nothing. If the flag is set in XLA_FLAGS, that holds for all programs, and nothing is chosen
+here. An operation that is run outside of any program is one by itself, so nothing can be fused with it.
 """
 
 import math
 import os
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, wraps
 from importlib import metadata
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+
+from fdg_jax.machine.jax_internals import is_tracing
 
 FLAG = "xla_cpu_experimental_ynn_fusion_type"
 # By default the flag has these and INDIVIDUAL_CONVOLUTION, in jaxlib 0.10.2 to 0.12.0.1.
 PRODUCTS, REDUCTIONS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "LIBRARY_FUSION_TYPE_REDUCE"
 WRONG_REDUCTIONS = ("0.10.2",)  # versions of jaxlib
-SMALL = 4  # products that contract 3 are wrong; the backward pass contracts other dimensions than the forward pass
+# Wrong were matrix products that contract 3 numbers, in float64 also 5 to 7, and sums of 3 products, never with fewer
+# columns than 16,384.
+FEW_PRODUCTS, FEW_SUMMED, MANY = 8, 4, 2**14
+# The axes of its first argument over which a primitive sums.
+SUMMED_AXES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dot_general": lambda params: params["dimension_numbers"][0][0],
+    "reduce_sum": lambda params: params["axes"],
+    "reduce": lambda params: params["dimensions"],
+    "cumsum": lambda params: [params["axis"]],
+}
 
 
-def jit(function: Callable, platform: str, reductions: bool = True, **options: Any) -> Any:
-    """Jits a function. The program cannot be called while another one is traced.
+def jit(function: Callable, **options: Any) -> Any:
+    """Jits a function of positional arguments. Called while another function is traced, it becomes a part of that.
+
+    Where reductions can be wrong, the function is looked at whenever JAX traces it: for arguments that lead to short
+    sums it is compiled without YNNPACK's reductions. A call costs the host a fraction of a microsecond more than one of
+    `jax.jit`.
 
     Arguments:
         function: what to compile.
-        platform: of the devices, "cpu", "gpu", ...
-        reductions: whether YNNPACK may compute reductions on a CPU. If this jaxlib computes them correctly, they are
-            allowed in any case.
         options: further arguments of `jax.jit`.
+
+    Returns: a function that can do what one of `jax.jit` can: eval_shape, lower, trace.
     """
-    return jax.jit(function, compiler_options=compiler_options(platform, reductions), **options)
+    if not chosen_here():
+        return jax.jit(function, **options)
+
+    @wraps(function)
+    def look(*arguments):
+        jaxpr, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        if any(map(is_short_sum, equations(jaxpr.jaxpr))):
+            raise ShortSums
+        return jax.tree.unflatten(jax.tree.structure(results), jaxpr_as_fun(jaxpr)(*jax.tree.leaves(arguments)))
+
+    looking = look if reductions_can_be_wrong() else function
+    fast = jax.jit(looking, compiler_options={FLAG: f"{PRODUCTS},{REDUCTIONS}"}, **options)
+    exact = jax.jit(function, compiler_options={FLAG: PRODUCTS}, **options)
+    short = set()  # the types of arguments that lead to short sums
+
+    def call(*arguments):
+        if is_tracing():  # JAX refuses compiler options there
+            return function(*arguments)
+        if short and types_of(arguments) in short:
+            return exact(*arguments)
+        try:
+            return fast(*arguments)
+        except ShortSums:
+            short.add(types_of(arguments))
+        return exact(*arguments)
+
+    def either(name: str) -> Callable:
+        def method(*arguments):
+            try:
+                return getattr(fast, name)(*arguments)
+            except ShortSums:
+                return getattr(exact, name)(*arguments)
+
+        return method
+
+    vars(call).update({name: either(name) for name in ("eval_shape", "lower", "trace", "_cache_size")})
+    return call
 
 
-def compiler_options(platform: str, reductions: bool = True) -> dict[str, str] | None:
-    """The compiler options of `jit`; None for JAX's defaults."""
-    if platform != "cpu" or FLAG in os.environ.get("XLA_FLAGS", "") or not flag_is_known():
-        return None
-    allowed = (PRODUCTS, REDUCTIONS) if reductions or not reductions_can_be_wrong() else (PRODUCTS,)
-    return {FLAG: ",".join(allowed)}
+class ShortSums(Exception):
+    """A function that is being traced has short sums."""
 
 
-def reductions_are_right(platform: str, function: Callable, *arguments: Any) -> bool:
-    """Whether YNNPACK computes the reductions of a function and of its derivatives correctly here.
-
-    Arguments:
-        platform: of the devices, "cpu", "gpu", ...
-        function: it is traced if necessary, not run.
-        arguments: its arguments, arrays or jax.ShapeDtypeStructs.
-    """
-    return platform != "cpu" or not reductions_can_be_wrong() or not has_small_products(function, *arguments)
+def types_of(arguments: Any) -> Any:
+    """What JAX compiles for: the structure of arguments, and the shapes and dtypes of their arrays."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(map(jax.typeof, leaves))
 
 
 @cache
 def reductions_can_be_wrong() -> bool:
     """Whether YNNPACK's reductions can be wrong in this version of jaxlib."""
     return metadata.version("jaxlib") in WRONG_REDUCTIONS
+
+
+def chosen_here() -> bool:
+    """Whether a program's options are chosen here: the user's XLA_FLAGS do not have the flag, and XLA knows it."""
+    return FLAG not in os.environ.get("XLA_FLAGS", "") and flag_is_known()
 
 
 @cache
@@ -78,27 +125,17 @@ def flag_is_known() -> bool:
     return True
 
 
-def has_small_products(function: Callable, *arguments: Any) -> bool:
-    """Whether a function has matrix products with a dimension below 4, or sums of fewer than 4 numbers.
-
-    XLA may turn such a sum into such a product. The function is traced, not run.
-
-    Arguments:
-        function: what to look at.
-        arguments: its arguments, arrays or jax.ShapeDtypeStructs.
-    """
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    return any(size < SMALL for equation in equations(jaxpr) for size in product_dimensions(equation))
-
-
-def product_dimensions(equation: Any) -> Iterator[int]:
-    """The dimensions of a product's factors, without batch dimensions; of a sum, how many numbers it adds."""
-    if equation.primitive.name == "dot_general":
-        _, batch = equation.params["dimension_numbers"]
-        for factor, counted in zip(equation.invars, batch, strict=True):
-            yield from (size for axis, size in enumerate(factor.aval.shape) if axis not in counted)
-    if equation.primitive.name == "reduce_sum":
-        yield math.prod(equation.invars[0].aval.shape[axis] for axis in equation.params["axes"])
+def is_short_sum(equation: Any) -> bool:
+    """Whether an equation gives many sums of few numbers each."""
+    name, params = equation.primitive.name, equation.params
+    if name in ("reduce_window", "reduce_window_sum"):
+        terms = math.prod(params["window_dimensions"])
+    elif name in SUMMED_AXES:
+        terms = math.prod(equation.invars[0].aval.shape[axis] for axis in SUMMED_AXES[name](params))
+    else:
+        return False
+    few = FEW_PRODUCTS if name == "dot_general" else FEW_SUMMED
+    return 1 < terms < few and equation.outvars[0].aval.size >= MANY
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[Any]:

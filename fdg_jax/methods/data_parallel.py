@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import bp
@@ -102,7 +103,7 @@ class ReplicatedStage(Stage):
 
     def __init__(self, spec: Spec, place: Place, **options):
         super().__init__(spec, place, **options)
-        self._first = jax.jit(first_replica)
+        self._first = programs.jit(first_replica)
         self.waits = place.device.platform == "cpu"
         self.spread_extra()
 

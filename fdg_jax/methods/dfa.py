@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
@@ -76,7 +77,7 @@ class DirectFeedbackStage(Stage):
             return
         first, shape, dtype = kept_axes(spec), spec.y.shape[1:], spec.y.dtype
         rows = lambda e: e.reshape(*e.shape[:first], -1)  # noqa: E731
-        self._project = jax.jit(lambda e, p: (rows(e) @ p).reshape(len(e), *shape).astype(dtype))
+        self._project = programs.jit(lambda e, p: (rows(e) @ p).reshape(len(e), *shape).astype(dtype))
 
     def backward(self, batch: int, dy=None):
         return super().backward(batch, dy if self.spec.last else self._project(dy, self.state.own))

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
 from fdg_jax.methods._auxiliary import HEADS, local_loss
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
@@ -99,7 +100,7 @@ class LocalLossStage(Stage):
             return of_network(params[0], network(extra), x)
 
         params, extra = split_variables(spec.variables)
-        aux_params, aux_extra = split_variables(jax.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
+        aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
         pair = (params, aux_params)
         state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
         # The auxiliary network computes in float32, whatever the network does.

@@ -121,7 +121,7 @@ class SyntheticGradientStage(Stage):
         if not (isinstance(spec.outputs, jax.ShapeDtypeStruct) and isinstance(spec.y, jax.ShapeDtypeStruct)):
             raise BadInput(f"method dni guesses the gradient of one array; stage k={spec.k} or {spec.K} gives several.")
         module = Synthesizer(spec.outputs.shape[-1], spec.options["conditional"])
-        init = jax.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
+        init = programs.jit(lambda key: module.init(key, *zeros((spec.y, spec.labels)), False))
         params, extra = split_variables(init(spec.key))
         adam, guard = optax.adam(LEARNING_RATE), spec.guard
 
@@ -142,11 +142,8 @@ class SyntheticGradientStage(Stage):
             return select(all_finite(learnt), learnt, own) if guard else learnt
 
         # A guess uses the batch's own statistics and leaves the running ones unchanged.
-        platform = self.place.device.platform
-        self._guess = programs.jit(
-            lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y), platform, reductions=False
-        )
-        self._learn = programs.jit(learn, platform, reductions=False, donate_argnums=0)
+        self._guess = programs.jit(lambda own, y, labels: apply(own.params, own.extra, y, labels)[0] / len(y))
+        self._learn = programs.jit(learn, donate_argnums=0)
         return functions, state._replace(own=SynthesizerState(params, extra, adam.init(params)))
 
     def __init__(self, spec: Spec, place, **options):

@@ -11,7 +11,7 @@ as ever. No derivative has to be written for it: a stripped VJP closure takes th
 import jax
 
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import jax_internals
+from fdg_jax.machine import jax_internals, programs
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import bp
 from fdg_jax.stage.functions import Spec, init_variables
@@ -31,7 +31,7 @@ class FeedbackStage(Stage):
             raise BadInput(f"method fa needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
         functions, state = super().make(spec)
         example = spec.compute.precision.example
-        variables = jax.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)
+        variables = programs.jit(lambda key: init_variables(spec.module, key, example(zeros(spec.x))))(spec.key)
         return functions, state._replace(own=variables.get("params", {}))
 
     def backward_params(self, memo):

@@ -65,9 +65,8 @@ class ReplayStage(Stage):
             messages, changed, closure = forward(params, packing.pack({**newest, "rng": rng}), x, labels)
             return messages, packing.pack({**packing.unpack(changed), "rng": newest["rng"]}), closure
 
-        compiled = partial(programs.jit, platform=place.device.platform, reductions=self.fast_reductions)
-        self._again = compiled(again)
-        self._play = compiled(  # the first pass, which keeps its random key and no closure
+        self._again = programs.jit(again)
+        self._play = programs.jit(  # the first pass, which keeps its random key and no closure
             lambda params, extra, *rest: (*forward(params, extra, *rest)[:2], packing.unpack(extra).get("rng"))
         )
 

@@ -6,9 +6,8 @@ What a correction adds to the optimizer is in the stage's optax chain (`fdg_jax.
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from fdg_jax.corrections.interface import Correction
+from fdg_jax.machine import programs
 from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
 from fdg_jax.stage.packing import Packing, Unpacked
 
@@ -26,7 +25,7 @@ def weights_program(change: Callable | None, params: Packing | Unpacked) -> Call
     """
     if change is None:
         return None
-    return jax.jit(lambda now, state: params.pack(change(params.unpack(now), state)))
+    return programs.jit(lambda now, state: params.pack(change(params.unpack(now), state)))
 
 
 def gradient_program(correction: Correction, params: Packing | Unpacked, guard: bool) -> Callable[..., Any] | None:
@@ -48,7 +47,7 @@ def gradient_program(correction: Correction, params: Packing | Unpacked, guard: 
         grads, changed = keep_state_if_nonfinite(change, guard)(*map(params.unpack, (grads, then, now)), state)
         return params.pack(grads), changed
 
-    return jax.jit(program)
+    return programs.jit(program)
 
 
 def updated_program(correction: Correction, params: Packing | Unpacked) -> Callable[..., Tree] | None:
@@ -64,7 +63,7 @@ def updated_program(correction: Correction, params: Packing | Unpacked) -> Calla
     def program(before, after, state, made):
         return keep_state_if_refused(change)(params.unpack(before), params.unpack(after), state, made)
 
-    return jax.jit(program)
+    return programs.jit(program)
 
 
 def keep_state_if_refused(change: Callable[..., Tree]) -> Callable[..., Tree]:

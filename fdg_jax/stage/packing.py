@@ -7,7 +7,7 @@ beginning and put it together again at their end, which copies them on the devic
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
 from fdg_jax.stage.functions import Functions, StageState
 
 Tree = Any
@@ -42,7 +43,10 @@ def join(groups: Sequence[Sequence[Array]]) -> list[Array]:
     return [jnp.concatenate([jnp.ravel(leaf) for leaf in group]) for group in groups]
 
 
-joined = jax.jit(join)
+@cache
+def joined() -> Callable:
+    """`join`, compiled."""
+    return programs.jit(join)
 
 
 class Packing:
@@ -84,7 +88,7 @@ class Packing:
 
     def pack_now(self, tree: Tree) -> tuple[Array, ...]:
         """As `pack`, from the host."""
-        return self.pack(tree, joined)
+        return self.pack(tree, joined())
 
     def unpack_now(self, packed: Tree) -> Tree:
         """As `unpack`, from the host."""
@@ -93,7 +97,7 @@ class Packing:
     @cached_property
     def parted(self) -> Callable:
         """`part`, compiled."""
-        return jax.jit(self.part)
+        return programs.jit(self.part)
 
     def checked(self, tree: Tree) -> list[Array]:
         """The leaves of a tree. Raises BadInput if the tree is not like the first one."""

@@ -15,6 +15,7 @@ import optax
 from flax.core import unfreeze
 
 from fdg_jax.errors import BadInput, first_line
+from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.dependence import dependences, of_jaxpr
 from fdg_jax.stage.from_nnx import refuse_bridges
@@ -284,7 +285,7 @@ class TracedModule(NamedTuple):
 def trace_module(module: nn.Module, compute: ComputeOptions, x: Tree) -> TracedModule:
     """Traces a module for inputs like x."""
     # Under jit: one dispatch instead of one an initialiser, and no example has to be computed for stage k.
-    make = jax.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
+    make = programs.jit(lambda key, x: unfreeze(init_variables(module, key, compute.precision.example(x))))
     traced = make.trace(jax.eval_shape(jax.random.key, 0), x)
     of_inputs = any(number > 0 for found in of_jaxpr(traced.jaxpr.jaxpr) for number in found)  # 0: the key
     variables = shape_of(traced.out_info)

@@ -106,29 +106,25 @@ class Stage(Checkpointed):
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
         # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
         # + decay*p into one or the other fused multiply-add.
-        platform = place.device.platform
         self.takes_labels = spec.last or self.local_loss
-        labels = spec.labels if self.takes_labels else None
-        first = self.state.params, self.state.extra, spec.x, labels
-        self.fast_reductions = programs.reductions_are_right(platform, functions.forward, *first)
-        self._forward = programs.jit(functions.forward, platform, reductions=self.fast_reductions)
-        self._backward = programs.jit(backward, platform, reductions=self.fast_reductions)
-        self._update = jax.jit(update, donate_argnames="opt_state")
-        self._outputs = programs.jit(functions.outputs, platform, reductions=False)
+        self._forward = programs.jit(functions.forward)
+        self._backward = programs.jit(backward)
+        self._update = programs.jit(update, donate_argnames="opt_state")
+        self._outputs = programs.jit(functions.outputs)
 
         def evaluated(params, opt_state):
             trees = layout.params.unpack(params), layout.opt_state.unpack(opt_state)
             return layout.params.pack(evaluated_weights.evaluated(*trees))
 
-        self._evaluated = programs.jit(evaluated, platform, reductions=False)
+        self._evaluated = programs.jit(evaluated)
         self._elsewhere = evaluated_weights.elsewhere(state.opt_state)
         self._forward_weights = weights_program(spec.correction.forward, layout.params)
         self._backward_weights = weights_program(spec.correction.backward, layout.params)
         self._correct = gradient_program(spec.correction, layout.params, guard)
         self._updated = updated_program(spec.correction, layout.params)
-        self._add = jax.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
-        self._copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._divide = jax.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
+        self._add = programs.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+        self._divide = programs.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
         """Makes the stage's pure functions and its initial state; a method's stages may have others.

@@ -143,9 +143,9 @@ class Trained:
         modules, variables = split.stages(self.blocks, self.cuts), split.split_variables(self.variables, self.cuts)
         for module, own in zip(modules, variables, strict=True):
             compute = ComputeOptions(precision(self.options.dtype, last=module is modules[-1]))
-            run = programs.jit(make_outputs(make_apply(module, compute), compute), device.platform, reductions=False)
+            run = programs.jit(make_outputs(make_apply(module, compute), compute))
             programs_of_stages.append(partial(run, *jax.device_put(split_variables(own), device)))
-        normalise = jax.jit(self.preprocess)
+        normalise = programs.jit(self.preprocess)
 
         def outputs(images: Any) -> jax.Array:
             x = normalise(jax.device_put(images, device))
@@ -189,8 +189,7 @@ class Trained:
         Raises:
             BadInput: the data set is not there, or it is not the one that the run was trained on.
         """
-        platform = jax.local_devices()[0].platform
-        run = programs.jit(partial(tally, setup.cross_entropy), platform, reductions=False)
+        run = programs.jit(partial(tally, setup.cross_entropy))
         found = self.test_batches(data_dir, text) if batches is None else batches
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
