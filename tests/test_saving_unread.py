@@ -62,7 +62,7 @@ def raised(error):
 
 def failing_in_orbax(error):
     def arrange(patch):
-        patch.setattr(checkpoint.ocp.PyTreeCheckpointer, "restore", mock.Mock(side_effect=error))
+        patch.setattr(checkpoint.ocp.Checkpointer, "restore", mock.Mock(side_effect=error))
 
     return arrange
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from flax.errors import FlaxError
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import Spec, StageState
@@ -154,7 +155,7 @@ class Checkpointed:
             labels = self.restored_message(self.spec.labels, flat, f"memo/{batch}/labels")
         try:
             _, _, closure = self._forward(params, extra, x, labels)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, FlaxError) as error:
             fact = f"the checkpoint's batch {batch} does not fit stage k={self.spec.k}: {sentence(error)}"
             raise BadInput(f"{fact} It is of another model, split or method.") from error
         return Memo(batch, closure, params, extra, x, version, labels)
