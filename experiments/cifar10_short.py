@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import curve_plot, markdown
+from experiments.harness import markdown, pictures
 from experiments.harness.intervals import minus_bp, of_one_seed
 from experiments.harness.run_table import Lines, Run, Table
 from experiments.harness.table_command import main
@@ -101,17 +101,17 @@ def document(lines: Lines) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def curve(run: Run, line: Any) -> curve_plot.Curve:
+def curve(run: Run, line: Any) -> pictures.Curve:
     style, marker = STYLES[run.flags.get("beta", 1.0)]
     label = "BP" if run.flags["method"] == "bp" else f"FDG K={run.flags['K']}, β={run.flags['beta']:g}"
     label += f": {line['test_error_percent']:.2f}%"
-    return curve_plot.Curve(label, COLOURS[run.flags["K"]], style, marker, line)
+    return pictures.Curve(label, COLOURS[run.flags["K"]], style, marker, line)
 
 
 def picture(lines: Lines, path: Path) -> None:
     curves = [curve(run, lines[run.name]) for run in RUNS if run.name in lines]
     title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs, one seed (beside the names: the last test error)"
-    curve_plot.draw(curves, path, title, "epoch (391 batches of up to 128 images each)")
+    pictures.curves(path, title, "epoch (391 batches of up to 128 images each)", curves)
 
 
 TABLE = Table(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness import bars, markdown
+from experiments.harness import markdown, pictures
 from experiments.harness.intervals import interval, paired
 from experiments.harness.run_table import Lines, Table
 from experiments.harness.table_command import main
@@ -198,11 +198,11 @@ def picture(lines: Lines, path: Path) -> None:
     for title, parts in ((FOUR.title, (FOUR,)), (TWO.title, (TWO,)), ("BP: nothing is late", ALL_BPS)):
         found = [(arm.label, values(lines, part, arm)) for part in parts for arm in part.arms]
         groups[title] = {
-            bars.label(name, len(own.diverged)): list(own.by_seed.values()) for name, own in found if own.n
+            pictures.bar_label(name, len(own.diverged)): list(own.by_seed.values()) for name, own in found if own.n
         }
     bp = interval(list(of_name(lines, FOUR, "bp").by_seed.values()))
     title = f"ResNet-20 on CIFAR-10, {EPOCHS} epochs: corrections of late gradients (mean, and each seed)"
-    bars.draw(groups, path, title, "test error (% of the test images)", ("BP, SGD", bp.mean) if bp else None, True)
+    pictures.bars(path, title, pictures.TEST_ERROR, groups, ("BP, SGD", bp.mean) if bp else None, by_number=True)
 
 
 TABLE = Table(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness import bars, markdown
+from experiments.harness import markdown, pictures
 from experiments.harness.intervals import interval, paired
 from experiments.harness.run_table import ROOT, Lines, Table
 from experiments.harness.table_command import main
@@ -265,7 +265,7 @@ def with_diverged(lines: Lines, part: Part) -> dict[str, list[float]]:
     """`behind` for a picture: an arm of which runs have diverged says so, also where no run is left."""
     found = behind(lines, part)
     lost = {arm.label: len(values(lines, part, arm).diverged) for arm in part.arms if not arm.name.startswith("bp")}
-    return {bars.label(name, lost[name]): found.get(name, []) for name in lost if name in found or lost[name]}
+    return {pictures.bar_label(name, lost[name]): found.get(name, []) for name in lost if name in found or lost[name]}
 
 
 def picture(lines: Lines, path: Path) -> None:
@@ -275,7 +275,7 @@ def picture(lines: Lines, path: Path) -> None:
     groups: dict[str, dict[str, list[float]]] = {}
     for part in AT_EIGHT:
         groups.setdefault(part.title, {}).update(with_diverged(lines, part))
-    bars.draw(groups, path, title, label, None, by_number=True)
+    pictures.bars(path, title, label, groups, by_number=True)
     gaps: dict[str, dict[int, list[float]]] = {}
     for part in (*GROWTH, *GROWTH_OF_REST):
         for name, found in behind(lines, part, full_label).items():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import table3
-from experiments.harness import bars, paper, printed
+from experiments.harness import paper, pictures, printed
 from experiments.harness.run_table import Lines
 from experiments.harness.table_command import main
 
@@ -29,7 +29,7 @@ def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -
     }
     labels = ["BP" if cell.beta is None else f"{cell.beta:g}" for cell in cells]
     title = "ResNet-20 on CIFAR-10: BP, and FDG with K = 2 by beta (the axis does not start at zero)"
-    bars.draw_beside(labels, series, path, title, "beta")
+    pictures.bars_beside(path, title, "beta", labels, series)
 
 
 WORDS = (

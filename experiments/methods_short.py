@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import bars, markdown
+from experiments.harness import markdown, pictures
 from experiments.harness.intervals import minus_bp, of_one_seed
 from experiments.harness.run_table import Lines, Run, Table
 from experiments.harness.table_command import main
@@ -137,7 +137,7 @@ def picture(lines: Lines, path: Path) -> None:
     }
     title = f"ResNet-20 on CIFAR-10 by every method, {EPOCHS} epoch, one seed"
     reference = ("BP", lines["bp"]["test_error_percent"]) if "bp" in lines else None
-    bars.draw(groups, path, title, "test error (% of the test images)", reference)
+    pictures.bars(path, title, pictures.TEST_ERROR, groups, reference)
 
 
 TABLE = Table(

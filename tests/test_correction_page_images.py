@@ -6,7 +6,7 @@ from correction_lines import NOISE, WHENCE, finals, line, tuned
 from made_up_runs import rows
 
 from experiments import corrections_images
-from experiments.harness import bars
+from experiments.harness import pictures
 from experiments.harness.intervals import interval
 from experiments.tuning import images
 
@@ -56,7 +56,7 @@ def test_an_arm_with_another_optimizer_is_told_beside_the_best_with_sgd_and_besi
     closed = {cells[1]: cells[corrections_images.HEADS.index("gap to BP closed")] for cells in rows(text)[:19]}
     assert (closed["FDG, β"], closed["basis rotation"]) == ("42%", "")
     drawn = {}
-    monkeypatch.setattr(corrections_images.bars, "draw", lambda groups, *_: drawn.update(groups))
+    monkeypatch.setattr(pictures, "bars", lambda path, title, label, groups, *_, **__: drawn.update(groups))
     corrections_images.picture(lines, tmp_path / "images.png")
     assert list(drawn["BP: nothing is late"]) == ["BP, SGD", "BP, basis rotation"]
     lost = {"diverged": True, **WHENCE}
@@ -84,7 +84,7 @@ def test_the_page_on_images_tells_what_has_diverged_and_closes_no_gap_that_may_b
 
 def test_arms_that_have_diverged_are_in_the_pictures_and_end_the_search(monkeypatch, tmp_path):
     drawn = {}
-    monkeypatch.setattr(corrections_images.bars, "draw", lambda groups, *_: drawn.update(groups))
+    monkeypatch.setattr(pictures, "bars", lambda path, title, label, groups, *_, **__: drawn.update(groups))
     lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
     everyone = {arm.name: 34.0 for arm in images.FOUR.arms} | {"bp": 22.0, "fdg": 33.0}
     for run, arm, seed in finals(images.PARTS[:2], everyone, lines):
@@ -102,8 +102,8 @@ def test_arms_that_have_diverged_are_in_the_pictures_and_end_the_search(monkeypa
 
 
 def test_a_bar_without_values_is_drawn_as_a_label(tmp_path):
-    groups = {"one": {"a": [1.0, 2.0], bars.label("b", 3): []}, "other": {bars.label("c", 0): [1.0]}}
-    bars.draw(groups, tmp_path / "bars.png", "title", "x", None, by_number=True)
+    groups = {"one": {"a": [1.0, 2.0], pictures.bar_label("b", 3): []}, "other": {pictures.bar_label("c", 0): [1.0]}}
+    pictures.bars(tmp_path / "bars.png", "title", "x", groups, by_number=True)
     assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -12,7 +12,7 @@ from short_table import NAMES, ROOT, TABLE, run_of
 
 import experiments
 from experiments import cifar10_short, methods_short
-from experiments.harness import curve_plot, markdown, result_files, run_table, table_command
+from experiments.harness import markdown, pictures, result_files, run_table, table_command
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -184,7 +184,7 @@ def test_every_run_has_a_look_of_its_own():
 
 def test_only_falls_of_the_learning_rate_are_marked():
     training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
-    assert curve_plot.falls(training) == [(0.4, 0.01)]
+    assert pictures.falls(training) == [(0.4, 0.01)]
 
 
 # What is committed

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.curve_plot import FAINT, INK
+from experiments.harness.pictures import canvas, plain
 
 # Distinct for colour-blind readers, and by their markers without colours.
 LOOKS = {
@@ -27,13 +27,8 @@ def draw(
     path: Path,
 ) -> None:
     """A PNG file. found: (arm, momentum, staleness) -> its line of results. names: of the arms, in words."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK}):
-        figure = Figure(figsize=(11, 4.6), layout="constrained")
-        FigureCanvasAgg(figure)
+    title = "The largest stable learning rate on the loss h x²/2: lines by eigenvalues, marks by training"
+    with canvas(path, title, (11, 4.6), font=9, title_font=11, dpi=110) as figure:
         panels = figure.subplots(1, len(momenta), sharey=True)
         for m, axes in zip(momenta, panels, strict=True):
             for arm, (colour, marker) in LOOKS.items():
@@ -50,11 +45,7 @@ def draw(
             axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
             axes.set_title(f"momentum m = {m:g}", loc="left", fontsize=10)
             axes.set_xlabel("staleness τ (updates)")
-            axes.grid(color=FAINT, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-        title = "The largest stable learning rate on the loss h x²/2: lines by eigenvalues, marks by training"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+            plain(axes)
         panels[0].set_ylabel("largest stable rate · h / (1 - m)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-        figure.savefig(path, dpi=110, metadata={"Software": None})
