@@ -35,18 +35,7 @@ def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -
     pictures.curves(path, title, "epoch", curves, long=True)
 
 
-WORDS = (
-    "**The paper's curves:** the pictures are not in the paper's source, so only ours are drawn. "
-    "The paper does not say which beta its FDG has: here are 1 and the best of Table 6 (marked with dots).",
-    "**The runs** are the rows of WRN-28-10 in Table 6, where their commands stand. Of each the seed with the median "
-    "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
-    "every stage had a device of its own. DDG with K = 2 has no curve: it is the training of FDG with beta = 1.",
-)
-PLAN = paper.Plan(
-    "figure3ab", "Figures 3(a), (b): learning curves of WRN-28-10 on CIFAR-10", CELLS, words=WORDS, draws=draw,
-    alt="Training loss and test error over epochs and over hours", rows=False,
-)  # fmt: skip
-TABLE = paper.table(PLAN)
+TABLE = paper.table(paper.Plan("figure3ab", CELLS, draws=draw))
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))
