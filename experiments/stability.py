@@ -83,7 +83,7 @@ def picture(lines: Lines, path: Path) -> None:
                     fillstyle="none", label=ARMS[arm],
                 )  # fmt: skip
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
+            axes.set_yscale("log" if lines else "linear")
             axes.set_xticks(list(TAUS), [str(tau) for tau in TAUS])
             axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
             axes.set_title(f"momentum m = {m:g}", loc="left", fontsize=10)
