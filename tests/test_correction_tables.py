@@ -210,44 +210,23 @@ def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, ca
 # The whole way
 
 
-def short(part, names, **shared):
-    """The part with one tuning run an arm and one seed, of these arms, with other flags."""
-    few = tuple(arm._replace(own=arm.own[:1]) for arm in part.arms if arm.name in names)
-    left = {name: value for name, value in part.shared.items() if name not in shared}
-    return part._replace(arms=few, multiples=(1.0,), seeds=(0,), shared={**left, **shared})
-
-
-def whole_way(table, parts, tmp_path):
-    """run, collect, run, collect, list; the lines."""
-    made = table._replace(
-        runs=arms.tune_runs(parts), then=lambda lines: arms.final_runs(parts, lines), picture=None
-    )  # fmt: skip
-    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
-    for verb in ("run", "collect", "run", "collect", "list"):
-        assert table_command.main(made, [verb, *where]) == 0
-    return result_files.read(result_files.complete(made, tmp_path), tmp_path)
-
-
 @pytest.mark.slow
-def test_a_tiny_table_on_images_is_tuned_on_held_out_images_and_then_trained(tmp_path):
-    few = {"dataset": "digits", "model": "resnet8", "epochs": 1, "batch_size": 64, "train_size": 128}
-    part = short(images.TWO, ("fdg", "beta-spike"), **few)
-    lines = whole_way(
-        corrections_images.TABLE, (part._replace(tuned={"hold_out": 300}, final={"hold_out": 0}),), tmp_path
-    )
-    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
-    tune, final = lines["tune-K2-fdg-rate0.1-momentum0.9"], lines["final-K2-fdg-seed0"]
-    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (300, 0)
-    assert tune["final_parameters_sha256"] == final["final_parameters_sha256"]  # the same 128 images
-    assert "held out" in tune["note"] and not final["note"] and tune["test_loss"] != final["test_loss"]
-
-
-@pytest.mark.slow
-def test_a_tiny_table_on_text_writes_its_text_and_trains_on_it(tmp_path):
-    part = short(texts.EIGHT, ("bp", "t1"), model="transformer2x32", K=2, train_size=64, block_size=16)
+def test_a_tiny_table_on_text_is_tuned_on_held_out_blocks_and_then_trained(tmp_path):
+    """run, collect, run, collect: two arms with one tuning run and one seed."""
+    two = tuple(arm for arm in texts.EIGHT.arms if arm.name in ("bp", "t1"))
+    tiny = {**texts.EIGHT.shared, "model": "transformer2x32", "K": 2, "train_size": 64, "block_size": 16}
+    part = texts.EIGHT._replace(arms=two, multiples=(1.0,), seeds=(0,), shared=tiny)
     part = part._replace(tuned={"epochs": 1, "hold_out": 320}, final={"epochs": 2, "hold_out": 0})
-    lines = whole_way(corrections_text.TABLE, (part,), tmp_path)
-    assert len(lines) == 4 and (run_table.ROOT / texts.TEXT).is_file()
-    final = lines["final-K8-t1-seed0"]
+    table = corrections_text.TABLE._replace(
+        runs=arms.tune_runs([part]), then=lambda lines: arms.final_runs([part], lines)
+    )  # fmt: skip
+    for verb in ("run", "collect", "run", "collect", "list"):
+        assert table_command.main(table, [verb, "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
+    lines = result_files.read(result_files.complete(table, tmp_path), tmp_path)
+    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
+    tune, final = lines["tune-K8-t1-rate0.001"], lines["final-K8-t1-seed0"]
+    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (320, 0)
+    assert "held out" in tune["note"] and not final["note"]
     assert [test["step"] for test in final["evaluations"]] == [4, 8]  # 64 blocks, batches of 16
     assert final["options"]["text"] == texts.TEXT and "--text" in final["command"]
+    assert (run_table.ROOT / texts.TEXT).is_file()
