@@ -13,7 +13,7 @@ from fdg_jax.machine import output
 
 
 def overview() -> str:
-    """Every table with its summary."""
+    """Every table with its title."""
     lines, width = [], max(map(len, experiments.names()))
     for name in experiments.names():
         table = experiments.find(name)
@@ -23,7 +23,7 @@ def overview() -> str:
             done = f"{found} of {runs} runs have results" if runs else "no runs of its own"
         except BadInput as error:
             done = str(error)
-        lines.append(f"{name:{width}}  {table.summary} ({done})")
+        lines.append(f"{name:{width}}  {table.title} ({done})")
     return "\n".join(lines)
 
 

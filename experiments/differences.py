@@ -4,22 +4,20 @@ Every arm changes one thing against FDG with β = 0.3 in the runs of 20 epochs o
 averaged to 16x16, K = 4), whose first three seeds are the base. Both tables keep their runs in one place.
 """
 
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from experiments import decisive
 from experiments.decision.rules import SHRUNK
-from experiments.decisive import errors_by_seed
 from experiments.harness import markdown
-from experiments.harness.intervals import QUANTILES, Interval, by_seed_paragraph, carries, interval, paired
-from experiments.harness.run_table import Lines, Run, Table, command, shown
+from experiments.harness.intervals import Seeds, of_runs
+from experiments.harness.run_table import Lines, Run, Table
 from experiments.harness.table_command import main
 
 PART, SEEDS = decisive.PARTS[0], (0, 1, 2)
 BASE = {seed: PART.run(SHRUNK, seed) for seed in SEEDS}
-IMAGES, PAPER_EPOCHS = 50_000, 300
+IMAGES = 50_000
 
 
 class Difference(NamedTuple):
@@ -108,14 +106,13 @@ WITHOUT_ARM = (
         "learning rate",
         "drops one epoch late; the warm-up of 3 epochs ends after one, as the scheduler resets it (`FDG.py`)",
         "drops and warm-up as printed",
-        note=f"No arm: an epoch of the paper's {PAPER_EPOCHS} is {PART.updates / PAPER_EPOCHS:.0f} of the "
-        f"{PART.updates:,} batches here.",
+        note="No arm: an epoch of the paper's 300 is 26 of the 7,820 batches here.",
     ),
     Difference(
         "first update of stage K",
         "withheld and then made with two gradients, in mode A of the later repository (`main.py`)",
         "every batch makes an update",
-        note=f"No arm: it is one update of {PART.updates:,}, and their default is mode B.",
+        note="No arm: it is one update of 7,820, and their default is mode B.",
     ),
     Difference(
         "bias of the last layer",
@@ -127,8 +124,8 @@ WITHOUT_ARM = (
         "running variance",
         "averages the unbiased variances of the batches (PyTorch)",
         "averages the biased ones",
-        note="No arm: training normalises by the biased ones in both, and they are smaller by "
-        f"1/{IMAGES % decisive.BATCH * 4 * 4:,} at most (the last batch, 4x4 maps).",
+        note="No arm: training normalises by the biased ones in both, and they are smaller by 1/1,280 at most (the "
+        "last batch, 4x4 maps).",
     ),
 )
 
@@ -142,137 +139,44 @@ def run_of(arm: str, seed: int) -> Run:
 RUNS = tuple(run for seed in SEEDS for run in (BASE[seed], *(run_of(arm, seed) for arm in ARMS)))
 
 HEADS = (
-    "difference", "the authors' code", "ours", "n", "test error %, mean",
-    "minus the base, by seed: mean (95% interval)", "larger than the seeds' spread", "effect", "remark",
+    "difference", "the authors' code", "ours", "n", "test error %, mean", "standard deviation", "by seed",
+    "minus the base, by seed: mean (95% interval)", "effect", "minus `no-drain` instead", "remark",
     "command of the arm",
 )  # fmt: skip
 
-# What is said here of options is checked against the runs and the results by a test.
-WORDS = (
-    "**The base** is FDG with K = 4 and β = 0.3, 20 epochs of [decisive](decisive.md), which has the network, the data "
-    "and the recipe: backward first, stashed weights, drained, one device (`--engine delay-line`), the error after the "
-    "last epoch. An arm changes one option of it. First weights, batches and augmentation are those of the base with "
-    "the same seed, but for the arm of initialisation, which draws other weights, and that of the dropped batch, which "
-    "has the images in another order.",
-    "**The engine is no difference.** `--weights current` and a test with batches in flight need `--engine pipeline`. "
-    "With everything else equal both engines agree bit for bit on one core of a CPU (tested).",
-    "**Other networks and methods** differ, too (WRN-28-10, MobileNet, DDG, FR, DNI): "
-    "[how this project reads the paper](../../docs/reading-the-paper.md) has them.",
-    markdown.REPEAT,
-)
-EXPECTED_DEVIATIONS = (0.3, 0.4)  # points, of differences by seed (decisive.md)
-REACH = " to ".join(f"{QUANTILES[len(SEEDS) - 1] * one / math.sqrt(len(SEEDS)):.1f}" for one in EXPECTED_DEVIATIONS)
+
+def seeds(lines: Lines, arm: str = "") -> Seeds:
+    """The test errors in percent of an arm, or of the base."""
+    return of_runs(lines, {seed: (run_of(arm, seed) if arm else BASE[seed]).name for seed in SEEDS})
 
 
-def by_chance(arms: int) -> str:
-    """How probable it is that one or more of so many arms without effect seem to have one."""
-    return f"{1 - 0.95**arms:.0%}"
-
-
-REGISTERED = (
-    "**What counts, fixed before the first run of an arm.** The errors of an arm minus those of the base, by seed, "
-    f"n = {len(SEEDS)}. A difference *has an effect* if their 95% interval (Student's) excludes 0. Otherwise *none is "
-    "shown*, which does not say that there is none: such differences are expected to have a standard deviation of "
-    f"{EXPECTED_DEVIATIONS[0]} to {EXPECTED_DEVIATIONS[1]} points, so intervals reach {REACH} points to either side: "
-    f"an effect is one of {QUANTILES[len(SEEDS) - 1] / math.sqrt(len(SEEDS)):.1f} such deviations or more. "
-    "With fewer seeds nothing is said. All rows stay, and no run is made again because of its result. If none of the "
-    f"{len(ARMS)} arms had an effect, one or more would still seem to have one with a probability of "
-    f"{by_chance(len(ARMS))} (taken as independent)."
-)
-
-
-def of_arm(lines: Lines, arm: str) -> dict[int, float]:
-    return errors_by_seed(lines, {seed: run_of(arm, seed) for seed in SEEDS})
-
-
-def effect(lines: Lines, arm: str, instead: str = "") -> Interval | None:
-    """An arm's errors minus those of the base, or of another arm instead, by seed."""
-    base = of_arm(lines, instead) if instead else errors_by_seed(lines, BASE)
-    return interval(list(paired(of_arm(lines, arm), base).values()))
-
-
-def has_effect(found: Interval | None) -> str:
+def effect(lines: Lines, arm: str) -> str:
     """The registered rule in words: "yes", "none shown", or "" with fewer seeds than registered."""
+    found = seeds(lines, arm).minus(seeds(lines)).interval()
     if found is None or found.n < len(SEEDS):
         return ""
     return "none shown" if found.low <= 0 <= found.high else "yes"
 
 
-def mean_of(found: dict[int, float]) -> list[str]:
-    """The cells of n and the mean error."""
-    mean = interval(list(found.values()))
-    return ["", ""] if mean is None else [str(mean.n), f"{mean.mean:.2f}"]
-
-
-def repeated(run: Run) -> str:
-    return f"`{shown(command(run, None, None)).replace('--seed 0', '--seed S')}`"
-
-
 def row(lines: Lines, arm: str) -> list[str]:
-    one, found = ARMS[arm], effect(lines, arm)
-    beyond = found and found.deviation is not None and ("yes" if abs(found.mean) > found.deviation else "no")
-    cells = [str(found) if found else "", beyond or "", has_effect(found)]
-    return [one.what, one.theirs, one.ours, *mean_of(of_arm(lines, arm)), *cells, one.note, repeated(run_of(arm, 0))]
+    one, found, marks = ARMS[arm], seeds(lines, arm), markdown.marks(lines)
+    cells = found.cells(len(SEEDS), {seed: marks.get(run_of(arm, seed).name, "") for seed in SEEDS})
+    instead = "" if arm == SAME else found.minus(seeds(lines, SAME)).told()
+    minus = [found.minus(seeds(lines)).told(), effect(lines, arm), instead]
+    what = f"{one.what} (`{arm}`)"
+    return [what, one.theirs, one.ours, *cells, *minus, one.note, run_of(arm, 0).cell("S")]
 
 
 def rows(lines: Lines) -> list[list[str]]:
-    base = ["the base", "", "", *mean_of(errors_by_seed(lines, BASE)), "", "", "", "", repeated(BASE[0])]
-    without = [[one.what, one.theirs, one.ours, *[""] * 5, one.note, ""] for one in WITHOUT_ARM]
+    marks = markdown.marks(lines)
+    cells = seeds(lines).cells(len(SEEDS), {seed: marks.get(run.name, "") for seed, run in BASE.items()})
+    base = ["the base", "", "", *cells, *[""] * 4, BASE[0].cell("S")]
+    without = [[one.what, one.theirs, one.ours, *[""] * 7, one.note, ""] for one in WITHOUT_ARM]
     return [base, *(row(lines, arm) for arm in ARMS), *without]
 
 
-def rounding(lines: Lines) -> str:
-    """What other machines change, of which the arm that trains as the base does is the measure. "" if nothing."""
-    seeds = errors_by_seed(lines, BASE).keys() & of_arm(lines, SAME).keys()
-    both = [(lines[BASE[seed].name], lines[run_of(SAME, seed).name]) for seed in seeds]
-    parted = sum(a["training_curve"]["train_loss"] != b["training_curve"]["train_loss"] for a, b in both)
-    if not parted:
-        return ""
-    others = [(arm, effect(lines, arm, instead=SAME)) for arm in ARMS if arm != SAME]
-    said = "; ".join(f"`{arm}` {found}" for arm, found in others if found)
-    return (
-        f"**Rounding is in these differences.** `{SAME}` trains as the base does until the last updates of a run, so "
-        f"on one machine and with one version of this package both have the same training curve. Of {len(both)} seeds "
-        f"it is another one for {parted}: the base and the arms were not all trained in one place, sums were "
-        f"rounded in another order, and from there the runs part. `{SAME}` minus the base, {effect(lines, SAME)}, is "
-        "what this alone changes, and every other row has as much of it.\n\n"
-        f"**Against `{SAME}` instead of the base**, looked at afterwards and so no registered result: most arms were "
-        f"trained where `{SAME}` was. By seed, in percentage points: {said}. One or "
-        f"more of {len(ARMS) - 1} arms without effect would leave out 0 with a probability of "
-        f"{by_chance(len(ARMS) - 1)}."
-    )
-
-
-def document(lines: Lines) -> str:
-    """What counts, the table, and what it was made with."""
-    said = [carries(f"{one.what} (`{arm}`)", effect(lines, arm)) for arm, one in ARMS.items()]
-    runs = {
-        f"The base, {PART.epochs} epochs": tuple(BASE.values()),
-        f"the {len(ARMS)} arms, {PART.epochs} epochs": tuple(run_of(arm, seed) for seed in SEEDS for arm in ARMS),
-    }
-    parts = [
-        markdown.progress(lines, runs),
-        "**The question.** Where does this package differ from the authors' code for the ResNets of CIFAR-10, and what "
-        "does each difference change in short runs? Files named here are those of the authors' repository "
-        "ZHUANGHP/FDG; their later one is ZHUANGHP/Accumulated-Decoupled-Learning.",
-        REGISTERED,
-        markdown.table(HEADS, rows(lines)),
-        "S is the seed.",
-        by_seed_paragraph(said),
-        rounding(lines),
-        markdown.origin(lines),
-        *WORDS,
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
 TABLE = Table(
-    name="differences",
-    summary="registered: what each difference from the authors' code changes in 20 epochs of ResNet-8, K = 4",
-    title="Where this reading differs from the authors' code, and what that changes",
-    runs=RUNS,
-    document=document,
-    shares=decisive.TABLE.home,
+    "differences", RUNS, lambda lines: {"table": markdown.table(HEADS, rows(lines))}, shares=decisive.TABLE.home
 )
 
 if __name__ == "__main__":

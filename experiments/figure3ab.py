@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import table6
-from experiments.harness import curve_plot, paper, printed
+from experiments.harness import paper, pictures, printed
 from experiments.harness.run_table import Lines
 from experiments.harness.table_command import main
 
@@ -20,33 +20,22 @@ COLOURS = {"BP": "#333333", "DDG": "#e69f00", "DGL": "#009e73", "FR": "#cc79a7",
 STYLES: dict[int, Any] = {1: "-", 2: "-", 3: (0, (5, 2)), 4: (0, (1, 1.5))}
 
 
-def curve(cell: printed.Cell, line: Mapping[str, Any]) -> curve_plot.Curve:
+def curve(cell: printed.Cell, line: Mapping[str, Any]) -> pictures.Curve:
     """The curve of a run. FDG with the paper's best beta has dots, all others have none."""
     shrunk = cell.beta is not None and cell.beta < 1
     label = "BP" if cell.method == "BP" else f"{cell.method} K={cell.K}{f', beta={cell.beta:g}' if cell.beta else ''}"
     label += f": {line['test_error_percent']:.2f}%"
-    return curve_plot.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
+    return pictures.Curve(label, COLOURS[cell.method], STYLES[cell.K], "o" if shrunk else "", line)
 
 
 def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
     found = [(cell, paper.median_line(cell, lines)) for cell in cells]
     curves = [curve(cell, line) for cell, line in found if line]
     title = f"WRN-28-10 on CIFAR-10, {epochs} epochs; of each the median run, beside its name the last test error"
-    curve_plot.draw(curves, path, title, "epoch", long=True)
+    pictures.curves(path, title, "epoch", curves, long=True)
 
 
-WORDS = (
-    "**The paper's curves:** the pictures are not in the paper's source, so only ours are drawn. "
-    "The paper does not say which beta its FDG has: here are 1 and the best of Table 6 (marked with dots).",
-    "**The runs** are the rows of WRN-28-10 in Table 6, where their commands stand. Of each the seed with the median "
-    "error is drawn. Hours are those of the machine each ran on, evaluations included: they compare methods only where "
-    "every stage had a device of its own. DDG with K = 2 has no curve: it is the training of FDG with beta = 1.",
-)
-PLAN = paper.Plan(
-    "figure3ab", "Figures 3(a), (b): learning curves of WRN-28-10 on CIFAR-10", CELLS, words=WORDS, draws=draw,
-    alt="Training loss and test error over epochs and over hours", rows=False,
-)  # fmt: skip
-TABLE = paper.table(PLAN)
+TABLE = paper.table(paper.Plan("figure3ab", CELLS, draws=draw))
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import table3
-from experiments.harness import bars, paper, printed
+from experiments.harness import paper, pictures, printed
 from experiments.harness.run_table import Lines
 from experiments.harness.table_command import main
 
@@ -22,25 +22,17 @@ CELLS = (
 
 
 def draw(cells: Sequence[printed.Cell], epochs: int, lines: Lines, path: Path) -> None:
-    found = [paper.errors(cell, lines) for cell in cells]
+    found = [[*paper.errors(cell, lines).by_seed.values()] for cell in cells]
     series: dict[str, list[float | None]] = {
         "paper (300 epochs)": [float(cell.error.rstrip("*")) if cell.error else None for cell in cells],
         f"ours ({epochs} epochs)": [statistics.median(errors) if errors else None for errors in found],
     }
     labels = ["BP" if cell.beta is None else f"{cell.beta:g}" for cell in cells]
     title = "ResNet-20 on CIFAR-10: BP, and FDG with K = 2 by beta (the axis does not start at zero)"
-    bars.draw_beside(labels, series, path, title, "beta")
+    pictures.bars_beside(path, title, "beta", labels, series)
 
 
-WORDS = (
-    "**The paper's bars:** the picture is not in the paper's source. Its numbers here are the three that Table 3 "
-    "prints; which other betas it shows is not known, so ours go from 0.1 to 1 in tenths.",
-)
-PLAN = paper.Plan(
-    "figure3c", "Figure 3(c): ResNet-20 on CIFAR-10, K = 2, by beta", CELLS, words=WORDS, draws=draw,
-    alt="Test error of ResNet-20 by beta",
-)  # fmt: skip
-TABLE = paper.table(PLAN)
+TABLE = paper.table(paper.Plan("figure3c", CELLS, draws=draw))
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import markdown
+from experiments.harness import markdown, pictures
 from experiments.harness.run_table import Lines, Run, Table
 from experiments.harness.table_command import main
 
-NAME = "stability"
 TAUS, MOMENTA = (1, 3, 7, 15), (0.0, 0.9, 0.99)
 ARMS = {
     "none": "no correction",
@@ -23,6 +22,17 @@ ARMS = {
     "nesterov": "anticipate, c = m (one Nesterov step)",
     "combined": "anticipate, c = τ + that of spike compensation",
     "double": "anticipate, c = 2τ",
+}
+# Distinct for colour-blind readers, and by their markers without colours.
+LOOKS = {
+    "none": ("#000000", "o"),
+    "rate": ("#cc79a7", "D"),
+    "last": ("#56b4e9", "s"),
+    "linear": ("#d55e00", "^"),
+    "spike": ("#0072b2", "v"),
+    "nesterov": ("#009e73", "x"),
+    "combined": ("#b8860b", "P"),
+    "double": ("#777777", "*"),
 }
 GRID = tuple(
     Run(f"{arm}-m{m:g}-tau{tau}", {"arm": arm, "momentum": m, "staleness": tau})
@@ -49,28 +59,6 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-WORDS = (
-    "**How to read it:** the largest learning rate at which an error on the loss h x²/2 still shrinks, times "
-    "h / (1 - m): m is the momentum, v ← m v + g. First from eigenvalues, then, in parentheses, as the library's "
-    "delay-line engine trains 2,000 curvatures for 3,000 updates: the first of these at which an error does not "
-    "shrink (they are 0.4% apart). In the picture lines are eigenvalues and marks are measured.",
-    "**Plain SGD** without a correction has exactly 2 sin(π / (2 (2τ + 1))) / h, as in the first row of momentum 0.",
-    "**What it says:** dividing the rate by τ makes the limit nearly the same for every staleness, so one rate fits "
-    "all stages. Without momentum looking ahead by τ updates hurts, and by one update it hurts at a small staleness "
-    "and raises the limit by less than a tenth at a large one (c = m and spike compensation are then no correction at "
-    "all). With momentum looking ahead helps, the more the larger the momentum, and less and less with the staleness; "
-    "as far as in the last two rows it hurts at momentum 0.9 and a staleness of 15, and by 2τ a little at 7. "
-    "A stable rate is not a good rate: this page is about where training diverges, not about how well it trains.",
-    "**What is not here.** β at stage k divides the limit of no correction by β^(K-k). T1 ends, and its limit is then "
-    "that of no correction. So is T2's: the gradient of a parabola depends on the activations alone, which are those "
-    "of the forward pass. DC-ASGD adds a product of gradients and distances, which vanishes for small errors, so near "
-    "the minimum its limit is that, too. Gap-Aware and the cosine gate multiply gradients by a factor that depends on "
-    "the path and not on its scale, so there are no eigenvalues, and their limits were not measured. NAdam, Muon and "
-    "basis rotation divide gradients by their size, so the curvature cancels: at a constant rate errors neither grow "
-    "without end nor vanish.",
-)
-
-
 def table(lines: Lines, m: float) -> str:
     """The rows of one momentum."""
 
@@ -82,33 +70,32 @@ def table(lines: Lines, m: float) -> str:
     return f"## Momentum {m:g}\n\n" + markdown.table(["", *(f"τ = {tau}" for tau in TAUS)], rows)
 
 
-def document(lines: Lines) -> str:
-    """The page of results: a table per momentum, the picture, and how both were found."""
-    parts = [
-        f"![The largest stable rate over the staleness]({NAME}.png)",
-        *(table(lines, m) for m in MOMENTA),
-        *WORDS,
-        markdown.origin(lines),
-    ]
-    return "\n\n".join(parts)
-
-
 def picture(lines: Lines, path: Path) -> None:
-    from experiments.limits import limits_picture
-
-    limits_picture.draw(
-        lambda arm, m, tau: lines.get(f"{arm}-m{m:g}-tau{tau}"), ARMS, MOMENTA, TAUS, path
-    )  # fmt: skip
+    title = "The largest stable learning rate on the loss h x²/2: lines by eigenvalues, marks by training"
+    with pictures.canvas(path, title, (11, 4.6), font=9, title_font=11, dpi=110) as figure:
+        panels = figure.subplots(1, len(MOMENTA), sharey=True)
+        for m, axes in zip(MOMENTA, panels, strict=True):
+            for arm, (colour, marker) in LOOKS.items():
+                found = {tau: line for tau in TAUS if (line := lines.get(f"{arm}-m{m:g}-tau{tau}"))}
+                axes.plot([*found], [line["eigenvalues"] for line in found.values()], color=colour, linewidth=1.2)
+                axes.plot(
+                    [*found], [line["measured"] for line in found.values()], marker, color=colour, markersize=6,
+                    fillstyle="none", label=ARMS[arm],
+                )  # fmt: skip
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log" if lines else "linear")
+            axes.set_xticks(list(TAUS), [str(tau) for tau in TAUS])
+            axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
+            axes.set_title(f"momentum m = {m:g}", loc="left", fontsize=10)
+            axes.set_xlabel("staleness τ (updates)")
+            pictures.plain(axes)
+        panels[0].set_ylabel("largest stable rate · h / (1 - m)")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
 
 
 TABLE = Table(
-    name=NAME,
-    summary="The largest stable learning rate of a parabola by staleness, momentum and correction",
-    title="How large a rate late gradients allow",
-    runs=GRID,
-    document=document,
-    picture=picture,
-    measure=measure,
+    "stability", GRID, lambda lines: {"tables": "\n\n".join(table(lines, m) for m in MOMENTA)}, picture, measure=measure
 )
 
 if __name__ == "__main__":

@@ -19,13 +19,8 @@ CELLS = printed.read(
     """,
     "cifar10",
 )
-NOTES = {
-    ("ResNet-56",): "0.46M is the size of ResNet-32; ResNet-56 (6n+2, n = 9) has 0.85M parameters, and so has ours.",
-    ("ResNet-110", "BP", 1, None): "The README of the authors' code has 6.41 for the original publication's.",
-    ("ResNet-110", "FDG", 2, 0.2): "The README of the authors' code has this error with beta = 0.5.",
-}
-PLAN = paper.Plan("table3", "Table 3: CIFAR-10, K = 2, five methods, six networks", CELLS, NOTES)
-TABLE = paper.table(PLAN)
+NOTES = {("ResNet-56",): "[1]", ("ResNet-110", "BP", 1, None): "[2]", ("ResNet-110", "FDG", 2, 0.2): "[3]"}
+TABLE = paper.table(paper.Plan("table3", CELLS, NOTES))
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -14,16 +14,8 @@ CELLS = printed.read(
     """,
     "tiny_imagenet",
 )
-NOTES = {
-    ("MobileNet v2",): "MobileNet v2 has 3.50M parameters with 1000 classes and 2.48M with the 200 of Tiny-ImageNet, "
-    "neither of them 3.40M. What a later code of the authors calls `MobileNetv2()` is MobileNet v1, which has 3.41M "
-    "with 200 classes. Which one was trained is not known. The commands train v2; `--model mobilenet_v1` is the other.",
-    ("MobileNet v2", "FDG", 2, 0.3): "The text has it that shrinking helps to generalise; here BP is best, and FDG "
-    "without shrinking (46.36) better than with it.",
-}
-WORDS = ("**Data:** `--data-dir` is the directory that holds the unpacked folder `tiny-imagenet-200`.",)
-PLAN = paper.Plan("table5", "Table 5: Tiny-ImageNet, K = 2, BP and FDG, two networks", CELLS, NOTES, WORDS)
-TABLE = paper.table(PLAN)
+NOTES = {("MobileNet v2",): "[1]", ("MobileNet v2", "FDG", 2, 0.3): "[2]"}
+TABLE = paper.table(paper.Plan("table5", CELLS, NOTES))
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -82,37 +82,14 @@ def row(speed: Speed, found: Mapping[tuple[str, int, str], Mapping[str, Any]]) -
     return [*about, speed.images_per_second, speed.busy.replace(",", ", "), speedup(speed), *ours, command(speed)]
 
 
-WORDS = (
-    "**Paper:** images/s averaged over ten seconds of training, one GPU per stage, no fast link between them. It names "
-    'the GPUs "RTX 1080Ti"; the card is called GTX 1080 Ti. In brackets: what its text says of the same speedup, and '
-    "what its own images/s give, where they differ from what is printed.",
-    "**Ours** are lines of the benchmark in `benchmarks/results`, the newest of each kind; its devices are CPU cores, "
-    "so only the speedups can be compared with the paper's, and only on a machine with K cores or more. Add `--json "
-    "FILE` to a command to keep its lines. For ResNet-101 there is no command and no line: the benchmark's images are "
-    "of CIFAR's size, whatever the model, and those of ImageNet are not.",
-    "**The network:** `wrn28_10_fdg` is the WRN-28-10 of the authors' code (36,489,290 parameters, 5.95 billion "
-    "multiply-adds an image). The predictions of `benchmarks.simulate` and `benchmarks.scaling` that are compared with "
-    "this table were made with `wrn28_10`, Zagoruyko and Komodakis's (36,479,194 and 5.24), so they are of a smaller "
-    "network than the one that the paper timed.",
-)
-
-
-def document(lines: Lines) -> str:
+def blocks(lines: Lines) -> Mapping[str, str]:
     found = measured(RESULTS)
-    networks = tuple(MODELS.values())
-    used = [line for (model, _, _), line in found.items() if model in networks]
+    used = [line for (model, _, _), line in found.items() if model in MODELS.values()]
     where = markdown.either(f"{line['cpu']}, {line['machine_cores']} cores" for line in used)
-    about = f"Ours were measured on {where}." if used else "None of ours has been measured yet."
-    return "\n\n".join([markdown.table(HEADS, (row(speed, found) for speed in SPEEDS)), about, *WORDS])
+    return {"table": markdown.table(HEADS, (row(speed, found) for speed in SPEEDS)), "machines": where or "(none yet)"}
 
 
-TABLE = Table(
-    name="table7",
-    summary="Table 7: images per second with one device per stage, from the benchmarks",
-    title="Table 7: images per second with one device per stage",
-    runs=(),
-    document=document,
-)
+TABLE = Table("table7", (), blocks)
 
 if __name__ == "__main__":
     sys.exit(main(TABLE))

@@ -1,4 +1,4 @@
-"""The two tables of corrections: grids, commands, and choices that are read from results.
+"""The two tables of corrections: grids, choices that are read from results, runs that diverge, and the text itself.
 
 No training happens here, but for the slow tests, which go the whole way with a run or two.
 """
@@ -7,41 +7,36 @@ import json
 import re
 
 import pytest
-from correction_lines import WHENCE, line, tables, tuned, written
+from correction_lines import WHENCE, line, tuned, written
 from made_up_runs import make
 
 from experiments import corrections_images, corrections_text
 from experiments.harness import result_files, run_table, table_command
-from experiments.tuning import arms, images, texts, verdicts
+from experiments.harness.intervals import MIN_SEEDS
+from experiments.tuning import arms, corpus, images, texts
+from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.experiments import cifar, language_model
-from fdg_jax.runs import option_checks
 from fdg_jax.runs.options import FIELDS
-from fdg_jax.training import command_line
 
-TABLES = {table.TABLE.name: table for table in (corrections_images, corrections_text)}
-PROGRAMS = {"fdg_jax.experiments.cifar": cifar.PROGRAM, "fdg_jax.experiments.language_model": language_model.PROGRAM}
-EACH = [(part, arm) for table in TABLES.values() for part in table.PARTS for arm in part.arms]
+LOST = {"diverged": True, **WHENCE}
 
 
-def test_every_arm_of_a_table_has_a_grid_of_one_size_and_the_same_multiples_of_its_usual_rate():
+# Grids and choices
+
+
+def test_every_arm_has_a_grid_of_one_size_and_the_multiples_of_its_rate_and_differs_in_its_own_flags_only():
     for parts, size in ((images.PARTS, 6), (texts.PARTS, 4)):
-        for part in parts:
-            for arm in part.arms:
-                runs = part.grid(arm)
-                assert len(runs) == len({run.name for run in runs}) == size
-                rates = sorted({run.flags["learning_rate"] for run in runs})
-                assert rates == pytest.approx([arm.usual_rate * times for times in part.multiples])
-                assert {run.flags["seed"] for run in runs} == {0} and all(run.flags["hold_out"] for run in runs)
-
-
-def test_arms_of_a_part_differ_in_what_their_own_flags_say_only():
-    for part in (*images.PARTS, *texts.PARTS):
-        for arm in part.arms:
-            own = {*arm.flags, *arm.own[0], "learning_rate"}
-            assert {k: v for k, v in part.grid(arm)[0].flags.items() if k not in own} == {
-                k: v for k, v in {**part.shared, **part.tuned, "seed": 0}.items() if k not in own
-            }
+        for part, arm in ((each, arm) for each in parts for arm in each.arms):
+            runs = part.grid(arm)
+            assert len(runs) == len({run.name for run in runs}) == size
+            rates = sorted({run.flags["learning_rate"] for run in runs})
+            assert rates == pytest.approx([arm.usual_rate * times for times in part.multiples])
+            assert {run.flags["seed"] for run in runs} == {0} and all(run.flags["hold_out"] for run in runs)
+            own, shared = {*arm.flags, *arm.own[0], "learning_rate"}, {**part.shared, **part.tuned, "seed": 0}
+            for run in runs:
+                assert {k: v for k, v in run.flags.items() if k not in own} == {
+                    k: v for k, v in shared.items() if k not in own
+                }
 
 
 def test_every_correction_of_the_docs_has_an_arm_on_images():
@@ -53,22 +48,8 @@ def test_every_correction_of_the_docs_has_an_arm_on_images():
     assert said == set(FIELDS["prediction"].type.__args__)
 
 
-@pytest.mark.parametrize(("part", "arm"), EACH, ids=lambda each: each.name)
-def test_every_command_line_is_one_the_training_command_accepts_and_leaves_nothing_to_defaults(part, arm):
-    """What a command of its own changes by default would make `list` refuse the run that it has made."""
-    tune = part.grid(arm)[-1]
-    choice = {name: tune.flags[name] for name in ("learning_rate", *arm.own[0])}
-    free = {name for name, field in FIELDS.items() if field.metadata["free"]}
-    for run in (tune, part.final_run(arm, choice, 2)):
-        words = run_table.command(run, None, "somewhere")
-        options, given = command_line.parse(words[3:], PROGRAMS[run.module])
-        option_checks.check(options, given)
-        wanted = {name: field.default for name, field in FIELDS.items() if name not in free} | dict(run.flags)
-        assert {name: getattr(options, name) for name in wanted} == wanted
-
-
-def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
-    text = (run_table.ROOT / "experiments" / "corrections.md").read_text()
+def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
+    text, total = (run_table.ROOT / "experiments" / "corrections.md").read_text(), 0
     counted = {
         "images: tuning BP and K = 4, then final": images.PARTS[:2],
         "text: tuning, then final, K = 8": texts.AT_EIGHT[:2],
@@ -76,54 +57,47 @@ def test_the_page_registers_the_numbers_of_runs_and_the_rules_that_are_used():
         "text: six more arms at K = 8, tuning, then final": texts.AT_EIGHT[3:],
         "images: tuning BP with other optimizers, then final": images.PARTS[2:3],
         "images: tuning K = 2, then final": images.PARTS[3:],
+        "growth": texts.GROWTH,
+        "growth, all other arms, seed 0": texts.GROWTH_OF_REST,
     }
-    total = 0
     for what, parts in counted.items():
-        tuning, finals = len(arms.tune_runs(parts)), sum(len(part.arms) * len(part.seeds) for part in parts)
-        total += tuning + finals
-        assert f"| {what} | {tuning} and {finals} |" in text
-    for what, parts in (("", texts.GROWTH), (", all other arms, seed 0", texts.GROWTH_OF_REST)):
-        growth = sum(len(part.arms) * len(part.seeds) for part in parts)
-        total += growth
-        assert f"| growth{what} | {growth} |" in text
-    assert f"| all | {total} |" in text
-    numbers = (corrections_images.GAIN, corrections_images.LEVEL, corrections_text.GAIN, verdicts.MIN_SEEDS)
-    for number in (*numbers, *corrections_text.MOST.values(), 6, 4):
+        tuning, ended = len(arms.tune_runs(parts)), sum(len(part.arms) * len(part.seeds) for part in parts)
+        total += tuning + ended
+        assert f"| {what} | {f'{tuning} and ' if tuning else ''}{ended} |" in text
+    anew = 35, 27, 8  # runs of basis rotation that were made a second time, after its code was corrected
+    assert "| basis rotation anew: text, images, growth | {}, {} and {} |".format(*anew) in text
+    assert f"| all | {total + sum(anew)} |" in text
+    numbers = (corrections_images.GAIN, corrections_images.LEVEL, corrections_text.GAIN, MIN_SEEDS, 6, 4)
+    for number in (*numbers, *corrections_text.MOST.values()):
         assert f"**{number:g}**" in text
-    assert f"**{corrections_images.AIM:g}%**" in text
     assert f"T = {images.QUARTER} updates" in text and f"{images.HELD_OUT:,} (`--hold-out" in text
 
 
-@pytest.mark.parametrize("best", [0, 2, 5])
+@pytest.mark.parametrize("best", [0, 5])
 def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path, best):
-    lines = tuned(images.FOUR, best)
-    table = written(tmp_path, corrections_images.TABLE, lines)
-    finals = [run for run in table.runs if run.name.startswith("final-")]
-    assert len(finals) == 3 * len(images.FOUR.arms)
+    table = written(tmp_path, corrections_images.TABLE, tuned(images.FOUR, best))
+    ended = [run for run in table.runs if run.name.startswith("final-")]
+    assert len(ended) == 3 * len(images.FOUR.arms)
     for arm in images.FOUR.arms:
         chosen = images.FOUR.grid(arm)[best].flags
-        (run,) = [run for run in finals if run.name == f"final-K4-{arm.name}-seed1"]
+        (run,) = [run for run in ended if run.name == f"final-K4-{arm.name}-seed1"]
         assert run.flags == {**chosen, "epochs": 5, "hold_out": 0, "seed": 1}
-    assert [run.flags["seed"] for run in finals] == sorted(run.flags["seed"] for run in finals)
+    assert [run.flags["seed"] for run in ended] == sorted(run.flags["seed"] for run in ended)
 
 
-def test_an_arm_without_its_whole_grid_has_no_final_runs_yet(tmp_path):
-    lines = tuned(images.FOUR)
-    del lines[images.FOUR.grid(images.FOUR.arms[1])[3].name]
-    table = written(tmp_path, corrections_images.TABLE, lines)
-    names = {run.name for run in table.runs if run.name.startswith("final-")}
-    assert len(names) == 3 * (len(images.FOUR.arms) - 1)
-    assert not any(images.FOUR.final_name(images.FOUR.arms[1], seed) in names for seed in images.SEEDS)
-
-
-def test_of_equals_the_first_is_chosen_and_one_that_has_diverged_never_is():
-    arm = images.FOUR.arms[0]
-    runs = images.FOUR.grid(arm)
+def test_an_arm_without_its_whole_grid_has_no_choice_and_of_equals_the_first_is_chosen():
+    part, arm = images.FOUR, images.FOUR.arms[0]
+    runs = part.grid(arm)
     lines = {run.name: line(run, 30.0) for run in runs}
-    assert images.FOUR.choice(lines, arm) == {"learning_rate": 0.05, "momentum": 0.9}
-    lines[runs[0].name] = {"options": dict(runs[0].flags), "diverged": True, **WHENCE}
-    assert images.FOUR.choice(lines, arm) == {"learning_rate": 0.1, "momentum": 0.9}
-    assert images.FOUR.choice({run.name: {"diverged": True} for run in runs}, arm) is None
+    assert part.choice(lines, arm) == {"learning_rate": 0.05, "momentum": 0.9}
+    assert part.choice({name: each for name, each in lines.items() if name != runs[3].name}, arm) is None
+    lines[runs[0].name] = LOST
+    assert part.choice(lines, arm) == {"learning_rate": 0.1, "momentum": 0.9}
+    assert part.choice({run.name: LOST for run in runs}, arm) is None
+    on_text = texts.EIGHT.grid(texts.BP)
+    found = {run.name: line(run, loss=loss) for run, loss in zip(on_text, (9.0, 8.0, 8.5, 8.0), strict=True)}
+    found[on_text[1].name]["test_loss"] = None  # not finite: the largest
+    assert texts.EIGHT.choice(found, texts.BP) == {"learning_rate": 0.004}
 
 
 def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
@@ -131,23 +105,91 @@ def test_a_line_made_with_an_earlier_choice_is_refused(tmp_path):
     lines |= {run.name: line(run) for run in images.OF_BP.final_runs(lines)}
     table = written(tmp_path, corrections_images.TABLE, lines)
     assert len(result_files.read(table, tmp_path)) == 6 + 3
-    lines |= tuned(images.OF_BP, 1)
-    table = written(tmp_path, corrections_images.TABLE, lines)
+    table = written(tmp_path, corrections_images.TABLE, lines | tuned(images.OF_BP, 1))
     with pytest.raises(BadInput, match=r"final-K1-bp-seed0 is of another run: learning_rate is 0\.05, not 0\.1"):
         result_files.read(table, tmp_path)
 
 
-def test_a_run_that_ended_with_a_huge_loss_has_diverged(tmp_path, capsys):
+def test_growth_has_the_rates_that_were_chosen_for_eight_stages():
+    lines = tuned(texts.EIGHT, 2, loss=2.0)
+    for part in texts.GROWTH:
+        runs = part.final_runs(lines)
+        assert len(runs) == 9 and {run.flags["learning_rate"] for run in runs} == {0.002}
+        assert {run.flags["K"] for run in runs} == {part.shared["K"]} and part.tune_runs == part.final_runs({}) == ()
+    assert {part.seeds for part in texts.GROWTH_OF_REST} == {(0,)}
+
+
+def test_the_arms_left_out_of_growth_at_two_stages_would_be_others_runs_again():
+    """By the committed results, which say what rates were chosen."""
+    lines = result_files.entries(corrections_text.TABLE, run_table.RESULTS)
+    assert methods.find("ddg").schedule(2).staleness == methods.find("fdg").schedule(2).staleness == (1, 0)
+    own = ("method", "correct", "prediction", "anneal_updates")  # `rate` divides by 1
+    at_eight = {arm.name: (part, arm) for part in texts.AT_EIGHT for arm in part.arms}
+    for pair in texts.SAME_AT_TWO.items():
+        flags = []
+        for part, arm in (at_eight[name] for name in pair):
+            run = part.final_run(arm, part.choice(lines, arm), 0)
+            looks_ahead = "anticipate" in run.flags.get("correct", "")
+            flags.append((looks_ahead, {key: value for key, value in run.flags.items() if key not in own}))
+        assert flags[0] == flags[1]
+    left = {arm.name for part in texts.GROWTH_OF_REST if part.shared["K"] == 2 for arm in part.arms}
+    assert {arm.name for part in texts.GROWTH_OF_REST for arm in part.arms} - left == texts.SAME_AT_TWO.keys()
+
+
+# The text
+
+
+def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypatch):
+    text = corpus.content()
+    told = (run_table.ROOT / "experiments" / "corrections.md").read_text() + corrections_text.TABLE.document({})
+    assert len(text) == 5_639_682 and f"{len(text):,} bytes" in told and f"sha256 `{corpus.SHA256}`" in told
+    pins = (run_table.ROOT / "requirements.txt").read_text()
+    assert all(f"\n{name}=={version} " in pins for name, version in corpus.WHEELS.items())
+    corpus.write(tmp_path / "below" / "text")
+    assert (tmp_path / "below" / "text").read_bytes() == text
+    names = [*corpus.files()]
+    for some in (names[:40], names[-40:]):
+        assert {name.split("/")[0] for name in some} == {"optax", "orbax", "grain"}
+    monkeypatch.setattr(corpus, "SHA256", "0" * 64)
+    with pytest.raises(BadInput, match=r"have the sha256 69f2e4a56da27704\.\.\., not 0000"):
+        corpus.content()
+    monkeypatch.setitem(corpus.WHEELS, "optax", "0.0")
+    with pytest.raises(BadInput, match=r"needs optax 0\.0, and "):
+        corpus.content()
+
+
+def test_a_table_on_text_asks_for_no_directory_of_data(capsys):
+    with pytest.raises(SystemExit):
+        table_command.main(corrections_text.TABLE, ["run", "--help"])
+    helped = capsys.readouterr().out
+    assert "--only" in helped and "--data-dir" not in helped
+
+
+# Runs that have diverged
+
+
+def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):
+    """One stopped with the sentence of a loss that is not finite, two ended with a huge loss or none."""
     table = corrections_images.TABLE
-    for run, loss in zip(table.runs, (3.2e7, None, 1.5), strict=False):
+    stopped, huge, none, well, full = table.runs[:5]
+    for run, loss in ((huge, 3.2e7), (none, None), (well, 1.5)):
         path = make(tmp_path / "runs", run, error=90.0, trained=2)
         summary = json.loads((path / "summary.json").read_text())
         (path / "summary.json").write_text(json.dumps({**summary, "train_loss": loss, "updates": [704]}))
+    said = "error: the training loss is nan at batch 7. The run in x has diverged; its report shows where. Lower it."
+    for run, last in ((stopped, said), (full, "error: no room left on the disk")):
+        make(tmp_path / "runs", run, error=None, trained=2)
+        (tmp_path / "runs" / f"{run.name}.log").write_text(f"epoch 2/5\n{last}\n")
     where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
     assert table_command.main(table, ["collect", *where]) == 0
-    found = result_files.read(table, tmp_path).values()
-    assert [each.get("diverged") for each in found] == [True, True, None]
-    assert ["test_error_percent" in each for each in found] == [False, False, True]
+    found = result_files.read(result_files.complete(table, tmp_path), tmp_path)
+    assert list(found) == [run.name for run in (stopped, huge, none, well)]
+    assert [each.get("diverged") for each in found.values()] == [True, True, True, None]
+    assert ["test_error_percent" in each for each in found.values()] == [False, False, False, True]
+    asked = []
+    monkeypatch.setattr(table_command, "run_missing", lambda runs, *_: asked.extend(runs) or 0)
+    assert table_command.main(table, ["run", *where, "--only", stopped.name, full.name]) == 0
+    assert asked == [full] and "3 diverged" in table.document(found)
     capsys.readouterr()
 
 
@@ -161,87 +203,30 @@ def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, ca
         assert table_command.main(table, ["collect", *where]) == 0
         collected, *others = capsys.readouterr().out.splitlines()
         assert collected.endswith(f": collected {', '.join(run.name for run in runs)}")
-    kept, lacking = others
-    assert kept == "as they were: 11 runs, see `list`"
-    assert re.fullmatch(r"not finished: \d+ runs, see `list`", lacking)
+    assert others[0] == "as they were: 11 runs, see `list`"
+    assert re.fullmatch(r"not finished: \d+ runs, see `list`", others[1])
 
 
-def test_a_run_that_has_diverged_is_collected_once_and_not_made_again(tmp_path, monkeypatch, capsys):
-    table = corrections_images.TABLE
-    run, other = table.runs[:2]
-    for each in (run, other):
-        make(tmp_path / "runs", each, error=None, trained=2)
-    said = "error: the training loss is nan at batch 7. The run in x has diverged; its report shows where. Lower it."
-    (tmp_path / "runs" / f"{run.name}.log").write_text(f"epoch 2/5\n{said}\n")
-    (tmp_path / "runs" / f"{other.name}.log").write_text("epoch 2/5\nerror: no room left on the disk\n")
-    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
-    assert table_command.main(table, ["collect", *where]) == 0
-    (found,) = result_files.read(result_files.complete(table, tmp_path), tmp_path).values()
-    assert found["name"] == run.name and found["diverged"] and "test_error_percent" not in found
-    asked = []
-    monkeypatch.setattr(table_command.runner, "run_missing", lambda runs, *_: asked.extend(runs) or 0)
-    assert table_command.main(table, ["run", *where, "--only", run.name, other.name]) == 0
-    assert [each.name for each in asked] == [other.name]
-    assert "1 diverged" in table.document({run.name: found})
-    capsys.readouterr()
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_without_results_a_page_has_every_row_and_no_number(name, tmp_path):
-    table = TABLES[name]
-    assert table_command.main(table.TABLE, ["render", "--results", str(tmp_path)]) == 0
-    parts = table.PARTS if name == "corrections_images" else texts.AT_EIGHT  # growth has a table of its own
-    text = (tmp_path / f"{name}.md").read_text()
-    found, head = tables(text)[0], {title: at for at, title in enumerate(table.HEADS)}
-    assert len(found) == sum(len(part.arms) for part in parts)
-    assert all(cells[head["n"]] == cells[head["by seed"]] == cells[head["here"]] == "" for cells in found)
-    assert all("--seed S" in cells[head["command"]] for cells in found)
-    for picture in re.findall(r"\((\w+\.png)\)", text):
-        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
-    assert f"({name}.png)" in text
-
-
-def short(part, names, **shared):
-    """The part with one tuning run an arm and one seed, of these arms, with other flags."""
-    few = tuple(arm._replace(own=arm.own[:1]) for arm in part.arms if arm.name in names)
-    left = {name: value for name, value in part.shared.items() if name not in shared}
-    return part._replace(arms=few, multiples=(1.0,), seeds=(0,), shared={**left, **shared})
-
-
-def whole_way(table, parts, tmp_path):
-    """run, collect, run, collect, render; the page's rows."""
-    made = table._replace(
-        runs=arms.tune_runs(parts), then=lambda lines: arms.final_runs(parts, lines), picture=None,
-        document=lambda lines: "\n".join(lines),
-    )  # fmt: skip
-    where = ["--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
-    for _ in range(2):
-        assert table_command.main(made, ["run", *where]) == 0
-        assert table_command.main(made, ["collect", *where]) == 0
-    assert table_command.main(made, ["list", *where]) == 0
-    return result_files.read(result_files.complete(made, tmp_path), tmp_path)
+# The whole way
 
 
 @pytest.mark.slow
-def test_a_tiny_table_on_images_is_tuned_on_held_out_images_and_then_trained(tmp_path):
-    few = {"dataset": "digits", "model": "resnet8", "epochs": 1, "batch_size": 64, "train_size": 128}
-    part = short(images.TWO, ("fdg", "beta-spike"), **few)
-    lines = whole_way(
-        corrections_images.TABLE, (part._replace(tuned={"hold_out": 300}, final={"hold_out": 0}),), tmp_path
-    )
-    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
-    tune, final = lines["tune-K2-fdg-rate0.1-momentum0.9"], lines["final-K2-fdg-seed0"]
-    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (300, 0)
-    assert tune["final_parameters_sha256"] == final["final_parameters_sha256"]  # the same 128 images
-    assert "held out" in tune["note"] and not final["note"] and tune["test_loss"] != final["test_loss"]
-
-
-@pytest.mark.slow
-def test_a_tiny_table_on_text_writes_its_text_and_trains_on_it(tmp_path):
-    part = short(texts.EIGHT, ("bp", "t1"), model="transformer2x32", K=2, train_size=64, block_size=16)
+def test_a_tiny_table_on_text_is_tuned_on_held_out_blocks_and_then_trained(tmp_path):
+    """run, collect, run, collect: two arms with one tuning run and one seed."""
+    two = tuple(arm for arm in texts.EIGHT.arms if arm.name in ("bp", "t1"))
+    tiny = {**texts.EIGHT.shared, "model": "transformer2x32", "K": 2, "train_size": 64, "block_size": 16}
+    part = texts.EIGHT._replace(arms=two, multiples=(1.0,), seeds=(0,), shared=tiny)
     part = part._replace(tuned={"epochs": 1, "hold_out": 320}, final={"epochs": 2, "hold_out": 0})
-    lines = whole_way(corrections_text.TABLE, (part,), tmp_path)
-    assert len(lines) == 4 and (run_table.ROOT / texts.TEXT).is_file()
-    final = lines["final-K8-t1-seed0"]
+    table = corrections_text.TABLE._replace(
+        runs=arms.tune_runs([part]), then=lambda lines: arms.final_runs([part], lines)
+    )  # fmt: skip
+    for verb in ("run", "collect", "run", "collect", "list"):
+        assert table_command.main(table, [verb, "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
+    lines = result_files.read(result_files.complete(table, tmp_path), tmp_path)
+    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
+    tune, final = lines["tune-K8-t1-rate0.001"], lines["final-K8-t1-seed0"]
+    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (320, 0)
+    assert "held out" in tune["note"] and not final["note"]
     assert [test["step"] for test in final["evaluations"]] == [4, 8]  # 64 blocks, batches of 16
     assert final["options"]["text"] == texts.TEXT and "--text" in final["command"]
+    assert (run_table.ROOT / texts.TEXT).is_file()

@@ -11,45 +11,36 @@ import sys
 
 import pytest
 from made_up_runs import make
-from paper_tables import run_of
 
-from experiments import table3
+from experiments import differences, table3, table5
 from experiments.harness import estimate, table_command
 from experiments.harness.run_table import CUT_OFF, DONE, MISSING, Run, State
+from experiments.tuning import images, texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
+RUNS = {run.name: run for run in (*table3.TABLE.runs, *table5.TABLE.runs)}
+TEXT, HELD_OUT = texts.EIGHT.tune_runs[0], images.OF_BP.tune_runs[0]
 
 
-def test_the_steps_that_are_left_are_those_of_the_epochs_that_are_left():
-    cifar, tiny = run_of("resnet20-cifar10-bp-K1-seed0"), run_of("resnet18-tiny_imagenet-bp-K1-seed0")
-    assert estimate.steps_left(cifar, State(MISSING)) == 300 * 391  # 390 batches of 128 and one of 80
-    assert estimate.steps_left(tiny, State(MISSING)) == 300 * 782
-    assert estimate.steps_left(cifar, State(CUT_OFF, 299.5)) == round(391 / 2)
-    assert estimate.steps_left(cifar, State(DONE, 300)) == 0
+@pytest.mark.parametrize(
+    ("run", "state", "steps"),
+    [
+        (RUNS["resnet20-cifar10-bp-K1-seed0"], State(MISSING), 300 * 391),  # 390 batches of 128 and one of 80
+        (RUNS["resnet20-cifar10-bp-K1-seed0"], State(CUT_OFF, 299.5), round(391 / 2)),
+        (RUNS["resnet20-cifar10-bp-K1-seed0"], State(DONE, 300), 0),
+        (RUNS["resnet18-tiny_imagenet-bp-K1-seed0"], State(MISSING), 300 * 782),
+        (differences.run_of("full-batches", 0), State(MISSING), 20 * 390),
+        (TEXT, State(MISSING), 1000),
+        (HELD_OUT, State(MISSING), 2 * 352),  # 45,000 images
+    ],
+)
+def test_the_steps_that_are_left_are_those_of_the_epochs_that_are_left(run, state, steps):
+    assert estimate.steps_left(run, state) == steps
 
 
-def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def measured(run, core):
-        asked.append(run.name)
-        return estimate.Step(2.0 if run.flags["K"] == 1 else None, "made up")
-
-    monkeypatch.setattr(estimate, "measured", measured)
-    make(tmp_path, run_of("resnet20-cifar10-bp-K1-seed1"), error=None, trained=100, lines=1)
-    make(tmp_path, run_of("resnet20-cifar10-bp-K1-seed2"), trained=300, lines=1)
-    told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*"]
-    assert table_command.main(table3.TABLE, told) == 0
-    assert asked == ["resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"]
-    out = capsys.readouterr().out
-    assert "bp-K1-seed0: missing, 117,300 steps to go: 2.72 days" in out  # 234,600 s
-    assert "bp-K1-seed1: cut off at epoch 100.00, 78,200 steps to go: 43.4 hours" in out  # 156,400 s
-    assert "bp-K1-seed2: done" in out
-    assert "total: 4.53 days of training, one run at a time" in out
-    assert "not in it: 6 runs without an estimate" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "resnet20-cifar10-bp-K1-seed1", "resnet20-cifar10-bp-K1-seed2"
-    ]  # fmt: skip
+def test_speed_is_in_blocks_of_a_text_and_in_images():
+    assert estimate.examples_per_second(TEXT, {"tokens_per_second": 6400.0}) == 100.0
+    assert estimate.examples_per_second(HELD_OUT, {"images_per_second": 400.0}) == 400.0
 
 
 DRY_RUN = ["run", "--dry-run", "--only", "resnet20-*"]  # two kinds of run
@@ -57,44 +48,40 @@ DRY_RUN = ["run", "--dry-run", "--only", "resnet20-*"]  # two kinds of run
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Measuring takes no time and gives two seconds a step; the runs that were measured."""
+    """Measuring takes no time and gives two seconds a step for BP, nothing for FDG; the runs that were measured."""
     asked = []
 
     def measured(run, core):
         asked.append(run.name)
-        return estimate.Step(2.0, "2 s a step, made up")
+        return estimate.Step(2.0 if run.flags["K"] == 1 else None, "made up")
 
     monkeypatch.setattr(estimate, "measured", measured)
     return asked
 
 
-def test_a_dry_run_says_first_how_many_kinds_of_run_it_measures_and_then_how_far_it_is(tmp_path, counted, capsys):
+def test_a_dry_run_measures_a_step_once_for_all_runs_it_is_the_same_for(tmp_path, counted, capsys):
+    make(tmp_path, RUNS["resnet20-cifar10-bp-K1-seed1"], error=None, trained=100, lines=1)
+    make(tmp_path, RUNS["resnet20-cifar10-bp-K1-seed2"], trained=300, lines=1)
     assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "2 kinds of run are measured now, one after another, which takes 60 s to 6 minutes"
-    assert [line for line in lines if "left" in line] == [
-        "  1 of 2, about 60 s left: resnet20, bp, K=1, batches of 128",
-        "  2 of 2, about 0 s left: resnet20, fdg, K=2, batches of 128",
-    ]
+    assert counted == ["resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"]
+    out = capsys.readouterr().out
+    assert "2 of 2 kinds of run are measured now, one after another: 60 s to 6 minutes" in out
+    assert "bp-K1-seed0: missing, 117,300 steps to go: 2.72 days" in out  # 234,600 s
+    assert "bp-K1-seed1: cut off at epoch 100.00, 78,200 steps to go: 43.4 hours" in out  # 156,400 s
+    assert "bp-K1-seed2: done" in out and "not in it: 6 runs without an estimate" in out
+    assert "total: 4.53 days of training, 1 at a time" in out
+    assert len([*tmp_path.iterdir()]) == 2  # nothing was made
 
 
-def test_what_a_dry_run_measured_is_kept_for_the_next_one_until_asked_again(tmp_path, counted, capsys):
+def test_what_was_measured_is_kept_until_asked_again_and_what_was_not_is_tried_again(tmp_path, counted, capsys):
     here = ["--runs-dir", str(tmp_path)]
-    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
-    first = capsys.readouterr().out.splitlines()
-    assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
-    second = capsys.readouterr().out.splitlines()
-    assert len(counted) == 2
-    assert second[0] == "2 kinds of run were measured before; --measure-again measures again"
-    assert second[-1] == first[-1] and "measured now" not in "".join(second)
-    assert table_command.main(table3.TABLE, [*DRY_RUN, *here, "--measure-again"]) == 0
-    assert len(counted) == 4
+    for again, times in (([], 2), ([], 3), (["--measure-again"], 5)):  # FDG gave nothing to keep
+        assert table_command.main(table3.TABLE, [*DRY_RUN, *here, *again]) == 0
+        assert len(counted) == times
+    assert capsys.readouterr().out.count("2 s a step, measured before") == 1
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [{"machine": "another"}, {"code": "other"}, {"versions": {}}, {"cores": 1000}, {"environment": {"XLA_FLAGS": "x"}}],
-)
+@pytest.mark.parametrize("changed", [{"machine": "another"}, {"code": "other"}, {"environment": {"XLA_FLAGS": "x"}}])
 def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(changed, tmp_path, counted, monkeypatch):
     here = ["--runs-dir", str(tmp_path)]
     assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
@@ -102,12 +89,6 @@ def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(changed, tmp
     monkeypatch.setattr(estimate, "conditions", lambda *of: {**conditions(*of), **changed})
     assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
     assert len(counted) == 4
-
-
-def test_what_could_not_be_measured_is_tried_again(tmp_path, monkeypatch, own_cache):
-    monkeypatch.setattr(estimate, "measured", lambda *_: estimate.Step(None, "not measured"))
-    assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 0
-    assert not own_cache.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -133,27 +114,25 @@ def test_a_dry_run_that_is_stopped_keeps_what_it_measured_and_leaves_no_process(
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
-def test_measuring_again_goes_with_a_dry_run_that_measures(capsys):
-    assert table_command.main(table3.TABLE, ["run", "--measure-again"]) == 2
-    assert table_command.main(table3.TABLE, [*DRY_RUN, "--measure-again", "--seconds-per-step", "1"]) == 2
-    assert capsys.readouterr().err.count("--measure-again goes with --dry-run") == 2
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--measure-again"], "--measure-again goes with --dry-run"),
+        ([*DRY_RUN, "--measure-again", "--seconds-per-step", "1"], "--measure-again goes with --dry-run"),
+        (["run", "--seconds-per-step", "1"], "--seconds-per-step goes with --dry-run"),
+        ([*DRY_RUN, "--seconds-per-step", "0"], "--seconds-per-step 0.0: use a positive number"),
+    ],
+)
+def test_flags_of_a_dry_run_that_do_not_go_together_are_refused(words, message, capsys):
+    assert table_command.main(table3.TABLE, words) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(estimate.child_runs, "cores_for", lambda jobs: [None] * jobs)
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]
     assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
-    assert "total: 16.3 hours of training, 3 runs at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s
-    assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0"]) == 2
-    assert table_command.main(table3.TABLE, ["run", "--seconds-per-step", "1"]) == 2
-    assert "--seconds-per-step goes with --dry-run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(40, "40 s"), (719, "12 minutes"), (27_000, "7.5 hours"), (3_550_000, "41.1 days")]
-)
-def test_durations_are_told_in_the_unit_a_person_would_take(seconds, words):
-    assert estimate.duration(seconds) == words
+    assert "total: 16.3 hours of training, 3 at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s
 
 
 @pytest.mark.parametrize(
@@ -169,11 +148,23 @@ def test_durations_are_told_in_the_unit_a_person_would_take(seconds, words):
 def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, steps, seconds):
     asked = []
     monkeypatch.setattr(estimate, "once", lambda run, steps, core: (asked.append(steps), rates[len(asked) - 1])[1])
-    run = run_of("resnet20-cifar10-fdg-K2-beta1-seed0")
+    run = RUNS["resnet20-cifar10-fdg-K2-beta1-seed0"]
     assert estimate.measured(run, None).seconds == seconds and asked == steps
     asked.clear()
     tiny = estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
     assert tiny.seconds == (seconds and 4 * seconds)  # 64x64 pixels
+
+
+def test_a_step_is_measured_by_the_command_for_text_or_on_synthetic_images(monkeypatch):
+    asked = []
+    made = ["python", "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(estimate, "command", lambda run, *_: asked.append(run) or made)
+    for run in (TEXT, HELD_OUT):
+        assert estimate.once(run, 9, None) == (None, "exit code 3")
+    text, pictures = asked
+    assert text.module == "fdg_jax.experiments.language_model" and pictures.module == "fdg_jax.experiments.cifar"
+    assert (text.flags["dataset"], text.flags["hold_out"], text.flags["text"]) == ("text", texts.BATCH, texts.TEXT)
+    assert pictures.flags["dataset"] == "synthetic" and "hold_out" not in pictures.flags
 
 
 @pytest.mark.slow

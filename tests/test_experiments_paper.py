@@ -1,91 +1,52 @@
-"""The paper's tables: each lists its runs though none was made, and a run has one name. No training happens here."""
+"""The paper's tables: their runs have one name each, and a result lands in its cell. No training happens here."""
 
-import importlib.util
+import importlib
+import json
 import re
+from pathlib import Path
 
 import pytest
-from paper_tables import NAMES, RUNS
+from made_up_runs import make, rows
 
 import experiments
-from experiments import table3, table7
-from experiments.harness import paper, run_table, table_command
-from experiments.harness.run_table import Run
-from fdg_jax import data, models
-from fdg_jax.errors import BadInput
-from fdg_jax.runs import option_checks
-from fdg_jax.training import command_line
+from experiments import figure3ab, figure3c, table3, table6, table7
+from experiments.harness import paper, result_files, table_command
+from experiments.harness.run_table import RESULTS, Run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
+ERRORS = ["table3", "table4", "table5", "table6", "appendix_a", "figure3c"]  # whose pages have rows of test errors
+NAMES = [*ERRORS, "figure3ab"]
+RUNS = {run.name: run for name in NAMES for run in experiments.find(name).runs}
+PAPER, OURS, N, MINUS, COMMAND = 4, 5, 6, 7, 8  # columns
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_table_lists_its_runs_although_none_was_made(name, tmp_path, capsys):
-    assert table_command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.count(": missing\n") == len(experiments.find(name).runs) > 0
+def collected(table, tmp_path: Path, found: dict[str, float]) -> dict:
+    """The results of made-up runs with these test errors."""
+    for name, error in found.items():
+        make(tmp_path, RUNS[name], error=error, trained=300, lines=1)
+    result_files.collect(table, tmp_path, tmp_path)
+    return result_files.read(table, tmp_path)
 
 
-def test_the_listed_commands_name_the_data_directory_as_seen_from_where_they_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    one = ["list", "--runs-dir", "runs", "--only", "resnet20-cifar10-bp-K1-seed0"]
-    assert table_command.main(table3.TABLE, [*one, "--data-dir", "my data"]) == 0
-    out = capsys.readouterr().out
-    assert f" --data-dir '{tmp_path}/my data' --run-dir {tmp_path}/runs/" in out
-    assert f"\nThe commands run in {run_table.ROOT}.\n" in out
+def row_of(page: str, name: str, method: str = "") -> list[str]:
+    """The row whose command makes the run of that name, its seed left open. method: where two rows show that run."""
+    command = RUNS[f"{name}-seed0"].cell("S")
+    (found,) = [cells for cells in rows(page) if cells[-1] == command and method in ("", cells[1])]
+    return found
 
 
-def test_without_a_data_directory_the_list_says_where_the_data_are_looked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("TFDS_DATA_DIR", "/the/data")
-    for name, fetched in (("table3", ", what is missing is downloaded there"), ("table5", "")):
-        assert table_command.main(experiments.find(name), ["list", "--runs-dir", str(tmp_path)]) == 0
-        said = f"look for the data in /the/data{fetched}: `list --data-dir DIR` makes them look in DIR."
-        assert capsys.readouterr().out.splitlines()[-2].endswith(said)
+# The runs
 
 
-def test_every_setting_is_run_with_three_seeds():
+def test_the_same_run_has_one_name_in_all_tables_another_run_another_name_and_each_setting_three_seeds():
+    found: dict[str, Run] = {}
     for name in NAMES:
         seeds: dict[str, list[int]] = {}
         for run in experiments.find(name).runs:
-            seeds.setdefault(run.name.rpartition("-")[0], []).append(run.flags["seed"])
-        assert all(sorted(found) == [0, 1, 2] for found in seeds.values())
-
-
-# Of the runs that differ only in network, data, beta and seed, whose words are read alike, one: reading takes a while.
-ALIKE = {(run.module, run.flags["method"], run.flags["K"], run.flags.get("order")): run for run in RUNS.values()}
-
-
-@pytest.mark.parametrize("run", ALIKE.values(), ids=lambda run: run.name)
-def test_every_command_line_is_the_papers_recipe_and_accepted(run):
-    words = run_table.command(run, "data", "somewhere")
-    options, given = command_line.parse(words[3:], words[2])
-    option_checks.check(options, given)
-    assert {name: getattr(options, name) for name in run.flags} == run.flags
-    recipe = (options.epochs, options.batch_size, options.learning_rate, options.weight_decay, options.momentum)
-    assert recipe == (300, 128, 0.1, 5e-4, 0.9) and options.warmup == "paper"
-
-
-NEEDED = sorted({(run.module, run.flags["dataset"], run.flags["model"]) for run in RUNS.values()})
-
-
-@pytest.mark.parametrize(("module", "dataset", "model"), NEEDED)
-def test_programs_data_and_networks_of_the_runs_exist(module, dataset, model):
-    try:
-        models.blocks(model, classes=10)
-    except BadInput as error:
-        pytest.skip(str(error))
-    if dataset not in data.names() or importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} or {dataset} is not there yet")
-
-
-def test_the_same_run_has_one_name_in_all_tables_and_another_run_another_name():
-    found: dict[str, Run] = {}
-    for name in NAMES:
-        for run in experiments.find(name).runs:
             assert found.setdefault(run.name, run) == run
-    told = [(run.module, *sorted(run.flags.items())) for run in found.values()]
-    assert len(set(told)) == len(told)
-
-
-def test_a_run_that_three_tables_show_is_in_each_of_them_and_in_one_place():
+            seeds.setdefault(run.name.rpartition("-")[0], []).append(run.flags["seed"])
+        assert all(sorted(each) == [0, 1, 2] for each in seeds.values())
+    assert len({(run.module, *sorted(run.flags.items())) for run in found.values()}) == len(found)
     tables = [experiments.find(name) for name in ("table3", "figure3c", "appendix_a")]
     assert all("resnet20-cifar10-fdg-K2-beta0.2-seed1" in [run.name for run in table.runs] for table in tables)
     assert {table.home for table in tables} == {"paper"}
@@ -99,27 +60,145 @@ def test_forward_first_is_a_run_of_its_own_and_backward_first_is_the_default():
     ]  # fmt: skip
 
 
-def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys):
-    chosen = ["list", "--runs-dir", str(tmp_path), "--only", "resnet20-*-seed0"]
-    assert table_command.main(table3.TABLE, chosen) == 0
-    assert len(re.findall(r"^resnet20-\S+-seed0: missing$", capsys.readouterr().out, re.M)) == 3
-    assert table_command.main(table3.TABLE, [*chosen[:-1], "resnet20-cifar10-bp-K2-seed0"]) == 2
-    assert "Did you mean resnet20-cifar10-bp-K1-seed0 or" in capsys.readouterr().err
+def test_every_committed_line_belongs_to_a_table():
+    assert set(result_files.entries(table3.TABLE, RESULTS)) <= set(RUNS)
 
 
-def test_a_table_without_runs_says_where_its_numbers_come_from(capsys):
-    assert table_command.main(table7.TABLE, ["list"]) == 2
-    assert "table7 has no runs of its own" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        table_command.main(table7.TABLE, ["--help"])
-    assert "[-h] render ..." in capsys.readouterr().out  # no verb that it refuses
-    with pytest.raises(SystemExit):
-        table_command.main(table7.TABLE, ["render", "--help"])
-    helped = " ".join(capsys.readouterr().out.split())
-    assert "make results/table7.md from the results of the benchmarks" in helped and ".jsonl" not in helped
+# The pages
 
 
-@pytest.mark.parametrize("name", ["table3", "table4", "table5", "table6", "appendix_a"])
-def test_every_page_says_what_its_columns_mean_and_how_the_paper_was_read(name):
-    page = experiments.find(name).document({})
-    assert all(page.count(words) == 1 for words in paper.WORDS)
+@pytest.mark.parametrize("name", ERRORS)
+def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
+    table = experiments.find(name)
+    found = rows(table.document({}))
+    assert 3 * len({cells[COMMAND] for cells in found}) == len(table.runs)  # DDG and FDG of K = 2 show the same runs
+    assert all(cells[OURS] == cells[N] == cells[MINUS] == "" and "--seed S`" in cells[COMMAND] for cells in found)
+
+
+def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
+    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
+    assert [name for name in RUNS if "-ddg-K2" in name] == []
+    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
+    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
+    page = table6.TABLE.document(lines)
+    shown = {cells[1]: cells[PAPER] for cells in rows(page) if len(cells) > COMMAND and cells[OURS]}
+    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
+
+
+def test_ours_is_the_median_of_the_finished_seeds_and_differences_to_bp_are_by_seed(tmp_path):
+    name, bp = "resnet20-cifar10-fdg-K2-beta0.2", "resnet20-cifar10-bp-K1"
+    found = {f"{name}-seed{seed}": error for seed, error in enumerate((9.0, 7.25, 7.5))}
+    lines = collected(table3.TABLE, tmp_path, {**found, f"{bp}-seed0": 8.0, f"{bp}-seed1": 7.25})
+    page = table3.TABLE.document(lines)
+    assert row_of(page, name)[OURS : MINUS + 1] == ["7.50 (7.25 to 9.00)", "3", "+0.50 (-5.85 to +6.85)"]
+    assert row_of(page, bp)[OURS : MINUS + 1] == ["7.62 (7.25 to 8.00)", "2", ""]
+    cell = next(cell for cell in table3.CELLS if cell.beta == 0.2)
+    assert paper.median_line(cell, lines) == lines[f"{name}-seed2"] and paper.median_line(cell, {}) is None
+    del lines[f"{name}-seed0"]
+    assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
+
+
+def test_every_curve_has_a_look_of_its_own():
+    curves = [figure3ab.curve(cell, {"test_error_percent": 1.0}) for cell in figure3ab.CELLS]
+    assert len(curves) == 15  # BP, and DDG, DGL, FR and two of FDG for three K, but for DDG with K = 2, which is FDG
+    looks = {(curve.colour, curve.style, curve.marker) for curve in curves}
+    assert len(looks) == len({curve.label for curve in curves}) == len(curves)
+
+
+def test_the_bar_chart_has_the_papers_three_known_bars_and_ten_betas():
+    known = {cell.beta: cell.error for cell in figure3c.CELLS if cell.error}
+    assert known == {None: "7.78*", 0.2: "7.23", 1.0: "7.92"}
+    assert [cell.beta for cell in figure3c.CELLS[1:]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("table", "run", "shown"),
+    [
+        ("table3", "resnet20-cifar10-bp-K1", "7.78\\* (first published: 8.75)"),
+        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
+        ("table6", "resnet56-cifar10-fdg-K2-beta1", "6.60\\* (Table 3: 6.63\\*)"),
+        ("table6", "wrn28_10-cifar10-fr-K2", "3.87\\* (Table 3: 3.87)"),
+        ("table6", "wrn28_10-cifar10-ddg-K4", "6.61\\* [2]"),
+        ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
+    ],
+)
+def test_what_the_paper_prints_is_shown_with_what_it_prints_elsewhere(table, run, shown):
+    method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
+    assert row_of(experiments.find(table).document({}), run, method)[PAPER] == shown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mark_is_at_a_cell_that_is_there_and_below_the_table(name, monkeypatch):
+    cells = importlib.import_module(f"experiments.{name}").CELLS
+    notes = getattr(importlib.import_module(f"experiments.{name}"), "NOTES", {})
+    settings = {(cell.network, cell.method, cell.K, cell.beta) for cell in cells}
+    assert set(notes) <= settings | {key[:1] for key in settings}
+    below = re.findall(r"^(\[\d\]) ", experiments.find(name).document({}), re.M)
+    assert below == sorted(set(notes.values()))
+
+
+def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
+    collected(table3.TABLE, tmp_path, {"resnet20-cifar10-bp-K1-seed0": 7.0, "resnet20-cifar10-fdg-K2-beta1-seed0": 8.0})
+    lines = collected(table6.TABLE, tmp_path, {"resnet56-cifar10-fdg-K3-beta1-seed0": 6.0})
+    assert list(lines) == ["resnet56-cifar10-fdg-K3-beta1-seed0"]
+    assert len((tmp_path / "paper.jsonl").read_text().splitlines()) == 3
+    assert list(result_files.read(figure3c.TABLE, tmp_path)) == [
+        "resnet20-cifar10-bp-K1-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0"
+    ]  # fmt: skip
+
+
+def test_a_shorter_version_has_runs_results_and_pages_of_its_own_that_say_so(tmp_path, capsys):
+    asked = ["--epochs", "2", "--results", str(tmp_path)]
+    make(tmp_path / "runs", RUNS["resnet20-cifar10-bp-K1-seed0"], error=44.0, trained=2, epochs=2)
+    assert table_command.main(table3.TABLE, ["collect", *asked, "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert table_command.main(table3.TABLE, ["render", *asked]) == 0
+    names = {path.name for path in tmp_path.iterdir() if path.is_file()}
+    assert names == {"paper-2-epochs.jsonl", "table3-2-epochs.md"}
+    page = (tmp_path / "table3-2-epochs.md").read_text()
+    assert page.startswith("# Table 3") and "**Scaled:** 2 epochs instead of the paper's 300" in page
+    (cells,) = [cells for cells in rows(page) if len(cells) > COMMAND and cells[OURS]]
+    assert cells[OURS] == "44.00" and "--epochs 2 " in cells[COMMAND]
+    assert table_command.main(table3.TABLE, ["list", "--epochs", "0"]) == 2
+    assert "--epochs 0: use 1 or more" in capsys.readouterr().err
+
+
+def test_the_committed_shorter_table_is_what_its_results_give():
+    short = paper.table(paper.Plan("table3", table3.CELLS, table3.NOTES), 3)
+    assert (RESULTS / "table3-3-epochs.md").read_text() == short.document(result_files.read(short, RESULTS))
+
+
+# Table 7
+
+
+def test_speedups_that_contradict_the_text_or_the_images_per_second_are_shown_with_all_values():
+    said = {(s.network, s.K, s.method): table7.speedup(s) for s in table7.SPEEDS}
+    assert {key: text for key, text in said.items() if "(" in text} == {
+        ("ResNet-101", 2, "FDG"): "1.88 (text: 1.68; 175.0 / 104.3 = 1.68)",
+        ("ResNet-101", 3, "FDG"): "2.10 (217.0 / 104.3 = 2.08)",
+        ("ResNet-101", 4, "FDG"): "2.30 (234.3 / 104.3 = 2.25)",
+        ("ResNet-101", 2, "DGL"): "1.89 (194.6 / 104.3 = 1.87)",
+    }
+
+
+def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):
+    line = {
+        "benchmark": "images_per_second", "side": "fdg", "method": "fdg", "K": 4, "cores": 4, "model": "wrn28_10_fdg",
+        "batch_size": 128, "split": "paper", "xla": "", "baseline": "bp", "images_per_second": 12.34, "ratio": 3.456,
+        "windows": 6, "others_percent": 1.0, "cpu": "A Processor", "machine_cores": 8,
+    }  # fmt: skip
+    others = [{"cores": 2}, {"split": "balanced"}, {"batch_size": 64}, {"others_percent": 20.0}, {"benchmark": "other"}]
+    others += [{"model": model} for model in ("wrn28_10", "resnet101", "resnet101_imagenet")]
+    lines = [line, *({**line, "images_per_second": 99.0, **other} for other in others)]
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    found = table7.measured(tmp_path)
+    ours = {(s.network, s.K, s.method): table7.row(s, found)[6:9] for s in table7.SPEEDS}
+    assert ours.pop(("WRN-28-10", 4, "FDG")) == ["12.3", "3.46", "6"]
+    assert all(cells == [""] * 3 for cells in ours.values())
+
+
+def test_the_benchmarks_commands_of_table_7_are_ones_it_accepts():
+    from benchmarks.images_per_second import parser
+
+    for speed in (speed for speed in table7.SPEEDS if speed.network == "WRN-28-10"):
+        given = parser().parse_args(table7.command(speed).strip("`").split()[3:])
+        assert (given.K, given.model, given.sides[-1]) == (speed.K, "wrn28_10_fdg", speed.method.lower())

@@ -8,13 +8,20 @@ import re
 
 import pytest
 from made_up_runs import config, events, make, rows
-from short_table import NAMES, ROOT, TABLE, run_of
 
 import experiments
 from experiments import cifar10_short, methods_short
-from experiments.harness import curve_plot, markdown, result_files, run_table, table_command
+from experiments.harness import markdown, pictures, result_files, run_table, table_command
+from experiments.harness.run_table import RESULTS, ROOT
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
+
+TABLE = cifar10_short.TABLE
+
+
+def run_of(name: str) -> run_table.Run:
+    return next(run for run in TABLE.runs if run.name == name)
+
 
 # Collecting
 
@@ -24,37 +31,20 @@ def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
     result_files.collect(TABLE, tmp_path, tmp_path / "results")
     text = (tmp_path / "results" / "cifar10_short.jsonl").read_text()
     (line,) = map(json.loads, text.splitlines())
-    assert "someone" not in text
-    assert str(tmp_path) not in text
+    assert "someone" not in text and str(tmp_path) not in text
     assert not {"data_dir", "run_dir"} & set(line["options"])
     assert line["command"].endswith(" --K 2 --beta 0.5")  # no directory: the true one is left out, none put in
-    assert (line["test_error_percent"], line["staleness"], line["images_per_second"]) == (
-        31.25,
-        [1, 0],
-        123.4,
-    )
+    assert (line["test_error_percent"], line["staleness"], line["images_per_second"]) == (31.25, [1, 0], 123.4)
     assert line["git_commits"] == ["a" * 40, "b" * 40 + "-dirty"]
     assert line["hardware"]["platform"] == "Linux-6.1.2-x86_64-with-glibc2.36"
     assert [test["epoch"] for test in line["evaluations"]] == [1, 2, 3, 4, 5]
     assert line["evaluations"][4]["test_error_percent"] == 40.0
 
 
-def test_a_line_says_what_it_ran_on_as_far_as_the_run_wrote_it_down(tmp_path):
-    path = make(tmp_path, run_of("bp"))
-    old = result_files.line(TABLE, run_of("bp"), path)["hardware"]
-    assert markdown.machine(old) == "one device (cpu:0) of a machine with 2 cores (Linux-6.1.2-x86_64-with-glibc2.36)"
-    told = {"processor": "A Processor", "usable_cores": 1, "cpu_devices": 4, "matmul_precision": None}
-    (path / "config.json").write_text(json.dumps(config(run_of("bp")) | told))
-    new = result_files.line(TABLE, run_of("bp"), path)["hardware"]
-    assert new == old | told
-    assert "with 2 cores, 1 used (A Processor, Linux-" in markdown.machine(new)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("summary.json", "{}", "summary.json lacks 'steps'"),
-        ("summary.json", "{", "summary.json cannot be read"),
         ("config.json", '{"asked": 5}', "asked is 5, which is no object"),
         ("metrics.jsonl", "rubbish\n", "metrics.jsonl, line 1 is damaged"),
     ],
@@ -81,13 +71,7 @@ def test_the_thinned_curve_keeps_the_mean_and_the_end():
     assert curve["epoch"][-1] == 5.0
     assert curve["train_loss"][0] == pytest.approx((lines[0]["train_loss"] + lines[1]["train_loss"]) / 2, abs=1e-5)
     assert curve["learning_rate"] == [0.1] * 50 + [0.01] * 50
-    assert result_files.thinned(lines[:7])["train_loss"] == [round(line["train_loss"], 5) for line in lines[:7]]
-    assert result_files.thinned([])["epoch"] == []
-
-
-def test_a_loss_that_was_no_number_stays_none():
-    event = {"epoch": 1.0, "train_loss": None, "learning_rate": 0.1}
-    assert result_files.thinned([event])["train_loss"] == [None]
+    assert result_files.thinned([{"epoch": 1.0, "train_loss": None, "learning_rate": 0.1}])["train_loss"] == [None]
 
 
 def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path):
@@ -113,10 +97,7 @@ def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
     ("change", "message"),
     [
         (lambda line: line | {"name": "fdg-K9"}, "a line of fdg-K9, no run"),
-        (
-            lambda line: line | {"options": line["options"] | {"epochs": 4}},
-            "of another run: epochs is 4, not 5",
-        ),
+        (lambda line: line | {"options": line["options"] | {"epochs": 4}}, "of another run: epochs is 4, not 5"),
         (lambda line: {}, "cannot be read"),
     ],
 )
@@ -129,113 +110,6 @@ def test_a_line_that_is_not_the_tables_is_refused(tmp_path, change, message):
         result_files.read(TABLE, tmp_path)
 
 
-# Rendering
-
-
-def test_without_results_every_run_has_a_row_and_no_number_of_ours(tmp_path):
-    found = rows(TABLE.document({}))
-    assert [cells[:3] for cells in found] == [
-        ["BP", "1", "–"], ["FDG", "2", "1"], ["FDG", "2", "0.5"], ["FDG", "3", "1"], ["FDG", "3", "0.5"],
-        ["FDG", "4", "1"], ["FDG", "4", "0.5"],
-    ]  # fmt: skip
-    paper = [cells[9] for cells in found]
-    assert paper == ["7.78 (8.75 as first published)", "7.92", "", "", "", "", ""]  # Table 3
-    assert all(cell == "" for cells in found for cell in [*cells[3:9], cells[10]])
-
-
-def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
-    make(tmp_path, run_of("fdg-K3-beta1"), error=28.125)
-    make(tmp_path, run_of("fdg-K2-beta0.5"), error=33.0)
-    result_files.collect(TABLE, tmp_path, tmp_path)
-    text = TABLE.document(result_files.read(TABLE, tmp_path))
-    found = dict(zip(NAMES, rows(text), strict=True))
-    assert found["fdg-K3-beta1"][3:9] == ["2, 1, 0", "28.12", "0.8765", "123", "5", "1"]
-    assert found["fdg-K2-beta0.5"][4] == "33.00"
-    assert "--K 3 --beta 1`" in found["fdg-K3-beta1"][10]
-    assert all(cells[4] == "" for name, cells in found.items() if name not in ("fdg-K3-beta1", "fdg-K2-beta0.5"))
-    assert "2 of 7 runs are finished" in text
-    assert "Python 3.11.7, JAX 0.10.2" in text
-    assert "`aaaaaaaaaa` or `bbbbbbbbbb-dirty`" in text
-
-
-def test_render_makes_page_and_picture_and_leaves_the_readme_alone(tmp_path, capsys):
-    make(tmp_path, run_of("bp"))
-    results = tmp_path / "results"
-    result_files.collect(TABLE, tmp_path, results)
-    readme = tmp_path / "README.md"
-    readme.write_text("mine\n")
-    pages = []
-    for _ in range(2):  # again changes nothing
-        assert table_command.main(TABLE, ["render", "--results", str(results)]) == 0
-        pages.append((results / "cifar10_short.md").read_text())
-    assert pages[0] == pages[1]
-    assert pages[0].startswith(f"# {TABLE.title}\n\n| method | K |") and "](cifar10_short.png)" in pages[0]
-    assert (results / "cifar10_short.png").read_bytes().startswith(b"\x89PNG")
-    assert readme.read_text() == "mine\n"
-
-
-def test_every_run_has_a_look_of_its_own():
-    line = {"test_error_percent": 1.0}
-    curves = [cifar10_short.curve(run, line) for run in TABLE.runs]
-    assert len({(curve.colour, curve.style) for curve in curves}) == len(curves)
-    assert len({curve.label for curve in curves}) == len(curves)
-    assert all(len({c.colour for c in curves if f"K={K}" in c.label}) == 1 for K in (2, 3, 4))
-
-
-def test_only_falls_of_the_learning_rate_are_marked():
-    training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
-    assert curve_plot.falls(training) == [(0.4, 0.01)]
-
-
-# What is committed
-
-COMMITTED = run_table.RESULTS / "cifar10_short.jsonl"
-committed = pytest.mark.skipif(not COMMITTED.is_file(), reason="nothing has been collected yet")
-
-
-@pytest.mark.parametrize("name", experiments.names())
-def test_the_committed_page_is_what_the_committed_results_give(name):
-    table = result_files.complete(experiments.find(name), run_table.RESULTS)
-    lines = result_files.read(table, run_table.RESULTS)
-    page = run_table.RESULTS / f"{name}.md"
-    assert page.read_text() == result_files.page(table, lines), f"run `python -m experiments.{name} render`"
-    assert page.with_suffix(".png").is_file() == (table.picture is not None)
-
-
-def test_the_readme_is_one_page_that_links_to_every_table():
-    text = (ROOT / "experiments" / "README.md").read_text()
-    links = set(re.findall(r"\]\(([^)#]+)\)", text))
-    assert links >= {f"results/{name}.md" for name in experiments.names()}
-    assert all((ROOT / "experiments" / link).exists() for link in links)
-    assert len(text.splitlines()) < 90
-
-
-@committed
-def test_what_the_words_say_of_the_options_is_what_the_committed_results_say():
-    for line in result_files.read(TABLE, run_table.RESULTS).values():
-        said = {
-            "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "order": "backward-first",
-            "weights": "stashed", "drain": True, "train_size": 50000, "dtype": "float32",
-            "warmup": "on" if line["options"]["K"] >= 3 else "off",
-        }  # fmt: skip
-        assert {name: line["options"][name] for name in said} == said
-
-
-@committed
-def test_the_committed_results_are_plausible_and_name_no_place():
-    assert not re.search(r'["\s=]/', COMMITTED.read_text()), "an absolute path"
-    for line in result_files.read(TABLE, run_table.RESULTS).values():
-        K = line["options"]["K"]
-        derived = [max(0, 2 * (K - k) - 1) for k in range(1, K + 1)]  # backward first
-        assert line["staleness"] == (derived if line["method"] == "fdg" else [0])
-        assert line["evaluations"][-1]["test_error_percent"] == line["test_error_percent"]
-        assert len(line["evaluations"]) == line["epochs"] == 5
-
-
-def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
-    assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}
-
-
 def test_a_run_is_the_tables_if_what_it_asked_for_was_settled_as_the_table_has_it(tmp_path):
     run = run_of("fdg-K2-beta0.5")
     path = make(tmp_path, run)
@@ -246,3 +120,100 @@ def test_a_run_is_the_tables_if_what_it_asked_for_was_settled_as_the_table_has_i
     assert run_table.state(named, tmp_path).kind == run_table.state(run, tmp_path).kind == run_table.DONE
     with pytest.raises(BadInput, match="split is None, not 3,5,7"):
         run_table.state(run._replace(flags={**run.flags, "split": "3,5,7"}), tmp_path)
+
+
+# Rendering
+
+
+def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
+    make(tmp_path, run_of("fdg-K3-beta1"), error=28.125)
+    make(tmp_path, run_of("bp"), error=33.0)
+    result_files.collect(TABLE, tmp_path, tmp_path)
+    text = TABLE.document(result_files.read(TABLE, tmp_path))
+    found = dict(zip([run.name for run in TABLE.runs], rows(text), strict=False))  # below is the table of places
+    assert found["fdg-K3-beta1"][3:9] == ["2, 1, 0", "28.12", "-4.88", "0.8765", "123", "1"]
+    assert found["bp"][4:6] == ["33.00", ""] and found["bp"][9] == "7.78 (8.75 as first published)"
+    assert "--K 3 --beta 1`" in found["fdg-K3-beta1"][10]
+    assert all(cells[3:9] == [""] * 6 for name, cells in found.items() if name not in ("fdg-K3-beta1", "bp"))
+    assert "2 of 7 runs are finished (0.0 core-hours)." in text
+    assert "Python 3.11.7, JAX 0.10.2" in text and "`aaaaaaaaaa`, `bbbbbbbbbb-dirty`" in text
+
+
+def test_places_are_marked_where_they_are_not_the_most_frequent_one():
+    cpu = {"devices": ["cpu:0"], "cpus": 2, "usable_cores": 1, "processor": "Z80", "backend": "cpu", "xla_flags": "--x"}
+    gpu = {**cpu, "devices": ["gpu:0 (a card)"] * 2, "backend": "gpu", "xla_flags": "--deft", "usable_cores": 2}
+    versions = {"python": "3", "jax": "1", "flax": "2", "optax": "3"}
+    made = {"one": gpu, "two": cpu, "three": cpu, "four": {**cpu, "processor": "6502"}}
+    lines = {name: {"hardware": each, "versions": versions, "git_commits": [name]} for name, each in made.items()}
+    assert markdown.marks(lines) == {"one": " [b]", "four": " [c]"} and markdown.origin({}) == ""
+    told = [cells[:3] + cells[4:] for cells in rows(markdown.origin(lines))]
+    assert told == [
+        ["a", "2", "Z80, 2 cores, 1 used", "", "`two`, `three`"],
+        ["b", "1", "gpu:0 (a card), Z80, 2 cores", "`XLA_FLAGS=--deft`", "`one`"],
+        ["c", "1", "6502, 2 cores, 1 used", "", "`four`"],
+    ]
+    half = {name: {**line, "seconds": 1800.0} for name, line in lines.items()}
+    assert markdown.progress(half, 9) == "4 of 9 runs are finished (1.5 core-hours, 0.5 h on a shared GPU)."
+
+
+def test_curves_differ_in_look_and_mark_only_falls_of_the_learning_rate():
+    curves = [cifar10_short.curve(run, {"test_error_percent": 1.0}) for run in TABLE.runs]
+    assert len({(curve.colour, curve.style) for curve in curves}) == len({c.label for c in curves}) == len(curves)
+    training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
+    assert pictures.falls(training) == [(0.4, 0.01)]
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_every_table_renders_where_nothing_has_run(name, tmp_path, own_cache):
+    table = experiments.find(name)
+    assert table_command.main(table, ["render", "--results", str(tmp_path)]) == 0
+    made = {f"{name}.md"} | ({f"{name}.png"} if table.picture else set())
+    more = {"corrections_text_growth.png"} if name == "corrections_text" else set()
+    assert {path.name for path in tmp_path.iterdir()} == made | more
+    assert name in ("table7", "images_on_gpu") or not re.search(r"^\| [a-z] \| \d+ \|", table.document({}), re.M)
+
+
+# What is committed
+
+
+@pytest.mark.parametrize("name", experiments.names())
+def test_the_committed_page_is_what_the_committed_results_give(name):
+    table = result_files.complete(experiments.find(name), RESULTS)
+    lines = result_files.read(table, RESULTS)
+    page = RESULTS / f"{name}.md"
+    assert page.read_text() == table.document(lines), f"run `python -m experiments.{name} render`"
+    assert all((RESULTS / link).is_file() for link in re.findall(r"\]\(([^):#]+)\)", page.read_text()))
+    assert page.with_suffix(".png").is_file() == (table.picture is not None)
+
+
+def test_the_readme_links_to_every_table():
+    links = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "experiments" / "README.md").read_text()))
+    assert links >= {f"results/{name}.md" for name in experiments.names()}
+    assert all((ROOT / "experiments" / link).exists() for link in links)
+
+
+OPTIONS = {
+    "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "weights": "stashed", "drain": True,
+    "train_size": 50000, "dtype": "float32", "order": "backward-first",
+}  # fmt: skip
+DIFFER = {"current": "weights", "forward-first": "order", "no-drain": "drain", "in-flight": "drain",
+          "full-batches": "train_size"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["cifar10_short", "decisive", "differences"])
+def test_the_committed_runs_had_the_options_that_their_pages_name(name):
+    """Those options that no run names: they were defaults of the program."""
+    text = (RESULTS / f"{experiments.find(name).home}.jsonl").read_text()
+    assert not re.search(r'["\s=]/', text), "an absolute path"
+    for line in result_files.read(experiments.find(name), RESULTS).values():
+        own = next((option for arm, option in DIFFER.items() if f"-{arm}-" in line["name"]), "")
+        wanted = {option: value for option, value in OPTIONS.items() if option != own}
+        assert {option: line["options"][option] for option in wanted} == wanted, line["name"]
+        K, earlier = line["options"]["K"], line["options"]["order"] == "backward-first"
+        derived = [max(0, 2 * (K - k) - earlier) for k in range(1, K + 1)]
+        assert line["staleness"] == (derived if line["method"] == "fdg" else [0] * K)
+        assert line["evaluations"][-1]["test_error_percent"] == line["test_error_percent"]
+
+
+def test_every_method_but_the_control_has_a_row_in_the_table_of_all_methods():
+    assert {run.flags["method"] for run in methods_short.RUNS} == {*methods.names()} - {"scaled_bp"}

@@ -4,9 +4,7 @@ import math
 
 import pytest
 
-from experiments import table3
-from experiments.harness import paper
-from experiments.harness.intervals import QUANTILES, carries, interval, of_one_seed, paired
+from experiments.harness.intervals import QUANTILES, Seeds, interval
 
 
 @pytest.mark.parametrize("freedom", QUANTILES)
@@ -39,40 +37,11 @@ def test_one_value_has_no_spread_and_none_has_no_interval():
 
 
 def test_differences_are_those_of_the_seeds_that_both_have():
-    assert paired({3: 5.0, 0: 2.0, 1: 9.0}, {0: 1.5, 3: 7.0, 2: 1.0}) == {0: 0.5, 3: -2.0}
-    assert list(paired({3: 5.0, 0: 2.0}, {0: 1.5, 3: 7.0})) == [0, 3]
+    minus = Seeds({3: 5.0, 0: 2.0, 1: 9.0}, (4,)).minus(Seeds({0: 1.5, 3: 7.0, 2: 1.0}))
+    assert list(minus.by_seed.items()) == [(0, 0.5), (3, -2.0)] and minus.diverged == (4,)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([], ""),
-        ([1.0], "A minus B: +1.00 points with one seed (n = 1), so the spread over seeds is unknown"),
-        ([1.0, 2.0, 3.0], "larger than the seeds' spread (standard deviation over the seeds 1.00, n = 3)"),
-        ([1.0, 2.0, 3.0], "the 95% interval, -0.48 to +4.48, includes 0."),
-        ([-1.0, 2.0, 0.0], "not larger than the seeds' spread"),
-        ([-1.0, -1.1, -1.2], "A minus B: -1.10 points, larger than the seeds' spread"),
-        ([-1.0, -1.1, -1.2], "excludes 0."),
-    ],
-)
-def test_how_far_a_result_carries_is_one_sentence(values, said):
-    sentence = carries("A minus B", interval(values))
-    assert said in sentence and sentence.count(". ") == 0
-
-
-def test_a_table_of_one_seed_says_that_nothing_carries_over():
-    assert of_one_seed({"a": 1.0, "b": -0.5, "c": 0.0}, "BP") == (
-        "**How far it carries:** differences to BP are -0.50 (b) to +1.00 (a) points, each of one seed (n = 1), "
-        "so the spread over seeds is unknown and nothing carries over."
-    )
-    assert of_one_seed({}, "BP") == ""
-
-
-def test_a_table_of_the_paper_takes_differences_to_bp_by_seed():
-    cells = [cell for cell in table3.CELLS if cell.network == "ResNet-20"]
-    bp, stale, _ = cells
-    errors = {(bp, 0): 30.0, (bp, 1): 31.0, (stale, 0): 32.0, (stale, 1): 34.0, (stale, 2): 99.0}
-    lines = {paper.name(cell, seed): {"test_error_percent": error} for (cell, seed), error in errors.items()}
-    said = paper.how_far(cells, lines)  # type: ignore[arg-type]
-    assert "ResNet-20, FDG with K = 2, beta = 1, minus BP: +2.50 points" in said and "n = 2" in said
-    assert "beta = 0.2" not in said and paper.how_far(cells, {}) == ""
+def test_cells_say_how_many_seeds_there_are_which_diverged_and_where_one_was_measured():
+    found = Seeds({0: 1.0, 2: 3.0}, (1,))
+    assert found.cells(5, {2: " [b]"}) == ["3 of 5, 1 diverged", "2.00", "1.41", "0: 1.00, 2: 3.00 [b], 1: diverged"]
+    assert Seeds({0: 1.0}).cells(1, {}, 3) == ["1", "1.000", "", "0: 1.000"] and Seeds({}).cells(3, {}) == [""] * 4

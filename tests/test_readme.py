@@ -11,7 +11,6 @@ import pytest
 
 from experiments import corrections_images
 from experiments.harness import result_files
-from experiments.harness.intervals import interval, paired
 from experiments.harness.run_table import RESULTS
 from experiments.tuning import images, verdicts
 
@@ -178,5 +177,5 @@ def test_at_two_stages_no_correction_with_sgd_errs_surely_less_than_fdg():
     stale = errors.pop("fdg")
     found = {name: verdicts.less(own, stale, corrections_images.POINTS).word for name, own in errors.items()}
     assert verdicts.HOLDS not in found.values(), found
-    less = {name: interval(list(paired(own.by_seed, stale.by_seed).values())) for name, own in errors.items()}
+    less = {name: own.minus(stale).interval() for name, own in errors.items()}
     assert [name for name, minus in less.items() if minus.low > 0] == ["gap-aware"]

@@ -37,13 +37,6 @@ def test_the_limits_are_those_of_a_table_computed_elsewhere(m, tau, limits):
     assert found == pytest.approx(limits, rel=0.01)
 
 
-def test_the_limits_are_these_to_the_third_digit():
-    """As they were when this was written, rounded: a change in how they are found would show."""
-    kinds = ("last", "linear", "spike", "nesterov")
-    found = [eigenvalues.limit(0.9, c, 3) / (1 - 0.9) for c in (0.0, *(coefficient(kind, 3, 0.9) for kind in kinds))]
-    assert found == pytest.approx((0.348, 0.479, 0.723, 0.693, 0.464), abs=6e-4)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "m", "tau"),
@@ -61,11 +54,9 @@ def test_a_limit_above_the_curvatures_that_are_tried_is_looked_for_above():
 
 
 @committed
-def test_the_committed_page_shows_that_training_agrees_with_the_eigenvalues_everywhere():
+def test_the_committed_results_show_that_training_agrees_with_the_eigenvalues_everywhere():
     lines = result_files.read(stability.TABLE, RESULTS)
     assert list(lines) == [run.name for run in stability.GRID]
-    page = (RESULTS / "stability.md").read_text()
-    assert page == result_files.page(stability.TABLE, lines), "run `python -m experiments.stability render`"
     for name, line in lines.items():
         # Half the distance of two curvatures, and what 3,000 updates cannot tell from a limit.
         assert line["measured"] == pytest.approx(line["eigenvalues"], rel=0.01), (name, json.dumps(line))

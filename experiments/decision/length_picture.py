@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.curve_plot import FAINT, INK, MARK, NO_RESULT
+from experiments.harness.pictures import INK, MARK, canvas, plain, say_empty
 
 # Told apart by colour-blind eyes, and by their shapes.
 LOOKS = (("#d55e00", "s"), ("#0072b2", "o"), ("#009e73", "^"), ("#555555", "D"))
@@ -12,13 +12,9 @@ Series = Mapping[str, Mapping[int, Sequence[float]]]  # arm -> updates -> a valu
 
 
 def draw(
-    series: Sequence[tuple[str, Series]],
-    labels: Mapping[str, str],
-    far: str,
-    updates: Sequence[int],
-    path: Path,
+    series: Sequence[tuple[str, Series]], labels: Mapping[str, str], far: str, updates: Sequence[int], path: Path,
     title: str,
-) -> None:
+) -> None:  # fmt: skip
     """A PNG file.
 
     Arguments:
@@ -26,19 +22,9 @@ def draw(
         labels: arm -> what the legend calls it, in the order of the looks.
         far: the arm that errs so much more than the others that it gets a panel of its own.
         updates: the lengths that the x axis names.
-        path: of the file.
-        title: above it.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     apart = any(arms.get(far) for _, arms in series)
-    style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": 15, "text.color": INK}
-    with rc_context(style):
-        figure = Figure(figsize=(11, 8), layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=17)
+    with canvas(path, title, (11, 8), font=15, title_font=17) as figure:
         heights = {"height_ratios": [1, 3]} if apart else {}
         panels = list(figure.subplots(1 + apart, 1, sharex=True, squeeze=False, gridspec_kw=heights)[:, 0])
         for hollow, (network, arms) in enumerate(series):
@@ -46,7 +32,12 @@ def draw(
                 axes = panels[0 if arm == far else -1]
                 plot(axes, arms.get(arm, {}), number, f"{label}: {network}", bool(hollow))
         for axes in panels:
-            furnish(axes, updates)
+            axes.set_xscale("log")
+            axes.set_xlim(min(updates) / 1.5, max(updates) * 1.5)
+            axes.set_xticks(sorted(updates), [f"{n:,}" for n in sorted(updates)])
+            axes.minorticks_off()
+            plain(axes, width=0.8)
+            axes.spines["left"].set_color(MARK)
             axes.margins(y=0.1)
         panels[-1].axhline(0, color=INK, lw=1.5)
         panels[-1].set_xlabel("updates (batches of 128 images), logarithmic")
@@ -56,8 +47,7 @@ def draw(
         if handles:
             figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=13)
         else:
-            panels[0].text(0.5, 0.6, NO_RESULT, transform=panels[0].transAxes, ha="center")
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+            say_empty(panels[0], height=0.6)
 
 
 def plot(axes, by_length: Mapping[int, Sequence[float]], number: int, label: str, hollow: bool) -> None:
@@ -72,15 +62,3 @@ def plot(axes, by_length: Mapping[int, Sequence[float]], number: int, label: str
     axes.plot([x for x, _ in places], [y for _, y in places], label=label, **look)
     means = [(n * aside, sum(seeds) / len(seeds)) for n, seeds in sorted(by_length.items())]
     axes.plot([x for x, _ in means], [y for _, y in means], color=colour, lw=2, ls=":" if hollow else "-", zorder=1)
-
-
-def furnish(axes, updates: Sequence[int]) -> None:
-    axes.set_xscale("log")
-    axes.set_xlim(min(updates) / 1.5, max(updates) * 1.5)
-    axes.set_xticks(sorted(updates), [f"{n:,}" for n in sorted(updates)])
-    axes.minorticks_off()
-    axes.grid(color=FAINT, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_color(MARK)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -4,15 +4,14 @@ All of it is computed from test errors in percent. A difference between arms is 
 Student's at 95%, and nothing is decided with fewer than MIN_SEEDS seeds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.harness.intervals import Interval, interval, paired
+from experiments.harness.intervals import MIN_SEEDS, Interval, Seeds
 
 # The arms.
 BP, STALE, SHRUNK, SCALED, FROZEN = "bp", "fdg-beta1", "fdg-beta0.3", "scaled_bp-0.3", "fdg-beta0.001"
 SHORT, MIDDLE, LONG = 5, 20, 80  # epochs
-MIN_SEEDS = 3
 
 # Percentage points.
 GAIN = 0.5  # a gain by shrinking that is surely smaller is none; the paper's at K = 4 are 0.69 and 2.08
@@ -22,7 +21,7 @@ FAR = 5.0  # by how much training only the last stage has to be worse
 CONFIRMED, REFUTED, UNDECIDED = "confirmed", "refuted", "undecided"
 REPAIRS, BOTH, NO_REPAIR = "repairs staleness", "repairs staleness, and gains without it too", "no repair of staleness"
 
-Errors = Mapping[str, Mapping[int, Mapping[int, float]]]  # arm -> epochs -> seed -> test error in percent
+Errors = Mapping[str, Mapping[int, Seeds]]  # arm -> epochs -> test errors in percent
 
 
 class Verdict(NamedTuple):
@@ -32,66 +31,50 @@ class Verdict(NamedTuple):
     why: str
 
 
-class Attribution(NamedTuple):
-    """What shrinking gains, in points by seed: with the delay, without it, and how much more with than without."""
-
-    with_delay: Interval | None
-    without: Interval | None
-    repair: Interval | None
-
-
-def seeds(errors: Errors, arm: str, epochs: int) -> Mapping[int, float]:
-    return errors.get(arm, {}).get(epochs, {})
-
-
-def difference(errors: Errors, arm: str, other: str, epochs: int) -> Interval | None:
+def difference(errors: Errors, arm: str, other: str, epochs: int) -> Seeds:
     """arm - other, by seed: above 0 where the arm errs more."""
-    return interval(list(paired(seeds(errors, arm, epochs), seeds(errors, other, epochs)).values()))
+    one, another = (errors.get(name, {}).get(epochs, Seeds({})) for name in (arm, other))
+    return one.minus(another)
 
 
-def enough(*found: Interval | None) -> bool:
-    return all(one is not None and one.n >= MIN_SEEDS for one in found)
-
-
-def too_few(*found: Interval | None) -> Verdict:
-    n = min(one.n if one else 0 for one in found)
-    return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds have been run.")
+def decided(
+    why: str, found: Sequence[Seeds], yes: Callable[..., bool], no: Callable[..., bool], good: str = CONFIRMED,
+    bad: str = REFUTED,
+) -> Verdict:  # fmt: skip
+    """The verdict on intervals. why: with a place for each. yes, no: of the intervals, whether they show it or
+    exclude it."""
+    intervals = [each.interval() for each in found]
+    known = [each for each in intervals if each and each.n >= MIN_SEEDS]
+    if len(known) < len(found):
+        n = min(len(each.by_seed) for each in found)
+        return Verdict(UNDECIDED, f"{n} of at least {MIN_SEEDS} seeds have been run.")
+    word = good if yes(*known) else bad if no(*known) else UNDECIDED
+    return Verdict(word, why.format(*(f"{each}, n = {each.n}" for each in known)))
 
 
 def shrinking_helps(errors: Errors, epochs: int = LONG) -> Verdict:
     """Claim 1: with K = 4, beta = 0.3 errs less than beta = 1."""
+    why = f"beta = 1 minus beta = 0.3 at {epochs} epochs: {{}}."
     gain = difference(errors, STALE, SHRUNK, epochs)
-    if gain is None or not enough(gain):
-        return too_few(gain)
-    why = f"beta = 1 minus beta = 0.3 at {epochs} epochs: {gain}, n = {gain.n}."
-    if gain.low > 0:
-        return Verdict(CONFIRMED, why)
-    return Verdict(REFUTED if gain.high < GAIN else UNDECIDED, why)
+    return decided(why, [gain], lambda gain: gain.low > 0, lambda gain: gain.high < GAIN)
 
 
 def gap_closes(errors: Errors) -> Verdict:
     """Claim 2: with beta = 0.3 the gap to BP falls with the length of the run, and in the end is none that matters."""
-    gap = difference(errors, SHRUNK, BP, LONG)
-    by_length = [paired(seeds(errors, SHRUNK, epochs), seeds(errors, BP, epochs)) for epochs in (SHORT, LONG)]
-    fall = interval(list(paired(*by_length).values()))
-    if gap is None or fall is None or not enough(gap, fall):
-        return too_few(gap, fall)
-    why = f"beta = 0.3 minus BP at {LONG} epochs: {gap}, n = {gap.n}; at {SHORT} epochs more by {fall}, n = {fall.n}."
-    if gap.high < LEVEL and fall.low > 0:
-        return Verdict(CONFIRMED, why)
-    stays = gap.low > 0 and fall.mean <= 0
-    return Verdict(REFUTED if gap.low > LEVEL or stays else UNDECIDED, why)
+    short, long = (difference(errors, SHRUNK, BP, epochs) for epochs in (SHORT, LONG))
+    why = f"beta = 0.3 minus BP at {LONG} epochs: {{}}; at {SHORT} epochs more by {{}}."
+
+    def stays(gap: Interval, fall: Interval) -> bool:
+        return gap.low > LEVEL or (gap.low > 0 and fall.mean <= 0)
+
+    return decided(why, [long, short.minus(long)], lambda gap, fall: gap.high < LEVEL and fall.low > 0, stays)
 
 
 def lower_stages_learn(errors: Errors) -> Verdict:
     """Claim 3: with beta = 0.3 the lower stages learn, so it errs far less than with them as good as frozen."""
+    why = f"beta = 0.001 minus beta = 0.3 at {MIDDLE} epochs: {{}}."
     loss = difference(errors, FROZEN, SHRUNK, MIDDLE)
-    if loss is None or not enough(loss):
-        return too_few(loss)
-    why = f"beta = 0.001 minus beta = 0.3 at {MIDDLE} epochs: {loss}, n = {loss.n}."
-    if loss.low > FAR:
-        return Verdict(CONFIRMED, why)
-    return Verdict(REFUTED if loss.high < FAR else UNDECIDED, why)
+    return decided(why, [loss], lambda loss: loss.low > FAR, lambda loss: loss.high < FAR)
 
 
 def overall(*claims: Verdict) -> str:
@@ -102,28 +85,15 @@ def overall(*claims: Verdict) -> str:
     return CONFIRMED if all(word == CONFIRMED for word in words) else UNDECIDED
 
 
-def shares(errors: Errors, epochs: int) -> Attribution:
-    """What shrinking gains with and without the delay; the last is over the seeds that all four arms have."""
-    with_delay = paired(seeds(errors, STALE, epochs), seeds(errors, SHRUNK, epochs))
-    without = paired(seeds(errors, BP, epochs), seeds(errors, SCALED, epochs))
-    repair = paired(with_delay, without)
-    each = [interval(list(gains.values())) for gains in (with_delay, without, repair)]
-    return Attribution(each[0], each[1], each[2])
-
-
 def attribution(errors: Errors, epochs: int) -> Verdict:
-    """Whether shrinking repairs staleness: whether it gains more with the delay than without."""
-    with_delay, without, repair = found = shares(errors, epochs)
-    if with_delay is None or without is None or repair is None or not enough(*found):
-        return too_few(*found)
-    why = (
-        f"At {epochs} epochs shrinking gains {with_delay} with the delay and {without} without it, which is "
-        f"{repair} more with it, n = {repair.n}."
-    )
-    if without.mean >= 0:
-        why += " BP that is shrunk without delay is level with BP or ahead: the gain is not about staleness alone."
-    if with_delay.low <= 0:
-        return Verdict(UNDECIDED, f"{why} No gain is shown, so there is none to attribute.")
-    if repair.low > 0:
-        return Verdict(BOTH if without.low > 0 else REPAIRS, why)
-    return Verdict(NO_REPAIR if repair.high < GAIN else UNDECIDED, why)
+    """Whether shrinking repairs staleness: whether it gains more with the delay than without, in points by seed."""
+    gains = difference(errors, STALE, SHRUNK, epochs), difference(errors, BP, SCALED, epochs)
+    without = gains[1].interval()
+    said = decided(
+        "With the delay: {}; without it: {}; more with it: {}.", [*gains, gains[0].minus(gains[1])],
+        lambda late, _, repair: late.low > 0 and repair.low > 0,
+        lambda late, _, repair: late.low > 0 and repair.high < GAIN,
+        BOTH if without and without.low > 0 else REPAIRS, NO_REPAIR,
+    )  # fmt: skip
+    alone = " BP shrunk without delay is level with BP or ahead: the gain is not about staleness alone."
+    return said._replace(why=said.why + alone) if without and without.mean >= 0 else said

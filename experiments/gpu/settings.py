@@ -80,9 +80,7 @@ SMALL = Settings(
     check_words="--dataset digits --train-size 256 --batch-size 16 --epochs 1", check_steps=8, compile_anew=False,
     host_ticks=4, dataset="digits", every=(1, 5),
     table=Table(
-        name="gpu_small", title="Three runs of seconds", summary="runs of seconds that stand for a row of Table 3",
-        runs=(small_run("bp", 1, None), small_run("fdg", 2, 1.0), small_run("fdg", 2, 0.2)),
-        document=lambda lines: f"{len(lines)} runs",
+        "gpu_small", (small_run("bp", 1, None), small_run("fdg", 2, 1.0), small_run("fdg", 2, 0.2)), lambda lines: {}
     ),
     guesses={
         "devices": 3, "determinism": 9, "resume": 15, "engines": 10, "memory": 5, "speed-resnet8": 6, "flags": 12,

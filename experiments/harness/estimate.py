@@ -12,7 +12,6 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,12 +57,12 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
     if given is not None and not (given > 0 and math.isfinite(given)):
         raise BadInput(f"--seconds-per-step {given}: use a positive number.")
     core = child_runs.cores_for(jobs)[0]
-    states = [state(run, runs_dir) for run in runs]
-    waiting = [run for run, now in zip(runs, states, strict=True) if now.kind not in (DONE, RUNNING)]
+    states = [(run, state(run, runs_dir)) for run in runs]
+    waiting = [run for run, now in states if now.kind not in (DONE, RUNNING)]
     known = {} if given is not None else step_times(waiting, core, again)
     total, unknown = 0.0, 0
-    for run, now in zip(runs, states, strict=True):
-        if now.kind in (DONE, RUNNING):
+    for run, now in states:
+        if run not in waiting:
             print(f"{run.name}: {now}")
             continue
         left, seconds = steps_left(run, now), known.get(step_kind(run), Step(given, "")).seconds
@@ -71,41 +70,34 @@ def tell(runs: Sequence[Run], runs_dir: Path, jobs: int, given: float | None, ag
         unknown += seconds is None
         total += left * (seconds or 0.0)
         print(f"{run.name}: {now}, {left:,} steps to go: {left_time}")
-    words = "one run at a time" if jobs == 1 else f"{jobs} runs at a time"
-    print(f"total: {duration(total / jobs)} of training, {words}; evaluations and checkpoints come on top")
+    print(f"total: {duration(total / jobs)} of training, {jobs} at a time; evaluations and checkpoints come on top")
     if unknown:
         print(f"not in it: {unknown} runs without an estimate; --seconds-per-step X gives them one")
     return 0
 
 
 def step_times(runs: Sequence[Run], core: int | None, again: bool) -> dict[tuple, Step]:
-    """The step time of every kind of run among these. First prints how many there are and how long measuring takes."""
+    """The step time of every kind of run among these. First prints how many are measured and how long that takes."""
+    from fdg_jax.machine import kept_times  # imports JAX, which the other verbs do not need
+
     kinds: dict[tuple, Run] = {}
     for run in runs:
         kinds.setdefault(step_kind(run), run)
-    known = {} if again else {kind: step for kind, run in kinds.items() if (step := remembered(run, core))}
-    new = {kind: run for kind, run in kinds.items() if kind not in known}
-    if known:
-        print(f"{kinds_of(len(known), 'was', 'were')} measured before; --measure-again measures again")
-        for kind, step in known.items():
-            print(f"  {what(kinds[kind])}: {step.how}")
-    if new:
-        least, most = duration(TYPICAL_SECONDS * len(new)), duration(LIMIT_SECONDS * len(new))
-        print(f"{kinds_of(len(new), 'is', 'are')} measured now, one after another, which takes {least} to {most}")
-        print("  Ctrl-C stops and keeps what was measured until then; --seconds-per-step X measures nothing")
-    begun = time.monotonic()
-    for number, (kind, run) in enumerate(new.items()):
-        each = (time.monotonic() - begun) / number if number else TYPICAL_SECONDS
-        left = duration(round(each * (len(new) - number), -1))
-        print(f"  {number + 1} of {len(new)}, about {left} left: {what(run)}", flush=True)
-        known[kind] = measured(run, core)
-        remember(run, core, known[kind])
-        print(f"    {known[kind].how}", flush=True)
+    found = {kind: None if again else kept_times.load(WHAT, conditions(run, core), 1) for kind, run in kinds.items()}
+    known = {kind: Step(kept[0], f"{kept[0]:.3g} s a step, measured before") for kind, kept in found.items() if kept}
+    if new := len(kinds) - len(known):
+        least, most = duration(TYPICAL_SECONDS * new), duration(LIMIT_SECONDS * new)
+        print(f"{new} of {len(kinds)} kinds of run are measured now, one after another: {least} to {most}")
+        print("Ctrl-C keeps what was measured; --seconds-per-step X measures nothing; --measure-again measures all")
+    for kind, run in kinds.items():
+        about = "{model}, {method}, K={K}, batches of {batch_size}".format(**run.flags)
+        print(f"  {about}: ", end="", flush=True)
+        if kind not in known:
+            known[kind] = step = measured(run, core)
+            if step.seconds is not None:
+                kept_times.save(WHAT, conditions(run, core), [step.seconds])
+        print(known[kind].how, flush=True)
     return known
-
-
-def kinds_of(n: int, one: str, several: str) -> str:
-    return f"{n} kind of run {one}" if n == 1 else f"{n} kinds of run {several}"
 
 
 def conditions(run: Run, core: int | None) -> dict[str, Any]:
@@ -126,21 +118,6 @@ def conditions(run: Run, core: int | None) -> dict[str, Any]:
     }
 
 
-def remembered(run: Run, core: int | None) -> Step | None:
-    """What was measured before under the same conditions."""
-    from fdg_jax.machine import kept_times  # imports JAX, which the other verbs do not need
-
-    found = kept_times.load(WHAT, conditions(run, core), 1)
-    return Step(found[0], f"{found[0]:.3g} s a step") if found else None
-
-
-def remember(run: Run, core: int | None, step: Step) -> None:
-    from fdg_jax.machine import kept_times
-
-    if step.seconds is not None:
-        kept_times.save(WHAT, conditions(run, core), [step.seconds])
-
-
 def steps_left(run: Run, now: State) -> int:
     """The batches that a missing or interrupted run still has to train on. The last, smaller one of an epoch counts."""
     images = run.flags.get("train_size") or IMAGES[run.flags["dataset"]] - run.flags.get("hold_out", 0)
@@ -152,11 +129,6 @@ def steps_left(run: Run, now: State) -> int:
 def step_kind(run: Run) -> tuple:
     """What the time of a step depends on."""
     return run.module, *sorted((name, value) for name, value in run.flags.items() if name not in WITHOUT_TIME)
-
-
-def what(run: Run) -> str:
-    flags = run.flags
-    return f"{flags['model']}, {flags['method']}, K={flags['K']}, batches of {flags['batch_size']}"
 
 
 def measured(run: Run, core: int | None) -> Step:
@@ -194,21 +166,17 @@ def once(run: Run, steps: int, core: int | None) -> tuple[float | None, str]:
             few["dataset"] = "synthetic"
             flags = {name: value for name, value in flags.items() if name not in ("train_size", "hold_out")}
         words = [*command(made._replace(flags={**flags, **few}), None, str(path))[1:], "--no-tensorboard"]
-        with pinned([] if core is None else [core]):
-            process = subprocess.Popen(
-                [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
         try:
-            _, said = process.communicate(timeout=LIMIT_SECONDS)
+            with pinned([] if core is None else [core]):
+                done = subprocess.run(
+                    [sys.executable, *words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS,
+                )  # fmt: skip
         except subprocess.TimeoutExpired:  # what it has logged may be enough: its last evaluation takes long
             lines = read_metrics(path / METRICS)
             return examples_per_second(run, lines[-1]) if lines else None, f"{LIMIT_SECONDS} s were not enough"
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            return None, (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        if done.returncode:
+            return None, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return examples_per_second(run, read_json(path / SUMMARY)), ""
 
 

@@ -1,17 +1,16 @@
-"""What a few seeds say: means with Student's intervals, differences by seed, and a sentence on how far they carry."""
+"""What a few seeds say: their results, the cells that show them, and differences with Student's intervals."""
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Student's t, two-sided 95% (the 97.5% quantile), by degrees of freedom: NIST/SEMATECH e-Handbook of Statistical
 # Methods, table 1.3.6.7.2, with two more decimals. A test integrates the density to check them.
 QUANTILES = {
     1: 12.70620, 2: 4.30265, 3: 3.18245, 4: 2.77645, 5: 2.57058, 6: 2.44691, 7: 2.36462, 8: 2.30600, 9: 2.26216
 }  # fmt: skip
-
-UNKNOWN = "so the spread over seeds is unknown and nothing carries over"
+MIN_SEEDS = 3  # fewer decide nothing
 
 
 class Interval(NamedTuple):
@@ -45,54 +44,60 @@ def interval(values: Sequence[float]) -> Interval | None:
     return Interval(n, mean, deviation, mean - half, mean + half)
 
 
-def paired(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
-    """one - other for every seed that both have, in the order of the seeds."""
-    return {seed: one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())}
+class Seeds(NamedTuple):
+    """The results of one way to train. by_seed: errors or losses. diverged: the seeds whose runs have diverged."""
+
+    by_seed: Mapping[int, float]
+    diverged: tuple[int, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """The runs that have ended, in either way."""
+        return len(self.by_seed) + len(self.diverged)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.by_seed.values())
+
+    def minus(self, other: "Seeds") -> "Seeds":
+        """The difference for every seed that both have, in the order of the seeds."""
+        shared = sorted(self.by_seed.keys() & other.by_seed.keys())
+        return Seeds({seed: self.by_seed[seed] - other.by_seed[seed] for seed in shared}, self.diverged)
+
+    def interval(self) -> Interval | None:
+        return interval(list(self.by_seed.values()))
+
+    def told(self, digits: int = 2) -> str:
+        """The mean with its interval; "" without values."""
+        found = self.interval()
+        return found.told(digits) if found else ""
+
+    def cells(self, planned: int, marks: Mapping[int, str], digits: int = 2) -> list[str]:
+        """Of a row: n, mean, standard deviation, and each by seed. planned: how many seeds there will be. marks: what
+        stands behind a seed's value."""
+        found = self.interval()
+        of = "" if self.n == planned else f" of {planned}"
+        lost = f", {len(self.diverged)} diverged" if self.diverged else ""
+        by_seed = [f"{seed}: {value:.{digits}f}{marks.get(seed, '')}" for seed, value in self.by_seed.items()]
+        return [
+            f"{self.n}{of}{lost}" if self.n else "",
+            f"{found.mean:.{digits}f}" if found else "",
+            f"{found.deviation:.{digits}f}" if found and found.deviation is not None else "",
+            ", ".join([*by_seed, *(f"{seed}: diverged" for seed in self.diverged)]),
+        ]
 
 
-def carries(what: str, found: Interval | None, unit: str = "points") -> str:
-    """A sentence: an effect, its spread over the seeds, how many there are, and whether it is larger than the spread.
-
-    Arguments:
-        what: what the effect is, to stand before a colon.
-        found: the interval of the differences by seed.
-        unit: of the effect.
-
-    Returns: the sentence, or "" where nothing was measured.
-    """
-    if found is None:
-        return ""
-    told = f"{what}: {found.mean:+.2f} {unit}"
-    if found.deviation is None:
-        return f"{told} with one seed (n = 1), {UNKNOWN}."
-    spread = f"standard deviation over the seeds {found.deviation:.2f}, n = {found.n}"
-    size = "larger" if abs(found.mean) > found.deviation else "not larger"
-    zero = "includes 0" if found.low <= 0 <= found.high else "excludes 0"
-    ends = f"{found.low:+.2f} to {found.high:+.2f}"
-    return f"{told}, {size} than the seeds' spread ({spread}); the 95% interval, {ends}, {zero}."
+def error(line: Mapping[str, Any]) -> float | None:
+    """The test error in percent."""
+    return line["test_error_percent"]
 
 
-def by_seed_paragraph(sentences: Sequence[str]) -> str:
-    """The paragraph of what `carries` says of a table's differences; "" where it says nothing."""
-    listed = [f"- {sentence}" for sentence in sentences if sentence]
-    head = "**How far it carries.** Differences by seed, in percentage points of test error:\n"
-    return "\n".join([head, *listed]) if listed else ""
-
-
-def minus_bp(errors: Mapping[str, float], label: Callable[[str], str]) -> dict[str, float]:
-    """label(name) -> the error of that run minus that of the run `bp`; {} without it.
-
-    Arguments:
-        errors: the test error of each finished run, by its name.
-        label: how a sentence calls a run.
-    """
-    return {label(name): error - errors["bp"] for name, error in errors.items() if name != "bp" and "bp" in errors}
-
-
-def of_one_seed(differences: Mapping[str, float], baseline: str, unit: str = "points") -> str:
-    """The same for a table of one seed, in one sentence. differences: label -> difference to the baseline."""
-    if not differences:
-        return ""
-    ranked = sorted(differences, key=lambda label: differences[label])
-    ends = " to ".join(f"{differences[label]:+.2f} ({label})" for label in dict.fromkeys((ranked[0], ranked[-1])))
-    return f"**How far it carries:** differences to {baseline} are {ends} {unit}, each of one seed (n = 1), {UNKNOWN}."
+def of_runs(
+    lines: Mapping[str, Mapping[str, Any]], names: Mapping[int, str],
+    value: Callable[[Mapping[str, Any]], float | None] = error,
+) -> Seeds:  # fmt: skip
+    """The results of runs that have ended. names: seed -> run. value(line): None where it is not finite."""
+    found = {seed: lines[name] for seed, name in names.items() if name in lines}
+    values = {seed: None if line.get("diverged") else value(line) for seed, line in found.items()}
+    finite = {seed: each for seed, each in values.items() if each is not None}
+    return Seeds(finite, tuple(seed for seed in values if seed not in finite))

@@ -1,16 +1,35 @@
-"""What every table's page needs: a Markdown table, and a sentence that says where the runs were made."""
+"""The parts that pages share: a Markdown table, how much has run, and where.
+
+A page is the file `experiments/pages/<table>.md.in` with its `{names}` filled in from results.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from experiments.harness.run_table import Lines, Run
-
-REPEAT = (
-    "**To repeat** a row to its last digit, with the same commit, versions and processor, pin its command to one core "
-    "(`taskset -c 0`), as `run --jobs 2` does: more threads sum in another order, and the results drift apart. The "
-    "name of a processor is not enough: two machines that both call themselves AMD EPYC rounded differently."
-)
+PAGES = Path(__file__).resolve().parents[1] / "pages"
 LIBRARIES = {"python": "Python", "jax": "JAX", "flax": "Flax", "optax": "Optax"}
+ENVIRONMENT = {"XLA_FLAGS": "xla_flags", "JAX_DEFAULT_MATMUL_PRECISION": "matmul_precision"}
+WHERE = ("mark", "runs", "machine", "versions", "before a command", "commits")
+Line = Mapping[str, Any]
+
+
+class Blocks(dict[str, str]):
+    """What fills the names of a page. One that is not here is a file beside the page, which several pages share."""
+
+    def __missing__(self, name: str) -> str:
+        return (PAGES / f"{name}.md.in").read_text(encoding="utf-8")
+
+
+def title(page: str) -> str:
+    """The first line of a page."""
+    return Blocks()[page].splitlines()[0].removeprefix("# ").format(scaled="")
+
+
+def filled(page: str, blocks: Mapping[str, str]) -> str:
+    """The text of a page; a paragraph whose block is empty is left out."""
+    text = Blocks()[page].format_map(Blocks(blocks))
+    return "\n\n".join(part for part in (each.strip("\n") for each in text.split("\n\n")) if part) + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -19,37 +38,61 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|" for cells in lines)
 
 
-def progress(lines: Lines, parts: Mapping[str, Sequence[Run]]) -> str:
-    """How many runs are finished, of all and of each part. parts: its runs by what they are called."""
-    found = {what: sum(run.name in lines for run in runs) for what, runs in parts.items()}
-    done, total = sum(found.values()), sum(map(len, parts.values()))
-    each = "; ".join(f"{what}: {n} of {len(parts[what])}" for what, n in found.items())
-    return f"**How much has run:** {done} of {total} runs {'is' if done == 1 else 'are'} finished. {each}."
-
-
-def origin(lines: Lines) -> str:
-    """Versions, hardware and commits of the results; all of them, where they differ."""
-    if not lines:
-        return "Nothing has been run yet."
-    versions = ", ".join(
-        f"{name} {either(line['versions'].get(key) for line in lines.values())}" for key, name in LIBRARIES.items()
+def hours(lines: Iterable[Line]) -> str:
+    """`1.5 core-hours, 0.2 h on a shared GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
+    several shared the device. One that has diverged is not counted."""
+    took = {False: 0.0, True: 0.0}
+    for line in lines:
+        took[on_gpu(line)] += (line.get("seconds") or 0.0) / 3600
+    return ", ".join(
+        f"{took[gpu]:.1f} {unit}" for gpu, unit in ((False, "core-hours"), (True, "h on a shared GPU")) if took[gpu]
     )
-    hardware = either(machine(line["hardware"]) for line in lines.values())
-    commits = either(short(commit) for line in lines.values() for commit in line["git_commits"])
-    return f"Run with {versions} on {hardware}; commit {commits}."
 
 
-def machine(hardware: Mapping[str, Any]) -> str:
-    """One device (cpu:0) of a machine with 2 cores, 1 used (Some Processor, Linux-...).
+def progress(lines: Mapping[str, Line], total: int) -> str:
+    """`65 of 74 runs are finished (12.3 core-hours).`"""
+    took = hours(lines.values())
+    return f"{len(lines)} of {total} runs {'is' if len(lines) == 1 else 'are'} finished{f' ({took})' if took else ''}."
 
-    It leaves out what was not recorded.
-    """
-    devices, cores = list(dict.fromkeys(hardware["devices"])), hardware["cpus"]
-    count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
+
+def on_gpu(line: Line) -> bool:
+    return line.get("hardware", {}).get("backend") == "gpu"
+
+
+def by_place(lines: Mapping[str, Line]) -> dict[tuple[str, ...], list[str]]:
+    """(machine, versions, environment) -> the names of the runs that were made there, the most frequent first."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, line in lines.items():
+        found.setdefault(place(line), []).append(name)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1])))
+
+
+def place(line: Line) -> tuple[str, ...]:
+    """The machine, as far as it was recorded, the versions, and what the environment has to have."""
+    hardware, versions = line["hardware"], line["versions"]
+    cores, gpus = hardware["cpus"], dict.fromkeys(hardware["devices"]) if on_gpu(line) else ()
     used = f", {hardware['usable_cores']} used" if hardware.get("usable_cores", cores) != cores else ""
-    kind = ", ".join(hardware[name] for name in ("processor", "platform") if hardware.get(name))
-    where = f"a machine with {cores} cores{used} ({kind})"
-    return f"{count} ({', '.join(devices)}) of {where}"
+    known = (*gpus, hardware.get("processor"), f"{cores} cores{used}", hardware.get("platform"))
+    return (
+        ", ".join(filter(None, known)),
+        ", ".join(f"{name} {versions.get(key)}" for key, name in LIBRARIES.items()),
+        " ".join(f"{name}={hardware[key]}" for name, key in ENVIRONMENT.items() if on_gpu(line) and hardware.get(key)),
+    )
+
+
+def marks(lines: Mapping[str, Line]) -> dict[str, str]:
+    """Run -> " [b]" where it was made in another place than most; `origin` says what b is."""
+    return {name: f" [{chr(98 + nth)}]" for nth, names in enumerate([*by_place(lines).values()][1:]) for name in names}
+
+
+def origin(lines: Mapping[str, Line]) -> str:
+    """A table of the places where the runs were made."""
+    rows = []
+    for nth, ((machine, versions, environment), names) in enumerate(by_place(lines).items()):
+        commits = dict.fromkeys(commit for name in names for commit in lines[name]["git_commits"])
+        before = f"`{environment}`" if environment else ""
+        rows.append([chr(97 + nth), str(len(names)), machine, versions, before, ", ".join(map(short, commits))])
+    return table(WHERE, rows) if rows else ""
 
 
 def short(commit: str | None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.run_table import CUT_OFF, DONE, Run, Table, command, differences, shown, state
+from experiments.harness.run_table import CUT_OFF, DONE, Run, Table, differences, state
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.runs import reading
@@ -98,11 +98,6 @@ def write(table: Table, results: Path, lines: Mapping[str, Any]) -> None:
     beside.replace(file(table, results))
 
 
-def page(table: Table, lines: Mapping[str, Mapping[str, Any]]) -> str:
-    """The text of `results/<table>.md`."""
-    return f"# {table.title}\n\n{table.document(lines)}\n"
-
-
 def is_done(run: Run, runs_dir: Path) -> bool:
     return state(run, runs_dir).kind == DONE
 
@@ -173,7 +168,7 @@ def line(table: Table, run: Run, path: Path) -> dict[str, Any]:
     return {
         "name": run.name,
         "table": table.home,
-        "command": shown(command(run, None, None)),
+        "command": run.cell().strip("`"),
         **summary,
         "options": options,
         "versions": config["versions"],

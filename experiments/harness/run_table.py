@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness import markdown
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, words
@@ -32,6 +33,11 @@ class Run(NamedTuple):
     flags: Mapping[str, Any]
     module: str = "fdg_jax.experiments.cifar"
 
+    def cell(self, seed: int | str | None = None) -> str:
+        """Its command for a cell of a page. seed: what stands there instead of the run's own seed."""
+        made = self if seed is None else self._replace(flags={**self.flags, "seed": seed})
+        return f"`{shlex.join(command(made, None, None))}`"
+
 
 Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 
@@ -39,8 +45,9 @@ Lines = Mapping[str, Mapping[str, Any]]  # results by the names of their runs
 class Table(NamedTuple):
     """A table: its runs, and how its page of results is made.
 
-    document(lines): the table and its text in Markdown, made from the results alone.
-    picture(lines, path): draws the curves into a PNG file, if the table has a picture.
+    blocks(lines): what fills the names in braces of `pages/<page>.md.in`, made from the results alone.
+    page: which file that is, if not the one of the table's name. Its first line is the table's title.
+    picture(lines, path): draws the results into a PNG file, if the table has a picture.
     shares: the name under which several tables keep their runs and results, so that a run which two of them show is
         made and kept once.
     shortened(epochs): the same table with shorter runs, if the table has that.
@@ -51,11 +58,10 @@ class Table(NamedTuple):
     """
 
     name: str
-    summary: str
-    title: str
     runs: tuple[Run, ...]
-    document: Callable[[Lines], str]
+    blocks: Callable[[Lines], Mapping[str, str]]
     picture: Callable[[Lines, Path], None] | None = None
+    page: str = ""
     shares: str = ""
     shortened: "Callable[[int], Table] | None" = None
     measure: Callable[[Run], Mapping[str, Any]] | None = None
@@ -67,6 +73,17 @@ class Table(NamedTuple):
     def home(self) -> str:
         """The name of the directory of its runs, and of the file of its results."""
         return self.shares or self.name
+
+    @property
+    def title(self) -> str:
+        return markdown.title(self.page or self.name)
+
+    def document(self, lines: Lines) -> str:
+        """The text of `results/<table>.md`."""
+        return markdown.filled(self.page or self.name, {
+            "name": self.name, "progress": markdown.progress(lines, len(self.runs)), "origin": markdown.origin(lines),
+            **self.blocks(lines),
+        })  # fmt: skip
 
 
 class State(NamedTuple):
@@ -92,10 +109,6 @@ def command(run: Run, data_dir: str | None, run_dir: str | None, resume: bool = 
     where = [("--data-dir", data_dir), ("--run-dir", run_dir)]
     places = [word for flag, place in where if place for word in (flag, place)]
     return [PYTHON, "-m", run.module, *flags, *places, *(["--resume"] * resume)]
-
-
-def shown(words: list[str]) -> str:
-    return shlex.join(words)
 
 
 def state(run: Run, runs_dir: Path) -> State:

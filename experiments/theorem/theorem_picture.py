@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.curve_plot import FAINT, INK, MARK
+from experiments.harness.pictures import INK, MARK, canvas, plain, say_empty
 from experiments.harness.run_table import Lines
 
 # Distinct for colour-blind readers, and by their dashes without colours: from the front to the back.
@@ -18,13 +18,7 @@ TITLES = {"filling": "the pipeline fills (γ = {:g})", "rate-falls": "the learni
 
 def draw(lines: Lines, Ks: Sequence[int], betas: Sequence[float], broken: Sequence[str], path: Path) -> None:
     """A PNG file."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.family": "sans-serif", "font.size": 9, "text.color": INK}):
-        figure = Figure(figsize=(11, 12), layout="constrained")
-        FigureCanvasAgg(figure)
+    with canvas(path, "", (11, 12), font=9, dpi=110) as figure:
         halves: Any = figure.subfigures(2, 1, height_ratios=(3, 1.1))
         above, below = halves
         heading(above, "Theorem 1: expected change of the loss in a step, and bounds (full pipeline, constant rate)")
@@ -41,7 +35,6 @@ def draw(lines: Lines, Ks: Sequence[int], betas: Sequence[float], broken: Sequen
             over_steps(axes, lines.get(name), TITLES[name])
         handles, labels = last[-1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def heading(part, text: str) -> None:
@@ -82,9 +75,7 @@ def plot(axes, x: Sequence[float], values: dict[str, list[float]]) -> None:
 
 def furnish(axes, line) -> None:
     axes.set_yscale("symlog", linthresh=0.1)
-    axes.grid(color=FAINT, lw=0.6)
+    plain(axes)
     axes.axhline(0, color=MARK, lw=0.8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
     if line is None:
-        axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center")
+        say_empty(axes, "not run yet")

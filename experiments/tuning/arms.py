@@ -9,43 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.harness.intervals import interval
-from experiments.harness.run_table import Lines, Run, command, shown
+from experiments.harness import markdown
+from experiments.harness.intervals import Seeds
+from experiments.harness.run_table import Lines, Run
 from experiments.tuning import verdicts
-from experiments.tuning.verdicts import Values, Verdict
+from experiments.tuning.verdicts import Verdict
 from fdg_jax import methods
 from fdg_jax.runs.options import words
 
 Flags = Mapping[str, Any]
-
-# What the pages on images and on text both say.
-REPEAT = (
-    "**To repeat** a row on a CPU, pin its command to one core (`taskset -c 0`), as `run --jobs 2` does. S is the seed."
-)
-HOURS = (
-    "The hours compare no arms: they are of cores that were not alike, some with other work beside, or of a GPU that "
-    "several runs shared."
-)
-CLAIMS = (
-    "**At which weights errors are measured.** With `anticipate` at y, the weights that the optimizer updates, not at "
-    "the forward point x = y + c d. The papers on spike compensation and on error feedback write x for the weights, so "
-    "their own errors may be those at x.",
-    "**Where claims are from:** the paper's text or its authors' code; where it says (abstract), the abstract alone; "
-    "where it says (from memory), neither was found. Error feedback is published for a staleness of 1, and judged only "
-    "where no gradient is later. PipeMare also begins with some synchronous epochs (its T3), which no arm here does. "
-    "Asynchronous Nesterov is its form with stashed weights; that without them has rates and momenta by stage. The "
-    "cosine gate is a rule of ours, so no claim stands beside it.",
-    "**Sources:** staleness-aware SGD "
-    "[1511.05950](https://arxiv.org/abs/1511.05950), DC-ASGD [1609.08326](https://arxiv.org/abs/1609.08326), Gap-Aware "
-    "[1909.10802](https://arxiv.org/abs/1909.10802), PipeMare [1910.05124](https://arxiv.org/abs/1910.05124), spike "
-    "compensation and linear weight prediction (LWP) [2003.11666](https://arxiv.org/abs/2003.11666), asynchronous "
-    "Nesterov (AsyncPP) [2505.01099](https://arxiv.org/abs/2505.01099), basis rotation "
-    "[2602.03515](https://arxiv.org/abs/2602.03515), error feedback [2606.30634](https://arxiv.org/abs/2606.30634); "
-    "msnag: the code of [FTPipe](https://github.com/saareliad/FTPipe); XPipe and PipeOptim: that of "
-    "[PipeOptim](https://github.com/guanleics/PipeOptim); marin: a "
-    "[pull request](https://github.com/marin-community/marin/pull/6423).",
-)
-
 
 class Arm(NamedTuple):
     """One way to train.
@@ -115,15 +87,11 @@ class Part(NamedTuple):
             (same,) = [other for other in self.chosen_by.arms if other.name == arm.name]
             return self.chosen_by.choice(lines, same)
         runs = self.grid(arm)
-        if any(run.name not in lines for run in runs) or self.lost(lines, arm):
+        finished = [run for run in runs if run.name in lines and not lines[run.name].get("diverged")]
+        if any(run.name not in lines for run in runs) or not finished:
             return None
-        finished = [run for run in runs if not lines[run.name].get("diverged")]
         best = min(finished, key=lambda run: self.judged(lines[run.name]))  # of equals the first
         return {name: best.flags[name] for name in ("learning_rate", *arm.own[0])}
-
-    def lost(self, lines: Lines, arm: Arm) -> bool:
-        """Whether every run of the arm's grid has diverged, so that there is nothing to train."""
-        return all(lines.get(run.name, {}).get("diverged") for run in self.grid(arm))
 
     def judged(self, line: Mapping[str, Any]) -> float:
         """What tuning goes by: the loss of text, the error of images. A loss that is not finite is the largest."""
@@ -148,10 +116,39 @@ class Part(NamedTuple):
         staleness = methods.find(arm.flags["method"]).schedule(self.shared["K"]).staleness
         return verdicts.beyond(max(staleness), arm.most_late)
 
+    def final_names(self, arm: Arm) -> dict[int, str]:
+        """The names of an arm's final runs by seed."""
+        return {seed: self.final_name(arm, seed) for seed in self.seeds}
+
     def finished(self, lines: Lines, arm: Arm) -> dict[int, Mapping[str, Any]]:
         """The lines of an arm's final runs by seed, those that have diverged included."""
-        names = {seed: self.final_name(arm, seed) for seed in self.seeds}
-        return {seed: lines[name] for seed, name in names.items() if name in lines}
+        return {seed: lines[name] for seed, name in self.final_names(arm).items() if name in lines}
+
+    def cells(self, lines: Lines, arm: Arm, own: Seeds, digits: int) -> list[str]:
+        """Of a row: n, mean, standard deviation, and each by seed. own: the results of the arm."""
+        marks = markdown.marks(lines)
+        return own.cells(
+            len(self.seeds), {seed: marks.get(name, "") for seed, name in self.final_names(arm).items()}, digits
+        )
+
+    def how_made(self, lines: Lines, arm: Arm) -> list[str]:
+        """Of a row: what was chosen, what that took, and the command of the final runs; of the tuning runs, where
+        nothing is chosen yet."""
+        choice, grid = self.choice(lines, arm), self.grid(arm)
+        if choice is None:
+            return ["", self.tuning_cost(lines, arm), grid[0].cell("S")]
+        edges = (self.rate(arm, multiple) for multiple in (min(self.multiples), max(self.multiples)))
+        chosen = [word for name, value in choice.items() for word in words(name, value)]
+        chosen += ["(edge)"] * (choice["learning_rate"] in edges)
+        return [" ".join(chosen), self.tuning_cost(lines, arm), self.final_run(arm, choice, 0).cell("S")]
+
+    def tuning_cost(self, lines: Lines, arm: Arm) -> str:
+        """`6 of 6 runs, 1.0 core-hours`: what choosing an arm's options took; "" where nothing has been tuned."""
+        runs = self.grid(arm)
+        found = [lines[run.name] for run in runs if run.name in lines]
+        diverged = sum(bool(line.get("diverged")) for line in found)
+        told = [f"{len(found)} of {len(runs)} runs", markdown.hours(found), f"{diverged} diverged" if diverged else ""]
+        return ", ".join(filter(None, told)) if found else ""
 
 
 def tune_runs(parts: Sequence[Part]) -> tuple[Run, ...]:
@@ -160,83 +157,3 @@ def tune_runs(parts: Sequence[Part]) -> tuple[Run, ...]:
 
 def final_runs(parts: Sequence[Part], lines: Lines) -> tuple[Run, ...]:
     return tuple(run for part in parts for run in part.final_runs(lines))
-
-
-def hours(lines: Sequence[Mapping[str, Any]], unit: str = "core-hours") -> str:
-    """`1.5 core-hours, 0.2 h on a shared GPU`: what runs took, evaluations included. On a CPU each had a core, on a GPU
-    several shared the device. One that has diverged is not counted."""
-
-    def took(gpu: bool) -> str:
-        return f"{sum(line.get('seconds', 0.0) for line in lines if on_gpu(line) == gpu) / 3600:.1f}"
-
-    places = {on_gpu(line) for line in lines} or {False}
-    told = {False: f"{took(False)} {unit}", True: f"{took(True)} h on a shared GPU"}
-    return ", ".join(told[place] for place in sorted(places))
-
-
-def on_gpu(line: Mapping[str, Any]) -> bool:
-    return line.get("hardware", {}).get("backend") == "gpu"
-
-
-def progress(parts: Sequence[Part], lines: Lines) -> str:
-    """How much of a table has run, in a paragraph; parts with one title count together."""
-    said = []
-    for title in dict.fromkeys(part.title for part in parts):
-        alike = [part for part in parts if part.title == title]
-        tuning, finals = tune_runs(alike), sum(len(part.arms) * len(part.seeds) for part in alike)
-        tuned = [lines[run.name] for run in tuning if run.name in lines]
-        done = [line for part in alike for arm in part.arms for line in part.finished(lines, arm).values()]
-        first = f"{len(tuned)} of {len(tuning)} tuning runs ({hours(tuned)}), " if tuning else ""
-        said.append(f"{title}: {first}{len(done)} of {finals} final runs ({hours(done)})")
-    return f"**How much has run.** {'; '.join(said)}."
-
-
-def tuning_cost(part: Part, lines: Lines, arm: Arm) -> str:
-    """`6 of 6 runs, 1.0 h`: what choosing an arm's options took; "" where nothing has been tuned."""
-    runs = part.grid(arm)
-    found = [lines[run.name] for run in runs if run.name in lines]
-    diverged = sum(bool(line.get("diverged")) for line in found)
-    rest = f", {diverged} diverged" if diverged else ""
-    return f"{len(found)} of {len(runs)} runs, {hours(found, 'h')}{rest}" if found else ""
-
-
-def chosen_words(choice: Flags | None) -> str:
-    """The choice as flags."""
-    return "" if choice is None else " ".join(word for name, value in choice.items() for word in words(name, value))
-
-
-def at_edges(parts: Sequence[Part], lines: Lines) -> str:
-    """How many arms chose the smallest or the largest rate of their grid, in a paragraph; "" where none did."""
-    choices = [(part, arm, part.choice(lines, arm)) for part in parts if not part.chosen_by for arm in part.arms]
-    chosen = [(part, arm, choice) for part, arm, choice in choices if choice is not None]
-    edges = [
-        choice for part, arm, choice in chosen
-        if choice["learning_rate"] in (part.rate(arm, min(part.multiples)), part.rate(arm, max(part.multiples)))
-    ]  # fmt: skip
-    if not edges:
-        return ""
-    told = f"{len(edges)} of {len(chosen)} arms chose the smallest or the largest rate of their grid"
-    return f"**At the edge of the grid.** {told}; a better one may lie beyond."
-
-
-def measured(part: Part, own: Values, digits: int) -> list[str]:
-    """Cells of a row: n, mean and standard deviation of the runs that have not diverged, and each by seed."""
-    found = interval(list(own.by_seed.values()))
-    of = "" if own.n == len(part.seeds) else f" of {len(part.seeds)}"
-    lost = f", {len(own.diverged)} diverged" if own.diverged else ""
-    by_seed = [f"{seed}: {value:.{digits}f}" for seed, value in own.by_seed.items()]
-    return [
-        f"{own.n}{of}{lost}" if own.n else "",
-        f"{found.mean:.{digits}f}" if found else "",
-        f"{found.deviation:.{digits}f}" if found and found.deviation is not None else "",
-        ", ".join([*by_seed, *(f"{seed}: diverged" for seed in own.diverged)]),
-    ]
-
-
-def how_made(part: Part, lines: Lines, arm: Arm) -> list[str]:
-    """Cells of a row: what was chosen, what that took, and the command of the final runs; of the tuning runs, where
-    nothing is chosen yet."""
-    choice = part.choice(lines, arm)
-    run = part.grid(arm)[0] if choice is None else part.final_run(arm, choice, 0)
-    line = shown(command(run, None, None)).replace("--seed 0", "--seed S")
-    return [chosen_words(choice), tuning_cost(part, lines, arm), f"`{line}`"]

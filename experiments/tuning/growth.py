@@ -6,7 +6,7 @@ from itertools import cycle, product
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness.curve_plot import FAINT, INK, NO_RESULT
+from experiments.harness.pictures import INK, canvas, plain, say_empty
 
 # Told apart by colour-blind eyes, and by their shapes.
 STYLES, COLOURS = ("-", "--", ":"), ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")
@@ -22,14 +22,7 @@ def draw(
 
     gaps: arm -> K -> a value for each seed, one at least. stages: every K of the x axis, which is logarithmic.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": INK}):
-        figure = Figure(figsize=(10, 6.5), layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    with canvas(path, title, (10, 6.5)) as figure:
         axes = figure.subplots()
         ends = {}
         for (arm, by_K), (style, colour), marker in zip(gaps.items(), product(STYLES, COLOURS), cycle(MARKERS)):
@@ -45,10 +38,7 @@ def draw(
         axes.set_ylabel(y_label)
         axes.axhline(0, color=INK, lw=1.2)
         axes.margins(y=0.08)
-        axes.grid(color=FAINT, lw=0.6)
-        axes.set_axisbelow(True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        plain(axes)
         bottom, top = axes.get_ylim()
         places = spread([value for _, value, _ in ends.values()], APART * (top - bottom), top)
         begin, middle, end, text = (max(stages) * times for times in (1.14, 1.22, 1.3, 1.34))
@@ -57,8 +47,7 @@ def draw(
             axes.plot([begin, middle, end], [at] * 3, **look, ms=5, lw=1.5, markevery=[1], clip_on=False)
             axes.text(text, at, arm, va="center", fontsize=9)
         if not ends:
-            axes.text(0.5, 0.5, NO_RESULT, transform=axes.transAxes, ha="center")
-        figure.savefig(path, dpi=120, metadata={"Software": None})
+            say_empty(axes)
 
 
 def spread(values: Sequence[float], apart: float, top: float) -> list[float]:

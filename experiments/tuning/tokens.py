@@ -4,27 +4,22 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.harness.intervals import interval
+from experiments.harness.intervals import Seeds, interval, of_runs
 from experiments.harness.run_table import Lines
 from experiments.tuning.arms import Arm, Part
 from experiments.tuning.texts import PARTS, STEPS, TARGET_STEPS
-from experiments.tuning.verdicts import Values
 
 TIMES = STEPS / TARGET_STEPS  # a longer way to BP's loss is not measured
 
 
 def at_target(line: Mapping[str, Any]) -> float | None:
-    """The test loss after BP's steps; None if the run has diverged, or if the loss was not finite."""
-    if line.get("diverged"):
-        return None
+    """The test loss after BP's steps; None if it was not finite."""
     return next(test["test_loss"] for test in line["evaluations"] if test["step"] == TARGET_STEPS)
 
 
-def values(lines: Lines, part: Part, arm: Arm) -> Values:
+def values(lines: Lines, part: Part, arm: Arm) -> Seeds:
     """The arm's test losses after BP's steps."""
-    found = {seed: at_target(line) for seed, line in part.finished(lines, arm).items()}
-    reached = {seed: loss for seed, loss in found.items() if loss is not None}
-    return Values(reached, tuple(seed for seed in found if seed not in reached))
+    return of_runs(lines, part.final_names(arm), at_target)
 
 
 def named(part: Part, name: str) -> tuple[Part, Arm]:
@@ -32,7 +27,7 @@ def named(part: Part, name: str) -> tuple[Part, Arm]:
     return next((each, arm) for each in PARTS if each.name == part.name for arm in each.arms if arm.name == name)
 
 
-def of_name(lines: Lines, part: Part, name: str) -> Values:
+def of_name(lines: Lines, part: Part, name: str) -> Seeds:
     """The test losses after BP's steps of the arm of the same K and network, by its name."""
     return values(lines, *named(part, name))
 

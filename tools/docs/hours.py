@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import experiments
-from experiments.harness import estimate, result_files, run_table
-from experiments.tuning import arms
+from experiments.harness import estimate, markdown, result_files, run_table
 
 KIND = ("model", "dataset", "method", "K", "batch_size")  # runs that are alike in these take alike
 
@@ -23,7 +22,7 @@ def table() -> str:
         found = result_files.complete(found, run_table.RESULTS)
         done = result_files.read(found, run_table.RESULTS)
         cpu, gpu = (
-            sum(line.get("seconds") or 0 for line in done.values() if arms.on_gpu(line) == here) / 3600
+            sum(line.get("seconds") or 0 for line in done.values() if markdown.on_gpu(line) == here) / 3600
             for here in (False, True)
         )
         open_runs = [run for run in found.runs if run.name not in done]
@@ -47,7 +46,7 @@ def seconds_per_step() -> dict[tuple[Any, ...], float]:
     found: dict[tuple[Any, ...], float] = {}
     for file in sorted(run_table.RESULTS.glob("*.jsonl")):
         for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if line.get("seconds") and line.get("steps") and not arms.on_gpu(line):
+            if line.get("seconds") and line.get("steps") and not markdown.on_gpu(line):
                 seconds = line["seconds"] / line["steps"]
                 found[kind(line)] = min(seconds, found.get(kind(line), seconds))
     return found
