@@ -211,13 +211,8 @@ def check_start(start: Start, options: Options, joining: Joining) -> None:
     if start.jobs > 1 and not start.several:
         raise BadInput(f"--jobs {start.jobs}: there is one run. Give several with --seeds or --sweep, or leave it out.")
     asked = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
-    if start.live == "terminal" and start.quiet:
-        raise BadInput("--live shows the run and --quiet shows nothing. Leave one of them out.")
     if not asked:
         return
-    if start.live:
-        way_out = "python -m fdg_jax.watch shows one of several runs" if start.several else "Nothing is trained"
-        raise BadInput(f"--live is for one run, and {asked} is not. Leave it out. {way_out}.")
     if joining.wanted:
         raise BadInput(f"{asked} is for a training in one process. Leave it or --coordinator out.")
     if options.resume_into is not None:

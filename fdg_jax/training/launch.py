@@ -1,6 +1,5 @@
 """From checked options to a finished run: the opening lines, the training, and the results."""
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.machine import output, terminal
-from fdg_jax.runs import incidents, live, option_checks, reading, run_files, trackers
+from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
@@ -87,22 +86,10 @@ def prepare_and_run(
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
-        numbers = {"process": peers.process, "processes": peers.processes, "unit": job.dataset.unit}
-        live.write(path, live.Live("starting", step=begun.record.step, steps=job.steps, **numbers))
         opening(job, path, known, resumed=before is not None)
-        with shown_in_browser(path, start, peers):
-            return run_tracked(job, path, program, signals, begun)
+        return run_tracked(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
-
-
-def shown_in_browser(path: Path, start: Start, peers: Peers) -> contextlib.AbstractContextManager[None]:
-    """A context in which a page shows the run, where --live browser asks for it."""
-    if start.live != "browser" or not peers.first:
-        return contextlib.nullcontext()
-    from fdg_jax.training import live_view  # few runs have one
-
-    return live_view.page(path)
 
 
 def begin_tracking(begun: "Session", path: Path, config: dict[str, Any]) -> None:
@@ -117,7 +104,6 @@ def run_tracked(job: "Job", path: Path, program: Program, signals: Signals, begu
         code = (train if job.peers.first else follow)(job, path, program, signals, begun)
         return code
     finally:
-        live.end(path, job.peers.process, code)
         begun.record.trackers.finish(path, code)
 
 

@@ -1,16 +1,12 @@
 """One session of a run: opens and closes what the training loop needs, and decides which end leaves a checkpoint."""
 
-import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from fdg_jax.data.damaged import Damaged
-from fdg_jax.engine.occupancy import occupancy
-from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.storage import durable
-from fdg_jax.training.heartbeat import Heartbeat
 from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
@@ -46,14 +42,15 @@ def run(
     record = session.record
     record.open(path, job.options.tensorboard)
     try:
-        with shown(job, path, session) as progress:
+        about = job.steps, record.step, job.options.epochs
+        with Progress(*about, unit=record.unit) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
             profile = session.start.profile if job.peers.first else 0
             loop = Loop(job, directory, signals, progress, record, session.fresh, profile)
             opened = (closing(each) for each in (loop.feed, directory, loop.saving, loop.profile))
             with ExitStack() as held:
-                for each in (*opened, loop.watchdog or nullcontext(), heartbeat(loop)):
+                for each in (*opened, loop.watchdog or nullcontext()):
                     held.enter_context(each)
                 try:
                     return record, *train_with_rollback(loop)
@@ -76,31 +73,3 @@ def run(
                     raise Broken(checkpoint) from error
     finally:
         record.close()
-
-
-def shown(job: Job, path: Path, session: Session) -> Progress:
-    """What a person sees of a session: with --live, in a terminal, the frame of who watches."""
-    about = job.steps, session.record.step, job.options.epochs
-    if session.start.live == "terminal" and job.peers.first and sys.stdout.isatty():
-        from fdg_jax.training.live_view import LiveProgress
-
-        return LiveProgress(path, *about, unit=session.record.unit)
-    return Progress(*about, unit=session.record.unit)
-
-
-def heartbeat(loop: Loop) -> Heartbeat:
-    """What keeps live.json up to date in a session."""
-    unfinished = loop.operations.unfinished
-    occupied = occupancy(loop.pipeline.engine, unfinished) if unfinished is not None else None
-    directory, clock = loop.directory, loop.clock
-    return Heartbeat(
-        directory.path, occupied, loop.numbers, lambda: clock.started is not None, directory.is_ours, why
-    )
-
-
-def why(error: BaseException) -> str:
-    """What ended a session, in words."""
-    if isinstance(error, Broken) and error.__cause__ is not None:
-        error = error.__cause__
-    told = (Stopped, Damaged, Diverged, NotReproduced, checkpoints.SaveFailed, BadInput)
-    return str(error) if isinstance(error, told) else reason(error)

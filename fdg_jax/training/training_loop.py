@@ -7,7 +7,6 @@ written by a thread, from arrays that may still be unfinished, while the loop go
 
 import math
 from pathlib import Path
-from typing import Any
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.runs import checkpoints, incidents
@@ -53,7 +52,6 @@ class Loop:
         # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
-        self.doing = "compiling"  # for who watches the run (fdg_jax.runs.live)
         o = job.options
         in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
         self.watchdog = watchdog(job, in_flight, directory.path) if in_flight else None
@@ -106,7 +104,6 @@ class Loop:
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
-        self.doing = "compiling" if may_compile else "training"
         if self.watchdog:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
@@ -118,28 +115,12 @@ class Loop:
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
 
-    def numbers(self) -> dict[str, Any]:
-        """What `live.json` says of the training. Another thread calls it."""
-        record, peers = self.record, self.job.peers
-        return {
-            "doing": self.doing,
-            "process": peers.process,
-            "processes": peers.processes,
-            "step": record.step,
-            "steps": self.job.steps,
-            "train_loss": record.last_loss,
-            "per_second": record.rate,
-            "unit": record.unit,
-            "seconds_left": self.progress.left,
-        }
-
     def read_losses(self, wait: bool = False) -> None:
         """Writes down the losses that are finished; wait: all of them."""
         self.record.losses(self.pipeline.losses(wait=wait))
 
     def evaluate(self) -> None:
         """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
-        self.doing = "evaluating"
         self.replay.check(self.options.keep_best)  # nothing is saved before it has been checked
         self.clock.paused(self.evaluate_and_keep_best)
         self.evaluation.say_result()
@@ -155,7 +136,6 @@ class Loop:
             sha256 of the parameters, and of the checkpoint's state. That is the state before draining, so that a
             finished run can go on with more --steps.
         """
-        self.doing = "finishing"
         self.replay.check()
         self.saving.save()
         failed = None

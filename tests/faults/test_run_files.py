@@ -21,14 +21,13 @@ from fdg_jax.machine import jax_settings
 from fdg_jax.report import curves, report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
 from fdg_jax.training import command_line, launch, resume_into
-from fdg_jax.watch import terminal
-from fdg_jax.watch.seen import Watched
-from fdg_jax.watch.view import view
 from tests import made_up_runs
 
 TABLE = table3.TABLE
 ONE = next(run for run in TABLE.runs if run.flags["K"] == 2)
 FILES_EACH = 100  # runs that one case spoils
+
+
 class Reached(Exception):
     """The files were taken: what follows is training."""
 
@@ -106,7 +105,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
     seed, all_of_them, run, quick, tmp_path, monkeypatch, capsys, tell
 ):
     monkeypatch.chdir(tmp_path)
-    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "compare", "watch", "resume", "into", "table"), 0)
+    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "compare", "resume", "into", "table"), 0)
     shutil.copytree(run, copy)
     assert outcome(report_page.main, [str(copy)], capsys) == "taken"
     allowed = Seen((copy / "report.html").read_text()).found
@@ -121,7 +120,6 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
                 assert Seen((copy / "report.html").read_text(encoding="utf-8")).found <= allowed
             page = ["--html", str(tmp_path / "compared.html")]
             counts["compare"] += outcome(compare.main, [str(copy), *page], capsys) == "taken"
-            counts["watch"] += watched(copy)
             where = ["--run-dir", str(copy)]
             counts["resume"] += outcome(cifar.main, [*where, "--resume"], capsys) == "taken"
             into = [*where, "--resume-into", str(tmp_path / "new"), "--epochs", "400"]
@@ -133,14 +131,6 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
         assert not (tmp_path / "ran").exists()
     assert all(counts.values()), counts
     tell(f"taken of {number + 1}: {counts}")
-
-
-def watched(copy: Path) -> bool:
-    """Whether it can be shown in a terminal."""
-    try:
-        return bool(terminal.text(view(Watched(copy).look())))
-    except BadInput:
-        return False
 
 
 def in_a_table(copy: Path) -> bool:
