@@ -51,7 +51,6 @@ FLAGS = {
     "--remat": "none",
     "--resume-into": None,
     "--stall-seconds": 600.0,
-    "--replay-check": 0,
 }
 
 
@@ -142,7 +141,6 @@ BAD = {
     "--seed -1": "whole number",
     "--stall-seconds -1": "0 for never",
     "--stall-seconds nan": "0 for never",
-    "--replay-check -1": "0 for never",
     "--resume-into there": "goes on with the run in --run-dir OLD",
     "--run-dir there --resume-into here": "holds no run",
     "--resume": "add --run-dir",

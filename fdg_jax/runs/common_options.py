@@ -264,14 +264,6 @@ class CommonOptions:
         metavar="SECONDS",
         free=True,
     )
-    replay_check: int = flag(
-        0,
-        "run",
-        "Compute one of every N batches, chosen by the seed, a second time from the same state, and stop with exit "
-        "code 1 if anything differs. It costs two states on the host and the time of a few batches. 0: never.",
-        metavar="N",
-        free=True,
-    )
     evaluate_every: int = flag(
         1, "run", "Epochs between evaluations on the test data (0: only at the end).", free=True
     )

@@ -47,8 +47,6 @@ def check(options: Options, given: frozenset[str]) -> None:
     if not 0 <= o.momentum < 1:
         raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
     check_recipe(o, given)
-    if o.replay_check < 0:
-        raise BadInput(f"--replay-check {o.replay_check}: use a number of batches, or 0 for never.")
     if not (o.stall_seconds >= 0 and math.isfinite(o.stall_seconds)):
         raise BadInput(f"--stall-seconds {o.stall_seconds}: use a positive number of seconds, or 0 for never.")
     if not 0 <= o.seed < 2**31:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from fdg_jax.training.rescue import Broken
     from fdg_jax.training.setup import Job
 
-NOT_REPRODUCED = (
-    "No checkpoint was written since. Find the cause before going on with --resume. (On a GPU, programs compute the "
-    "same twice only with XLA_FLAGS=--xla_gpu_deterministic_ops=true.)"
-)
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 
 

@@ -153,7 +153,6 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
-    from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
@@ -174,9 +173,6 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
         return 1
     except SaveFailed as failed:
         return ended(closing.tell_not_saved, str(failed), full=True)
-    except NotReproduced as fact:
-        print(f"error: {fact}. {closing.NOT_REPRODUCED}", file=sys.stderr)
-        return 1
     except Diverged as diverged:
         incidents.add(path, diverged.step, f"{diverged}. The run ended there.")
         return ended(closing.tell_diverged, str(diverged))
@@ -202,7 +198,6 @@ def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "S
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.live_directory import OthersDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
-    from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     command = program.started(job.peers.processes)
@@ -210,7 +205,7 @@ def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "S
         record, parameters, state = session_run.run(job, path, signals, begun, OthersDirectory(path))
     except Stopped as stopped:
         return 128 + stopped.number
-    except (SaveFailed, NotReproduced, Diverged):
+    except (SaveFailed, Diverged):
         return 1
     except Damaged as damaged:
         return closing.tell_damaged(path, str(damaged), command)

@@ -34,7 +34,6 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     if found is None:
         raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
     loop.clock.forget()
-    loop.replay.forget()
     begin_again(loop.job, record, *found)
     record.sessions -= 1  # it is still the same session
     record.close()

@@ -10,7 +10,6 @@ from fdg_jax.storage import durable
 from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
-from fdg_jax.training.replay import NotReproduced
 from fdg_jax.training.rescue import Broken, leave_checkpoint, try_checkpoint
 from fdg_jax.training.rollback import train_with_rollback
 from fdg_jax.training.session import Session, where
@@ -35,7 +34,6 @@ def run(
             process and no test after the last batch.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
-        NotReproduced: a batch that was repeated gave another result.
         OSError: the disk is full; a checkpoint was tried.
         Broken: anything else went wrong; a checkpoint was tried.
     """
@@ -63,7 +61,7 @@ def run(
                         loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)
                     raise
-                except (Diverged, NotReproduced, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
+                except (Diverged, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except BaseException as error:
                     job.peers.lost = True

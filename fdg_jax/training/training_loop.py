@@ -18,7 +18,6 @@ from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.profiling import Profile
 from fdg_jax.training.record import Record
-from fdg_jax.training.replay import ReplayCheck
 from fdg_jax.training.saving import Saving
 from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals, Stopped
@@ -58,7 +57,6 @@ class Loop:
         self.operations = HostOperations(in_flight)
         self.feed = feeding.feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(job.pipeline, record, o)
-        self.replay = ReplayCheck(o.replay_check, o.seed, job.pipeline, record, self.clock.paused)
         self.evaluation = Evaluation(job, record, progress, self.feed.test, self.meet)
         nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
         record.on_nonfinite = nonfinite.handle_metrics
@@ -76,9 +74,7 @@ class Loop:
         self.record.catch_up()
         while True:
             self.read_losses()
-            due = self.saving.due()
-            self.replay.check(due)
-            if due:
+            if self.saving.due():
                 self.saving.save()
             self.meet()
             if self.record.step >= self.job.steps:
@@ -107,7 +103,7 @@ class Loop:
         if self.watchdog:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
-        self.replay.enter(work)  # work.enter(pipeline), and now and then a second time, to compare
+        work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         self.clock.after_dispatch(may_compile)
@@ -121,7 +117,6 @@ class Loop:
 
     def evaluate(self) -> None:
         """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
-        self.replay.check(self.options.keep_best)  # nothing is saved before it has been checked
         self.clock.paused(self.evaluate_and_keep_best)
         self.evaluation.say_result()
 
@@ -136,7 +131,6 @@ class Loop:
             sha256 of the parameters, and of the checkpoint's state. That is the state before draining, so that a
             finished run can go on with more --steps.
         """
-        self.replay.check()
         self.saving.save()
         failed = None
         try:
