@@ -108,11 +108,15 @@ def run_tracked(job: "Job", path: Path, program: Program, signals: Signals, begu
 
 
 def tell_full(path: Path, error: OSError) -> int:
-    """Says that the disk is full; returns the exit code. Raises any other error."""
-    if not durable.is_disk_full(error):
+    """Says that the disk is full, or that the run directory is gone; returns the exit code. Raises any other error."""
+    if not path.is_dir():
+        fact, way_out = f"the run directory {path} is gone", "It was deleted or renamed while the run went on"
+    elif durable.is_disk_full(error):
+        fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
+        way_out = "Make room on the disk, then go on with --resume"
+    else:
         raise error
-    fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
-    print(f"error: {fact}. Make room on the disk, then go on with --resume.", file=sys.stderr)
+    print(f"error: {fact}. {way_out}.", file=sys.stderr)
     return 1
 
 
@@ -151,26 +155,22 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.rescue import Broken
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
-    config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
-    directory, command = LiveDirectory(path, job.options.tensorboard), program.started(job.peers.processes)
+    command, began_in = program.started(job.peers.processes), os.stat(path)
 
     def ended(tell: Callable[..., int], *what: Any, full: bool = False) -> int:
         """The report comes first, so that what ended the training is the last line. full: nothing could be written."""
-        if not directory.missing():
-            closing.restore_config(directory)
-            closing.write_report(path, config, quietly=full)
+        if durable.is_same_folder(path, began_in):
+            closing.write_report(path, quietly=full)
         return tell(path, *what)
 
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, directory)
-    except DirectoryGone as gone:
-        print(f"error: {gone} With --on-failed-save go-on, such a run keeps its weights.", file=sys.stderr)
-        return 1
+        record, parameters, state = session_run.run(job, path, signals, begun)
+        summary = closing.summarise(job, record, parameters, state)
+        run_files.write_json(path / run_files.SUMMARY, summary)
     except SaveFailed as failed:
         return ended(closing.tell_not_saved, str(failed), full=True)
     except Diverged as diverged:
@@ -184,8 +184,6 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
         return ended(closing.tell_broken, broken, command)
     except OSError as error:
         return tell_full(path, error)
-    summary = closing.summarise(job, record, parameters, state)
-    run_files.write_json(path / run_files.SUMMARY, summary)
     code = ended(closing.tell_done, summary)
     loudly(job.dataset.note)
     return code
@@ -196,13 +194,12 @@ def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "S
     from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.live_directory import OthersDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.rescue import Broken
 
     command = program.started(job.peers.processes)
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, OthersDirectory(path))
+        record, parameters, state = session_run.run(job, path, signals, begun)
     except Stopped as stopped:
         return 128 + stopped.number
     except (SaveFailed, Diverged):

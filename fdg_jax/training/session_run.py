@@ -7,7 +7,6 @@ from fdg_jax.data.damaged import Damaged
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.storage import durable
-from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
 from fdg_jax.training.rescue import Broken, leave_checkpoint, try_checkpoint
@@ -18,13 +17,11 @@ from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.training_loop import Loop
 
 
-def run(
-    job: Job, path: Path, signals: Signals, session: Session, directory: LiveDirectory | OthersDirectory
-) -> tuple[Record, str, str]:
+def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
     """Trains to the end.
 
     Arguments:
-        path: the run directory, which `directory` looks after.
+        path: the run directory.
         session: where the training begins.
     Returns:
         The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
@@ -45,8 +42,8 @@ def run(
             if session.resumed:
                 progress.say(where(session, job.steps))
             profile = session.start.profile if job.peers.first else 0
-            loop = Loop(job, directory, signals, progress, record, session.fresh, profile)
-            opened = (closing(each) for each in (loop.feed, directory, loop.saving, loop.profile))
+            loop = Loop(job, path, signals, progress, record, session.fresh, profile)
+            opened = (closing(each) for each in (loop.feed, loop.saving, loop.profile))
             with ExitStack() as held:
                 for each in (*opened, loop.watchdog or nullcontext()):
                     held.enter_context(each)

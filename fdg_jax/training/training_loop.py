@@ -13,7 +13,6 @@ from fdg_jax.runs import checkpoints, incidents
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import feeding
 from fdg_jax.training.evaluating import Evaluation
-from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.profiling import Profile
@@ -30,7 +29,7 @@ class Loop:
 
     Arguments:
         job: what is trained. Its pipeline stands where the record says.
-        directory: the run directory.
+        run: the run directory.
         fresh: whether the run has no checkpoint yet.
         profile: batches to be traced.
     """
@@ -38,7 +37,7 @@ class Loop:
     def __init__(
         self,
         job: Job,
-        directory: LiveDirectory | OthersDirectory,
+        run: Path,
         signals: Signals,
         progress: Progress,
         record: Record,
@@ -46,28 +45,28 @@ class Loop:
         profile: int = 0,
     ):
         self.job, self.options, self.pipeline = job, job.options, job.pipeline
-        self.directory, self.signals, self.progress, self.record = directory, signals, progress, record
+        self.run, self.signals, self.progress, self.record = run, signals, progress, record
         alone = job.peers.processes == 1  # else a signal is obeyed where all processes meet
         # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
         o = job.options
         in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
-        self.watchdog = watchdog(job, in_flight, directory.path) if in_flight else None
+        self.watchdog = watchdog(job, in_flight, run) if in_flight else None
         self.operations = HostOperations(in_flight)
         self.feed = feeding.feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(job.pipeline, record, o)
         self.evaluation = Evaluation(job, record, progress, self.feed.test, self.meet)
         nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
         record.on_nonfinite = nonfinite.handle_metrics
-        self.saving = Saving(job, directory, record, progress, nonfinite, self.operations, fresh)
-        self.profile = Profile(profile, directory.path, self.clock.paused, progress.say)
+        self.saving = Saving(job, run, record, progress, nonfinite, self.operations, fresh)
+        self.profile = Profile(profile, run, self.clock.paused, progress.say)
 
     def warn(self, line: str) -> None:
         """Prints a warning about values that are not finite, and keeps it for the report."""
         self.progress.say(line)
         if self.job.peers.first:
-            incidents.add(self.directory.path, self.record.step, line.removeprefix("WARNING: "))
+            incidents.add(self.run, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> None:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
@@ -144,9 +143,6 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
-        missing = self.directory.missing()  # since the last checkpoint, so the weights are lost
-        if self.job.peers.told(lambda: missing is not None):
-            raise missing or checkpoints.SaveFailed("The run directory is gone.")
         self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
         return self.pipeline.parameters_sha256(), self.state_sha256
 
