@@ -14,8 +14,7 @@ from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
 from fdg_jax.report import report_page
 from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS, spelled
-from fdg_jax.runs.reading import SAME_BATCHES
+from fdg_jax.runs.options import FIELDS
 from fdg_jax.training import command, command_line, launch, opening
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,14 +107,6 @@ def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(progra
 def test_an_unknown_model_is_answered_with_the_patterns_too():
     with pytest.raises(command.BadInput, match="wrn<d>_<k>"):
         models.blocks("wrn29_4", 10)
-
-
-def test_help_says_what_a_run_that_goes_on_as_another_may_change():
-    text = FIELDS["resume_into"].metadata["help"]
-    may, must_not = text.split("; only ")
-    assert "--learning-rate" in may
-    named = {word.strip(",.") for word in must_not.split() if word.startswith("--")}
-    assert named == {spelled(name) for name in SAME_BATCHES}
 
 
 # The opening lines

@@ -190,7 +190,8 @@ def converted(entry: Setting, name: str, place: str) -> Any:
     if not (isinstance(value, bool) or (name, value) == ("resume", "auto") if switch else value_fits(value, kind)):
         wanted = "true or false" + (" or auto" if name == "resume" else "") if switch else values.described(kind)
         raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {wanted}.")
-    return os.path.expanduser(value) if name == "run_dir" and isinstance(value, str) else value  # as a shell does
+    is_path = name in ("run_dir", "init_from") and isinstance(value, str)
+    return os.path.expanduser(value) if is_path else value  # as a shell does
 
 
 def value_fits(value: Any, kind: Any) -> bool:

@@ -213,8 +213,6 @@ def check_start(start: Start, options: Options, joining: Joining) -> None:
         return
     if joining.wanted:
         raise BadInput(f"{asked} is for a training in one process. Leave it or --coordinator out.")
-    if options.resume_into is not None:
-        raise BadInput(f"{asked} and --resume-into contradict each other. Leave one of them out.")
     if options.resume is True or (options.resume and start.several):
         why = "goes on by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{asked} {why}. Leave --resume out.")

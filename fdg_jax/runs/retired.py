@@ -7,6 +7,7 @@ from fdg_jax.errors import BadInput
 RETIRED = {
     "live": "--live is gone: the progress line, TensorBoard and --track NAME show a run that goes on.",
     "replay_check": "--replay-check is gone: run twice and compare final_state_sha256 in the two files summary.json.",
+    "resume_into": "--resume-into is gone: --init-from RUN begins a new run with the weights of another one.",
 }
 
 

@@ -27,7 +27,7 @@ def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if (steps := finished_steps(path, options)) is None:
         return False
-    longer = f"--run-dir {path} --resume-into DIR --epochs N trains on"
+    longer = f"With --init-from {path} another run begins with its weights"
     more = "With more --steps it goes on" if options.steps else longer
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
     return True
@@ -63,7 +63,10 @@ def prepare_and_run(
     peers.each(check)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
-    from fdg_jax.training import session, setup, stages, trained
+    from fdg_jax.training import initial, session, setup, stages, trained
+
+    named = options.init_from if before is None else None  # a run that goes on has its own weights
+    weights = peers.each(lambda: initial.InitialWeights(named) if named else None)
 
     def check_settings() -> None:
         jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
@@ -72,10 +75,11 @@ def prepare_and_run(
     compile_cache.enable()
     setup.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):
-        job = setup.prepare(options, before["note"] if before else "", peers)
+        job = setup.prepare(options, before["note"] if before else "", peers, weights)
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_files.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
+    config |= {"initial": weights.about} if weights else {}
     config["inputs"], config["test_size"] = trained.inputs_of(job.dataset)._asdict(), len(job.dataset.test_inputs)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     begun = begun._replace(start=start)
@@ -86,6 +90,8 @@ def prepare_and_run(
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
+        if weights:
+            print(weights.line(), flush=True)
         opening(job, path, known, resumed=before is not None)
         return run_tracked(job, path, program, signals, begun)
     except OSError as error:
