@@ -24,7 +24,6 @@ COMMANDS = {
         "fdg_jax.experiments.imagenet": "on ImageNet, decoded while it trains",
         "fdg_jax.experiments.language_model": "a transformer on text, byte by byte",
         "fdg_jax.launch": "start a training, or a program of your own, in several processes",
-        "fdg_jax.watch": "a run that goes on: progress, busy stages, warnings",
         "fdg_jax.experiments.report": "write the report of a run again",
     },
     "Use what was trained": {

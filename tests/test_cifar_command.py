@@ -49,9 +49,8 @@ FLAGS = {
     "--resume": False,
     "--checkpoint-every": None,
     "--remat": "none",
-    "--resume-into": None,
+    "--init-from": None,
     "--stall-seconds": 600.0,
-    "--replay-check": 0,
 }
 
 
@@ -87,7 +86,6 @@ def test_resume_is_a_switch_that_also_takes_auto(words, resume):
 
 BAD = {
     "--resume auto": "add --run-dir",
-    "--run-dir there --resume auto --resume-into new": "leave --resume out",
     "--run-dir run --resume auto --beta 0.5": "contradicts",
     "--run-dir fresh --resume auto --method bp --beta 0.5": "method bp has no such option",
     "--run-dir run --resume yes": "'yes' belongs to no flag",
@@ -142,9 +140,11 @@ BAD = {
     "--seed -1": "whole number",
     "--stall-seconds -1": "0 for never",
     "--stall-seconds nan": "0 for never",
-    "--replay-check -1": "0 for never",
-    "--resume-into there": "goes on with the run in --run-dir OLD",
-    "--run-dir there --resume-into here": "holds no run",
+    "--run-dir there --init-from here": "here is no file of weights and holds no run",
+    "--live": "TensorBoard and --track NAME show",
+    "--live=browser": "TensorBoard and --track NAME show",
+    "--replay_check 5": "compare final_state_sha256",
+    "--run-dir run --resume-into new": "--init-from RUN begins a new run",
     "--resume": "add --run-dir",
     "--run-dir /proc/nowhere/run": "cannot be written",
     "--run-dir there --resume": "holds no run",

@@ -120,23 +120,18 @@ def test_the_command_trains_with_a_correction_in_both_engines_and_goes_on(tmp_pa
 
 
 @pytest.mark.slow
-def test_several_corrections_train_by_the_command_go_on_exactly_and_into_another_run(tmp_path):
+def test_several_corrections_train_by_the_command_and_go_on_exactly(tmp_path):
     small = "--dataset digits --model resnet8 --train-size 12 --batch-size 4 --epochs 3 --K 2"
     asked = f"{small} --warmup off --no-tensorboard --no-drain --correct rate,anticipate --anneal-updates 4"
     lines = [
         f"{asked} --engine pipeline --run-dir whole --steps 6",
         f"{asked} --engine pipeline --run-dir halves --steps 3",
         "--run-dir halves --resume --steps 6",
-        "--run-dir halves --resume-into same --epochs 4 --steps 8",
-        "--run-dir halves --resume-into other --correct gap_aware --steps 8",
     ]
-    code, out, err = run(tmp_path, *lines, script=SEARCHED)
+    code, _, err = run(tmp_path, *lines, script=SEARCHED)
     assert code == 0, err
     assert "for one update after each drop of the learning rate" in err
-    assert "the stages are the same and go on exactly" in out
-    assert "dropped: what the correction of late gradients remembers" in out
     found = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/summary.json")}
     assert found["whole"]["correct"] == "rate,anticipate" and found["whole"]["anneal_updates"] == 4
-    assert (found["other"]["correct"], "anneal_updates" in found["other"]) == ("gap_aware", False)
     hashes = {name: summary["final_parameters_sha256"] for name, summary in found.items()}
     assert hashes["whole"] == hashes["halves"]

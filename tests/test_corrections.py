@@ -1,6 +1,5 @@
 """What is done about late gradients: every file of fdg_jax/corrections, and files as a user would write them."""
 
-import re
 from typing import Any
 
 import flax.linen as nn
@@ -25,7 +24,6 @@ from small import (
     recipe,
 )
 from test_memory import SCALARS, predicted_and_live
-from test_resume_into import job
 
 from experiments.tuning import images
 from fdg_jax import corrections
@@ -33,8 +31,6 @@ from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 from fdg_jax.corrections.rate import make as make_rate
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.training.moving import leaves as leaves_of
-from fdg_jax.training.moving import move
 
 # As in test_engines.py: the oracle is one program, the engines are one a stage, and XLA sums in another order.
 ROUNDING = {"rtol": 0, "atol": 3e-6}
@@ -306,46 +302,3 @@ def test_several_corrections_act_one_after_the_other_and_each_remembers_its_own(
     state = both.updated(None, None, state)
     assert (float(grads), *map(float, state)) == (6.0, 11.0, 11.0)
     assert float(both.forward(jnp.asarray(1.0), state)) == (1 * 2 + 11) * 3 + 11
-
-
-def test_what_a_correction_remembers_goes_on_with_the_same_stages_and_begins_anew_aloud_with_others():
-    old, data = job(2, correct="ahead"), batches(4, size=8)
-    for batch in data:
-        old.pipeline.step(batch)
-    state = old.pipeline.state()
-    remembered = [name for name in state if ".correction" in name]
-    same = move(old, job(2, correct="ahead"), state)
-    assert remembered and all((same.state[name] == state[name]).all() for name in remembered)
-    for new, said in (
-        (job(2), "dropped: what the correction of late gradients remembers"),
-        (job(4, correct="ahead"), "new: what the correction of late gradients remembers"),
-    ):
-        moved = move(old, new, state)
-        assert any(said in line for line in moved.said)
-        new.pipeline.restore(moved.state)
-        new.pipeline.step(data[0])
-
-
-@pytest.mark.parametrize("before", ["gap_aware", "none"])
-def test_gap_aware_begins_its_mean_anew_with_other_stages_and_goes_on_with_the_schedule(before):
-    old, new = job(2, correct=before), job(4, correct="gap_aware")
-    for batch in batches(6, size=8):
-        old.pipeline.step(batch)
-    moved = move(old, new, old.pipeline.state())
-    of = {name.partition(".correction.")[2]: value for name, value in moved.state.items() if "stage1/" in name}
-    assert (int(of["mean.updates"]), int(of["rate.count"]), float(of["rate.largest"])) == (0, 6, 0.0)
-    assert not any(value.any() for name, value in of.items() if "squares" in name)
-    assert any(line.startswith("new: what the correction of late gradients remembers") for line in moved.said)
-    new.pipeline.restore(moved.state)
-
-
-def test_what_a_correction_keeps_in_the_optimizers_chain_is_its_own_and_not_momentum():
-    """A correction around the chain with a mean of its own, as a user may write one; its count is that of the mean."""
-    kind = Kind("mean", "", lambda late: Correction(optimizer=lambda chain: optax.chain(optax.ema(0.9), chain)))
-    made = pipeline(2, DATA[0], correct=kind)
-    found = {}
-    for name, leaf in leaves_of(made.state()).items():
-        if leaf.k == 1 and "opt_state" in name:
-            found.setdefault(leaf.part, set()).add(re.sub(r"\['.*", "", leaf.path))
-    assert found["correction"] == {"[0].ema", "[0].count"}
-    assert {path for path in found["opt_state"] if path.startswith("[")} == {"[1][1][0].trace"}

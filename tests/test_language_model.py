@@ -147,30 +147,6 @@ def test_the_engines_are_the_same_training_also_when_it_is_stopped_and_goes_on(t
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_stages_and_keeps_the_moments_of_its_blocks(tmp_path, capsys):
-    old, new = str(tmp_path / "old"), str(tmp_path / "new")
-    run(tmp_path / "old", "--K", "2", "--steps", "3")
-    assert language_model.main(["--run-dir", old, "--resume-into", new, "--K", "4", "--steps", "6"]) == 0
-    out = capsys.readouterr().out
-    assert "optimizer state of every block are unchanged" in out and "optimizer state (" not in out
-    assert "new: the random key of a stage (dropout)" in out
-    assert read(tmp_path / "new" / "summary.json")["updates"] == [6] * 4
-
-
-@pytest.mark.slow
-def test_another_optimizer_begins_with_moments_and_a_rate_of_its_own(tmp_path, capsys):
-    old, new = str(tmp_path / "old"), str(tmp_path / "new")
-    run(tmp_path / "old", "--K", "2", "--steps", "3", "--optimizer", "sgd", "--learning-rate", "0.1")
-    words = ["--run-dir", old, "--resume-into", new, "--optimizer", "adamw", "--steps", "6"]
-    assert language_model.main(words) == 0
-    out = capsys.readouterr().out
-    assert "dropped: optimizer state" in out and "new: optimizer state" in out
-    config = read(tmp_path / "new" / "config.json")
-    assert (config["optimizer"], config["learning_rate"], config["decay"]) == ("adamw", 1e-3, "matrices")
-    assert math.isfinite(read(tmp_path / "new" / "summary.json")["train_loss"])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--optimizer adamw --beta 0.5", "--optimizer muon --method scaled_bp --scale 0.5"])
 def test_a_factor_that_cancels_is_said_in_one_sentence(words, tmp_path, capsys):
     run(tmp_path / "run", "--K", "2", "--steps", "1", *words.split())

@@ -111,7 +111,6 @@ def test_processes_are_pinned_and_told_where_they_share_a_core():
         ("--processes 2 --", "nothing to start"),
         ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
         ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
-        ("--processes 2 --restart 1 -- -c pass --run-dir a --resume-into b", "--resume-into"),
         ("--processes 2 --restart -1 -- -c pass", "--restart -1"),
         ("--processes 2 --grace nan -- -c pass", "--grace nan"),
         ("--processes 2 --cores 9999 -- -c pass", "--cores"),

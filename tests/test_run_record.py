@@ -18,7 +18,6 @@ from fdg_jax.report import report_page, results
 from fdg_jax.runs import checkpoints, incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import closing, launch, session, session_run, training_loop
-from fdg_jax.training.live_directory import LiveDirectory
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
 from fdg_jax.training.signals import Signals, Stopped
@@ -221,7 +220,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
-    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True), LiveDirectory(tmp_path, False))
+    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2

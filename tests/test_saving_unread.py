@@ -12,7 +12,6 @@ from test_saving import names, saved
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import checkpoints
 from fdg_jax.storage import checkpoint, durable, manifest
-from fdg_jax.training import resume_into
 
 
 def damage(root, step):
@@ -89,19 +88,26 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_cannot_be_read_at_the_moment_is_left_as_it_is_and_nothing_older_is_used(kind, two, capsys):
     root, (arrange, said) = two / "checkpoints", PASSING[kind]
-    for load in (lambda: checkpoints.load_newest(root), lambda: resume_into.newest(two)):
-        with pytest.MonkeyPatch.context() as patch:
-            undo = arrange(patch) or (lambda: None)
-            try:
-                with pytest.raises(BadInput) as refused:
-                    load()
-            finally:
-                undo()
-        assert said in str(refused.value) and "\n" not in str(refused.value)
-        assert not isinstance(refused.value, manifest.Damaged)
-        assert names(root) == ["step-000000001", "step-000000002"] and "".join(capsys.readouterr()) == ""
+    with pytest.MonkeyPatch.context() as patch:
+        undo = arrange(patch) or (lambda: None)
+        try:
+            with pytest.raises(BadInput) as refused:
+                checkpoints.load_newest(root)
+        finally:
+            undo()
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+    assert not isinstance(refused.value, manifest.Damaged)
+    assert names(root) == ["step-000000001", "step-000000002"] and "".join(capsys.readouterr()) == ""
     state, loop, _ = checkpoints.load_newest(root)  # type: ignore[misc]
     assert (loop["step"], state["a"].sum()) == (2, 100)
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_not_put_aside(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+    monkeypatch.setattr(manifest, "FORMAT", manifest.FORMAT + 1)
+    with pytest.raises(BadInput, match="has format 1; this version reads 2"):
+        checkpoints.load_newest(tmp_path)
+    assert names(tmp_path) == ["step-000000001"]
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_one_without_checkpoints(tmp_path, monkeypatch):

@@ -160,7 +160,6 @@ def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
     assert said(percent, dataset=mock.Mock(spec=Stream)) == []  # its own processes decode
 
 
-@pytest.mark.parametrize("words", ["--dry-run --resume --run-dir x", "--dry-run --resume-into y --run-dir x"])
-def test_a_dry_run_is_of_a_new_run(words, capsys):
-    assert cifar.main(words.split()) == 2
+def test_a_dry_run_is_of_a_new_run(capsys):
+    assert cifar.main(["--dry-run", "--resume", "--run-dir", "x"]) == 2
     assert capsys.readouterr().err.startswith("error: --dry-run ")

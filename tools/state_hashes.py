@@ -1,8 +1,8 @@
-"""Prints what short trainings end in: `python -m tools.state_hashes`, before a change and after it.
+"""Prints what short trainings end in: `python -m tools.state_hashes [WORD]`, before a change and after it.
 
 A change that should not change numbers prints the same lines: name, sha256 of the parameters, sha256 of the state.
-There are every method, both engines where the method has them, both orders, every correction and optimizer. Only the
-public API is used, so the script runs on older and newer versions alike.
+There are every method, both engines where the method has them, both orders, every correction and optimizer. With a
+word, only cases whose name has it. Only the public API is used, so the script runs on older and newer versions alike.
 """
 
 import itertools
@@ -27,9 +27,17 @@ from fdg_jax import corrections, layers, methods, recipe  # noqa: E402
 
 K, CLASSES, BATCHES = 3, 5, 11
 RNG = np.random.default_rng(0)
-DATA = [
-    (RNG.normal(size=(8, 6)).astype(np.float32), RNG.integers(0, CLASSES, 8).astype(np.int32)) for _ in range(BATCHES)
-]
+
+
+def batches(*shape: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Inputs of that shape [batch, ...] float32, and labels [batch] int32."""
+    return [
+        (RNG.normal(size=shape).astype(np.float32), RNG.integers(0, CLASSES, shape[0]).astype(np.int32))
+        for _ in range(BATCHES)
+    ]
+
+
+ROWS, IMAGES = batches(8, 6), batches(6, 8, 8, 3)  # K divides the second's batch
 
 
 class Part(nn.Module):
@@ -43,6 +51,17 @@ class Part(nn.Module):
         return jnp.tanh(nn.Dropout(0.1, deterministic=not train)(x))
 
 
+class Convolution(nn.Module):
+    """The same for images; the last gives the classes."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = layers.BatchNorm()(nn.Conv(self.width, (3, 3))(x), train)
+        return x.mean((1, 2)) if self.width == CLASSES else nn.relu(x)
+
+
 def loss(outputs, labels):
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
 
@@ -53,6 +72,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         engines = ("pipeline", "delay-line") if methods.find(method).delay_line else ("pipeline",)
         for engine in engines:
             yield f"{method} {engine}", {"method": method, "engine": engine}
+    for method in ("bp", "data_parallel", "dgl", "dni", "fdg", "fr"):
+        yield f"{method} pipeline convolutions", {"method": method, "part": Convolution}
+    yield "ddg pipeline one version", {"method": "ddg", "accumulate": 3, "one_version": True}
     for engine, order in itertools.product(("pipeline", "delay-line"), ("backward-first", "forward-first")):
         shared = {"engine": engine, "order": order}
         yield f"fdg {engine} {order} beta 0.5", {**shared, "beta": 0.5}
@@ -74,12 +96,17 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def main() -> int:
     warnings.simplefilter("ignore")
+    word = sys.argv[1] if len(sys.argv) > 1 else ""
     for name, options in cases():
+        if word not in name:
+            continue
+        part = options.pop("part", Part)
+        data = ROWS if part is Part else IMAGES
         chosen = options.pop("optimizer", "sgd")
         optimizer = recipe.optimizer(chosen, 0.05 if chosen == "sgd" else 0.01, momentum=0.9, weight_decay=5e-4)
-        pipeline = fdg_jax.Pipeline([Part(7), Part(7), Part(CLASSES)], loss, optimizer, **options)
-        pipeline.init(jax.random.key(0), DATA[0])
-        for batch in DATA:
+        pipeline = fdg_jax.Pipeline([part(7), part(7), part(CLASSES)], loss, optimizer, **options)
+        pipeline.init(jax.random.key(0), data[0])
+        for batch in data:
             pipeline.step(batch)
         print(f"{name:45} {pipeline.parameters_sha256()[:16]} {pipeline.state_sha256()[:16]}", flush=True)
     return 0

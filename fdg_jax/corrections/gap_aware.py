@@ -35,14 +35,14 @@ class Mean(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """count: updates so far, int32. largest: the largest learning rate of these, of those since --resume-into."""
+    """count: updates so far, int32. largest: the largest learning rate of these, float32."""
 
     count: jax.Array
     largest: jax.Array
 
 
 class State(NamedTuple):
-    """Two parts, since --resume-into begins the mean anew, and goes on with the count for the schedule."""
+    """The mean of the steps, and the largest learning rate so far."""
 
     mean: Mean
     rate: Rate

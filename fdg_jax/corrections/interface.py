@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # commands list the corrections without waiting for JAX
 
 Tree = Any
 LearningRate = Callable[[Any], Any]
-OF_OPTIMIZER = "of_optimizer"  # marks the state of the stage's own optimizer where a correction stands around it
+OF_OPTIMIZER = "of_optimizer"  # names the stage's own optimizer in a state, where a correction stands around it
 
 
 class Late(NamedTuple):
@@ -54,8 +54,6 @@ class Correction(NamedTuple):
     before: stands in front of the stage's optimizer.
     optimizer(chain) -> chain: around the stage's optimizer, `before` included.
     init(params) -> state: what the functions below remember, as a pytree of arrays. It is part of every checkpoint.
-        --resume-into with other stages begins it anew, but for an integer `count`, which goes on with the stage's
-        updates unless it is in one named tuple with arrays, whose updates it then counts.
     forward(params, state) -> params: the weights to go forward with, made once after every update. Gradients are taken
         at these. The stage's own weights, which are evaluated and saved, remain what the optimizer makes of them. Where
         `accumulate` is above 1 it should not depend on what `gradient` changes: that goes on changing between two
@@ -83,7 +81,6 @@ class Correction(NamedTuple):
         """The stage's optimizer with what the correction adds to it."""
         import optax
 
-        # --resume-into finds momentum by its path in the state, which whatever is put around it would change.
         own = optax.named_chain((OF_OPTIMIZER, optimizer)) if self.optimizer else optimizer
         chain = optax.chain(self.before or optax.identity(), own)
         return self.optimizer(chain) if self.optimizer else chain

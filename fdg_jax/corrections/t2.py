@@ -6,8 +6,8 @@ It is for gradients at the newest weights (--weights current): activations are t
 the weights that they met are estimated by going τ updates back along the average update d. D = e^-2 is PipeMare's. With
 D = 0 and equal updates the estimate is exact. A memo of this library still refers to its weights, for checkpoints, so
 T2 saves no memory here; it costs one copy. PipeMare's T3 is no correction but a start: some synchronous epochs first,
-here a run with --method bp that goes on with --resume-into (docs/corrections.md). Of PipeMare's text only the abstract
-was at hand: T2's equations and its D are told from memory.
+here a run with --method bp whose weights --init-from gives to the next one (docs/corrections.md). Of PipeMare's text
+only the abstract was at hand: T2's equations and its D are told from memory.
 """
 
 import dataclasses

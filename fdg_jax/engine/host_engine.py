@@ -84,7 +84,7 @@ class HostEngine:
 
         def note(what: str, k: int, number: int, message: Tree) -> None:
             batch = whole(number) if number else 0
-            unfinished.add(f"{MESSAGE}{what}", k, batch, next(iter(jax.tree.leaves(message)), None), number)
+            unfinished.add(f"{MESSAGE}{what}", k, batch, next(iter(jax.tree.leaves(message)), None))
 
         self.loop.stages = {k: TrackedStage(stage, unfinished, whole) for k, stage in self.stages.items()}
         self.transport.watch(note)

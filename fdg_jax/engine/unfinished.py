@@ -29,8 +29,6 @@ class Dispatched(NamedTuple):
     first, last: the batches that it works on.
     since: when its dispatch began, in seconds of time.monotonic.
     returned: whether the dispatch has returned to the host.
-    number: by which the schedule knows it, that of a micro-batch where batches are split; 0 where it knows none.
-    sent: whether its messages are computed, though the rest of it is not: a backward pass sends before the update.
     """
 
     kind: str
@@ -39,8 +37,6 @@ class Dispatched(NamedTuple):
     last: int
     since: float
     returned: bool
-    number: int = 0
-    sent: bool = False
 
 
 class UnfinishedOperations:
@@ -53,64 +49,38 @@ class UnfinishedOperations:
     def __init__(self) -> None:
         self.lock = Lock()
         self.queues: dict[int, deque[tuple[Dispatched, Any]]] = {}
-        self.messages: dict[int, deque[Any]] = {}  # beside them: what each sends before it is finished, or None
         self.entering: Dispatched | None = None
-        self.finished: dict[tuple[int, str], int] = {}  # by stage and kind: the newest batch of a finished operation
 
-    def begin(self, kind: str, k: int, first: int, last: int, number: int = 0) -> None:
-        """Notes that the host is about to dispatch an operation.
+    def begin(self, kind: str, k: int, first: int, last: int) -> None:
+        """Notes that the host is about to dispatch an operation. Arguments as in `Dispatched`."""
+        self.entering = Dispatched(kind, k, first, last, time.monotonic(), False)
 
-        Arguments:
-            kind, k, first, last, number: as in `Dispatched`.
-        """
-        self.entering = Dispatched(kind, k, first, last, time.monotonic(), False, number)
-
-    def add(self, kind: str, k: int, batch: int, array: Any, number: int = 0) -> None:
+    def add(self, kind: str, k: int, batch: int, array: Any) -> None:
         """Notes a message that has been asked for, also while an operation is being dispatched.
 
         Arguments:
-            kind, k, number: as in `Dispatched`. batch: its number. array: the message.
+            kind, k: as in `Dispatched`. batch: its number. array: the message.
         """
-        op = Dispatched(kind, k, batch, batch, time.monotonic(), True, number)
         with self.lock:
-            self.put(op, array, None)
+            self.put(Dispatched(kind, k, batch, batch, time.monotonic(), True), array)
 
-    def put(self, op: Dispatched, array: Any, message: Any) -> None:
+    def put(self, op: Dispatched, array: Any) -> None:
         self.queues.setdefault(op.k, deque()).append((op, array))
-        self.messages.setdefault(op.k, deque()).append(message)
 
-    def end(self, array: Any, message: Any = None) -> None:
-        """Notes that the dispatch has returned.
-
-        Arguments:
-            array: a result of the operation; None if there is none.
-            message: what it sends, if that is computed before the array.
-        """
+    def end(self, array: Any) -> None:
+        """Notes that the dispatch has returned. array: a result of the operation; None if there is none."""
         op = self.entering
         with self.lock:
             if op is not None:
-                self.put(op._replace(returned=True), array, message)
+                self.put(op._replace(returned=True), array)
             self.entering = None
             self.drop()
 
     def drop(self) -> None:
-        """Forgets the operations that are finished, and the messages that are computed."""
-        for k, queue in self.queues.items():
-            messages = self.messages[k]
+        """Forgets the operations that are finished."""
+        for queue in self.queues.values():
             while queue and finished(queue[0][1]):
-                op, _ = queue.popleft()
-                messages.popleft()
-                self.finished[op.k, op.kind] = op.last
-            if queue and messages[0] is not None and finished(messages[0]):
-                op, array = queue[0]
-                queue[0], messages[0] = (op._replace(sent=True), array), None
-
-    def under_way(self) -> tuple[dict[int, list[Dispatched]], dict[tuple[int, str], int]]:
-        """What is dispatched and not finished, by stage in the order of dispatch; by stage and kind of operation, the
-        newest batch of a finished one."""
-        with self.lock:
-            self.drop()
-            return {k: [op for op, _ in queue] for k, queue in self.queues.items() if queue}, dict(self.finished)
+                queue.popleft()
 
     def oldest(self) -> Dispatched | None:
         """The operation that everything waits for; None if nothing is under way."""
@@ -142,15 +112,13 @@ class TrackedStage:
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
         """As Stage.run."""
         number, updates = self.whole(batch), self.stage.updates
-        self.unfinished.begin(kind, self.stage.k, number, number, batch)
-        array = message = None
+        self.unfinished.begin(kind, self.stage.k, number, number)
+        array = None
         try:
             sent = self.stage.run(kind, batch, messages)
             array = self.array_of(kind, sent, updates)
-            if self.stage.updates > updates:
-                message = next(iter(jax.tree.leaves(sent)), None)
         finally:
-            self.unfinished.end(array, message)
+            self.unfinished.end(array)
         return sent
 
     def array_of(self, kind: str, sent: dict[str, Tree], updates: int) -> Any:

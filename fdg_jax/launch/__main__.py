@@ -87,8 +87,6 @@ def planned(arguments: Sequence[str]) -> Plan:
         raise BadInput(f"--restart {given.restart}: use 0 or more.")
     if not 0 <= given.grace < math.inf:
         raise BadInput(f"--grace {given.grace:g}: give a number of seconds, 0 or more.")
-    if given.restart and has_flag(words, "--resume-into"):
-        raise BadInput("--restart would begin --resume-into again. Leave --restart out until the new run has begun.")
     if given.restart and not has_flag(words, "--run-dir"):
         raise BadInput("--restart goes on with the run in --run-dir, which is not given. Add --run-dir DIR after --.")
     return Plan(words, shares(given.processes, wanted_cores(given.cores)), given.restart, given.grace)

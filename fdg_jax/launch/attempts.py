@@ -71,9 +71,8 @@ def last_sentence(attempt: Attempt, words: Sequence[str]) -> str:
 
 
 def go_on(words: Sequence[str]) -> str:
-    """A sentence, to follow another one, for a program that has a run directory; others may not know --resume. With
-    --resume-into, which has two, the program says how to go on."""
-    return " Go on with --resume." if has_flag(words, "--run-dir") and not has_flag(words, "--resume-into") else ""
+    """A sentence, to follow another one, for a program that has a run directory; others may not know --resume."""
+    return " Go on with --resume." if has_flag(words, "--run-dir") else ""
 
 
 def commands(words: Sequence[str], count: int, coordinator: str) -> list[list[str]]:

@@ -77,7 +77,7 @@ def check_resumed(before: Mapping[str, Any]) -> None:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in other)
         ways = " and ".join(way_back(name, was[name]) for name in other)
         fact = f"--resume: the run began with other settings of JAX ({fact}) and would go on otherwise"
-        raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or go on as another run: --resume-into DIR.")
+        raise BadInput(f"{fact}. {ways[:1].upper()}{ways[1:]}, or begin another run with its weights: --init-from RUN.")
     if changed:
         fact = "; ".join(f"{name} is {now[name]!r}, was {was[name]!r}" for name in changed)
         warn(f"the run began with other settings of JAX: {fact}. The last bits may differ.")
@@ -86,12 +86,6 @@ def check_resumed(before: Mapping[str, Any]) -> None:
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The names of settings that both have with different values."""
     return [name for name in DEFAULTS if name in was and name in now and was[name] != now[name]]
-
-
-def describe_changes(before: Mapping[str, Any]) -> list[str]:
-    """For --resume-into: a sentence for each setting that differs. before: config.json of the old run."""
-    was, now = before.get("jax_settings") or {}, current()
-    return [f"it began with {name} {was[name]}, now {now[name]}: not the same numbers" for name in differing(was, now)]
 
 
 def way_back(name: str, was: Any) -> str:

@@ -53,7 +53,7 @@ class Scaled(Stage):
         def scaled(updates, state, params=None, **extra):
             return update(jax.tree.map(lambda leaf: factor * leaf, updates), state, params, **extra)
 
-        # Not a chain: a checkpoint's paths are then BP's, so --resume-into finds momentum again.
+        # Not a chain, so that a checkpoint's paths are BP's.
         return super().make(spec._replace(optimizer=optax.GradientTransformationExtraArgs(init, scaled)))
 
 

@@ -6,7 +6,6 @@ Everything comes from the files of the run directory. So a report can be written
 
 import os
 import sys
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -18,8 +17,8 @@ from fdg_jax.report import options_part, schedule_part, verdict
 from fdg_jax.report.curves import charts, draw, title
 from fdg_jax.report.page_style import document, said, table, wide
 from fdg_jax.report.schedule_part import scheduled
-from fdg_jax.report.stages_part import BUSY, stage_table
-from fdg_jax.runs import incidents, live, reading
+from fdg_jax.report.stages_part import stage_table
+from fdg_jax.runs import incidents, reading
 from fdg_jax.runs.incidents import Incident
 from fdg_jax.runs.options import spelled
 from fdg_jax.runs.progress import clock, count
@@ -68,7 +67,7 @@ def write(run: Path, config: Mapping[str, Any] | None = None) -> None:
     summary = reading.summary(run) if os.path.lexists(run / SUMMARY) else {}
     draw(config, events, run / "curves.png")
     beside = run / "report.html.part"
-    shown = page(config, events, summary, incidents.read(run), incidents.stalls(run), live.busy(run))
+    shown = page(config, events, summary, incidents.read(run), incidents.stalls(run))
     beside.write_text(shown, encoding="utf-8")
     beside.replace(run / "report.html")
 
@@ -79,7 +78,6 @@ def page(
     summary: dict[str, Any],
     refused: Sequence[Incident] = (),
     stalls: int = 0,
-    busy: Mapping[int, float] = types.MappingProxyType({}),
 ) -> str:
     """The HTML of the page.
 
@@ -87,7 +85,6 @@ def page(
         config, events, summary: of the run's files.
         refused: what was refused or rolled back.
         stalls: how often nothing moved.
-        busy: by stage, the share of looks at which it computed, in percent.
     """
     test = [event for event in events if event.get("test_error_percent") is not None]
     train = [event for event in events if event.get("train_loss") is not None]
@@ -106,7 +103,7 @@ def page(
         cards=cards(test, train, summary),
         curves=charts(config, train, test),
         schedule=said(shown.said) + (picture if shown.svg else ""),
-        stages=wide("Stages", stage_table(config, summary, busy)) + f'<p class="soft">{BUSY}</p>' * bool(busy),
+        stages=wide("Stages", stage_table(config, summary)),
         incidents=incident_part(config, refused, stalls),
         command=wide("The command", f"<pre><code>{escape(options_part.command(config))}</code></pre>"),
         chosen=meanings(options_part.chosen(config)),

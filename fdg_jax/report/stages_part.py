@@ -6,25 +6,19 @@ from typing import Any
 
 from fdg_jax.report.page_style import table
 
-BUSY = (
-    "Busy: of the looks, ten a second while it trained in its newest session, the share at which the stage computed "
-    "(or waited for a core); else it waited, for data or for a stage that takes longer."
-)
 
-
-def stage_table(config: dict[str, Any], summary: dict[str, Any], busy: Mapping[int, float]) -> str:
-    """A table row for each stage. What is not known of any of them is left out. busy: shares in percent, by stage."""
+def stage_table(config: dict[str, Any], summary: dict[str, Any]) -> str:
+    """A table row for each stage. What is not known of any of them is left out."""
     known = config.get("stages")
     facts = known if isinstance(known, list) and all(isinstance(each, dict) for each in known) else []
-    heads = ("stage", "blocks", "share", "parameters", "busy", "updates late", "updates made")
+    heads = ("stage", "blocks", "share", "parameters", "updates late", "updates made")
     heads += ("MB, predicted", "device")
     rows = []
     for k, device in enumerate(config["devices"], 1):
         of = facts[k - 1] if k <= len(facts) else {}
         late, made, size = (summary.get(n, [])[k - 1 : k] for n in ("staleness", "updates", "stage_parameters"))
         weights, *numbers = [whole(each[0]) if each else "" for each in (size or [of.get("parameters")], late, made)]
-        shown = f"{busy[k]:.0f}%" if k in busy else ""
-        rows.append([str(k), blocks(of), share(of), weights, shown, *numbers, megabytes(of), device])
+        rows.append([str(k), blocks(of), share(of), weights, *numbers, megabytes(of), device])
     kept = [c for c in range(len(heads)) if any(row[c] for row in rows)]
     return table([heads[c] for c in kept], [[escape(row[c]) or "–" for c in kept] for row in rows])
 

@@ -60,6 +60,7 @@ class Saver:
 
     def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
         self.root, self.about, self.keep, self.flush = root, about, keep, flush
+        self.run = os.stat(root.parent)
         self.best: int | None = None
         self.thread: Thread | None = None
         self.step = -1  # of the newest asked for
@@ -150,8 +151,15 @@ class Saver:
         """Removes what a checkpoint that failed has left."""
         sweep(self.root, looks=10)
 
+    def is_gone(self) -> bool:
+        """Whether the run directory is not there any more, or another one is in its place."""
+        return not durable.is_same_folder(self.root.parent, self.run)
+
     def make_root(self) -> None:
-        """Makes the folder of the checkpoints; but not the run directory, if that was deleted. Raises OSError."""
+        """Makes the folder of the checkpoints, in the run directory of the beginning only. Raises OSError."""
+        if self.is_gone():
+            fact = f"the run directory {self.root.parent} is gone: it was deleted, renamed or replaced"
+            raise FileNotFoundError(errno.ENOENT, fact)
         if not self.root.exists():
             self.root.mkdir(exist_ok=True)
             durable.flush_folder(self.root.parent)

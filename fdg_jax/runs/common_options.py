@@ -216,17 +216,14 @@ class CommonOptions:
         "it, for jobs that a scheduler starts again with the same command line.",
         free=True,
     )
-    resume_into: str | None = flag(
+    init_from: str | None = flag(
         None,
         "run",
-        "Go on with the run in --run-dir as a new run in this directory: with another --K, --method, --split, "
-        "--epochs, --learning-rate, other options of the recipe or other versions; only --model, --dataset, "
-        "--train-size, --hold-out, --batch-size, --block-size and --seed must stay the same. Batches in flight are "
-        "used first, blocks keep parameters and momentum, and whatever is lost is printed. The old run stays as it "
-        "was.",
-        metavar="DIR",
-        shown="off",
-        free=True,
+        "Begin with the weights and statistics of another network: of a run (RUN for its end, RUN@STEP or RUN@best for "
+        "one of its checkpoints) or of a file that fdg_jax.export wrote. Any K, method, split, optimizer and version "
+        "will do, but the network has to be the same. Optimizer, learning rate and batches begin anew.",
+        metavar="RUN|FILE",
+        shown="first weights by --seed",
     )
     checkpoint_every: int | None = flag(
         None,
@@ -262,14 +259,6 @@ class CommonOptions:
         "If the oldest unfinished operation makes no progress for this long, report it (stage, batch, since when) on "
         "stderr and in stalls.jsonl, and again after each such time. The run goes on. 0: never.",
         metavar="SECONDS",
-        free=True,
-    )
-    replay_check: int = flag(
-        0,
-        "run",
-        "Compute one of every N batches, chosen by the seed, a second time from the same state, and stop with exit "
-        "code 1 if anything differs. It costs two states on the host and the time of a few batches. 0: never.",
-        metavar="N",
         free=True,
     )
     evaluate_every: int = flag(

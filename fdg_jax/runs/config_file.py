@@ -16,11 +16,12 @@ from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.options import spellings, values
 from fdg_jax.runs import joining_options, start_options
 from fdg_jax.runs.options import FIELDS, IN_CONFIG, SWITCHES, spelled
+from fdg_jax.runs.retired import RETIRED
 from fdg_jax.storage import strict_json
 
 MOST_BYTES = 2**20  # of a file that a person writes
 FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # of config.json, which are no options
-OF_ITS_RUN = frozenset(("run_dir", "resume_into"))
+OF_ITS_RUN = frozenset(("run_dir", *RETIRED))
 LEFT_OPEN = ("split", "engine", "warmup", "window", "train_size", "block_size")  # a run settles them if nobody does
 YES_OR_NO = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 NULLS = ("", "~", "null", "none")
@@ -82,6 +83,8 @@ def read(path: Path) -> Found:
 
 def unknown(key: str, name: str) -> str:
     """What to say of a key that no option has."""
+    if name in RETIRED:
+        return RETIRED[name]
     if name in start_options.FIELDS or name in joining_options.FIELDS:
         return f"{spelled(name)} is no option of the run, so it is taken on the command line only."
     asked = spellings.hint(name, FIELDS) or " --help lists the options; their names have _ for -."
@@ -187,7 +190,8 @@ def converted(entry: Setting, name: str, place: str) -> Any:
     if not (isinstance(value, bool) or (name, value) == ("resume", "auto") if switch else value_fits(value, kind)):
         wanted = "true or false" + (" or auto" if name == "resume" else "") if switch else values.described(kind)
         raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {wanted}.")
-    return os.path.expanduser(value) if name == "run_dir" and isinstance(value, str) else value  # as a shell does
+    is_path = name in ("run_dir", "init_from") and isinstance(value, str)
+    return os.path.expanduser(value) if is_path else value  # as a shell does
 
 
 def value_fits(value: Any, kind: Any) -> bool:

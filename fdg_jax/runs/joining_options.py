@@ -70,7 +70,7 @@ def check(joining: Joining, given: frozenset[str], options: Options) -> None:
         if missing := sorted(numbers - given):
             flag = f"--{missing[0].replace('_', '-')}"
             raise BadInput(f"--coordinator {j.coordinator} needs {flag}, too. python -m fdg_jax.launch adds them all.")
-        if not options.resume and options.resume_into is None:  # else K is in config.json
+        if not options.resume:  # else K is in config.json
             check_numbers(j.process_id or 0, j.processes or 0, options.K)
     if not (j.peer_timeout > 0 and math.isfinite(j.peer_timeout)):
         raise BadInput(f"--peer-timeout {j.peer_timeout:g}: give a positive number of seconds.")

@@ -60,33 +60,30 @@ def holds_results(path: Path) -> bool:
     return (path / SUMMARY).exists() or any("step-" in name for name in names)
 
 
-def check_place(path: Path, flag: str) -> None:
+def check_place(path: Path) -> None:
     """Raises BadInput where a path cannot be a run directory, whatever is in it."""
-    check_name(path, flag)
+    check_name(path)
     try:
         path.stat()
     except FileNotFoundError:
         pass
     except NotADirectoryError:
         file = next(folder for folder in path.parents if folder.is_file())
-        raise BadInput(f"{flag} {path} cannot be made: {file} is a file. Choose another {flag}.") from None
+        raise BadInput(f"--run-dir {path} cannot be made: {file} is a file. Choose another --run-dir.") from None
     except OSError as error:
-        raise BadInput(f"{flag} {path} cannot be used: {error.strerror}. Choose another {flag}.") from None
+        raise BadInput(f"--run-dir {path} cannot be used: {error.strerror}. Choose another --run-dir.") from None
     if path.exists() and not path.is_dir():
-        raise BadInput(f"{flag} {path} is a file, not a directory. Choose another {flag}.")
+        raise BadInput(f"--run-dir {path} is a file, not a directory. Choose another --run-dir.")
 
 
-def check_content(path: Path, resume: bool, flag: str) -> None:
+def check_content(path: Path, resume: bool) -> None:
     """Raises BadInput where a run is to be resumed and there is none, or one is to be begun and there is one."""
     if resume and not there(path / CONFIG):
         fact = f"--resume: {path} holds no run ({CONFIG} is not there)"
         raise BadInput(f"{fact}. Leave --resume out to start one; --resume auto goes on or starts, whichever it takes.")
     if not resume and path.is_dir() and holds_run(path):
-        if not any(there(path / name) for name in (CONFIG, METRICS, SUMMARY)):
-            fact = f"{path} has checkpoints and no {CONFIG}: a --resume-into that was cut off left it"
-            raise BadInput(f"{fact}. Delete it, or choose another directory.")
-        going_on = "Add --resume to go on with it, choose" if flag == "--run-dir" else "Choose"
-        raise BadInput(f"{path} already holds a run. {going_on} another {flag}, or delete it.")
+        way_out = "Add --resume to go on with it, choose another --run-dir, or delete it"
+        raise BadInput(f"{path} already holds a run. {way_out}.")
 
 
 class Claimed(NamedTuple):
@@ -98,20 +95,20 @@ class Claimed(NamedTuple):
 
 
 @contextlib.contextmanager
-def claim(path: Path, resume: Resume, flag: str = "--run-dir") -> Iterator[Claimed]:
+def claim(path: Path, resume: Resume) -> Iterator[Claimed]:
     """Makes the directory and holds it against other processes; raises BadInput where that is impossible.
 
     A directory made here that is still empty at the end (the data set could not be read, say) is removed again, so
     that the corrected command can use the same name.
     """
-    check_place(path, flag)
+    check_place(path)
     if resume != "auto":
-        check_content(path, resume, flag)  # before anything is made
-    with held(path, flag):
+        check_content(path, resume)  # before anything is made
+    with held(path):
         if resume == "auto":
             resume = resumes(path)
         else:
-            check_content(path, resume, flag)  # once more: another process may have been there in the meantime
+            check_content(path, resume)  # once more: another process may have been there in the meantime
         yield Claimed(path, resume)
 
 
@@ -121,9 +118,9 @@ def claim_new(options: Options) -> Iterator[Claimed]:
     with contextlib.ExitStack() as stack:
         while True:
             path = default_path(options)
-            check_place(path, "--run-dir")
+            check_place(path)
             try:
-                stack.enter_context(held(path, "--run-dir", new=True))
+                stack.enter_context(held(path, new=True))
                 break
             except FileExistsError:  # another process was faster
                 continue
@@ -131,7 +128,7 @@ def claim_new(options: Options) -> Iterator[Claimed]:
 
 
 @contextlib.contextmanager
-def held(path: Path, flag: str, new: bool = False) -> Iterator[None]:
+def held(path: Path, new: bool = False) -> Iterator[None]:
     """Makes the directory, locks it, and at the end takes away again what was made and is still empty.
 
     new: it must not exist; else FileExistsError. BadInput where it cannot be written, or another process has it.
@@ -157,7 +154,7 @@ def held(path: Path, flag: str, new: bool = False) -> Iterator[None]:
             if made:
                 forget([path])
             fact = f"run directory {path} cannot be written: {error.strerror}"
-            raise BadInput(f"{fact}. Choose another {flag}.") from None
+            raise BadInput(f"{fact}. Choose another --run-dir.") from None
         if made:
             stack.callback(lambda: forget([path]))  # before the lock is given back
         yield
@@ -176,20 +173,20 @@ def make(path: Path, new: bool) -> bool:
     return True
 
 
-def check_name(path: Path, flag: str) -> None:
+def check_name(path: Path) -> None:
     """Raises BadInput for a name under which no file can be made, or no checkpoint written."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise BadInput(f"{flag} {str(path)!a} is not valid UTF-8. Choose another name.") from None
+        raise BadInput(f"--run-dir {str(path)!a} is not valid UTF-8. Choose another name.") from None
     too_long = [part for part in path.parts if len(part.encode()) > LONGEST_PART]
     if too_long:
         fact = f"{too_long[0][:40]}... has {len(too_long[0].encode())} bytes, and names have at most {LONGEST_PART}"
-        raise BadInput(f"{flag}: {fact}. Choose a shorter one.")
+        raise BadInput(f"--run-dir: {fact}. Choose a shorter one.")
     room, length = LONGEST_PATH - LONGEST_BELOW, len(str(path.absolute()).encode())
     if length > room:
         fact = f"the path of the run directory has {length} bytes, and its files' need at most {room}"
-        raise BadInput(f"{flag}: {fact}. Choose a shorter one.")
+        raise BadInput(f"--run-dir: {fact}. Choose a shorter one.")
 
 
 def forget(folders: list[Path]) -> None:

@@ -47,8 +47,6 @@ def check(options: Options, given: frozenset[str]) -> None:
     if not 0 <= o.momentum < 1:
         raise BadInput(f"--momentum {o.momentum}: it lies in [0, 1); the paper's is 0.9.")
     check_recipe(o, given)
-    if o.replay_check < 0:
-        raise BadInput(f"--replay-check {o.replay_check}: use a number of batches, or 0 for never.")
     if not (o.stall_seconds >= 0 and math.isfinite(o.stall_seconds)):
         raise BadInput(f"--stall-seconds {o.stall_seconds}: use a positive number of seconds, or 0 for never.")
     if not 0 <= o.seed < 2**31:
@@ -211,17 +209,10 @@ def check_start(start: Start, options: Options, joining: Joining) -> None:
     if start.jobs > 1 and not start.several:
         raise BadInput(f"--jobs {start.jobs}: there is one run. Give several with --seeds or --sweep, or leave it out.")
     asked = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
-    if start.live == "terminal" and start.quiet:
-        raise BadInput("--live shows the run and --quiet shows nothing. Leave one of them out.")
     if not asked:
         return
-    if start.live:
-        way_out = "python -m fdg_jax.watch shows one of several runs" if start.several else "Nothing is trained"
-        raise BadInput(f"--live is for one run, and {asked} is not. Leave it out. {way_out}.")
     if joining.wanted:
         raise BadInput(f"{asked} is for a training in one process. Leave it or --coordinator out.")
-    if options.resume_into is not None:
-        raise BadInput(f"{asked} and --resume-into contradict each other. Leave one of them out.")
     if options.resume is True or (options.resume and start.several):
         why = "goes on by itself" if start.several else "is about a run that has not begun"
         raise BadInput(f"{asked} {why}. Leave --resume out.")

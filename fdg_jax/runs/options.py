@@ -21,8 +21,8 @@ __all__ = ["FIELDS", "GROUPS", "SWITCHES", "UNREADABLE", "Options", "Resume", "s
 # Names that mean something else in config.json or in summary.json.
 IN_CONFIG = (
     *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
-    *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "inputs"),
-    *("test_size",),
+    *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "initial"),
+    *("inputs", "test_size"),
 )
 IN_SUMMARY = (
     *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
@@ -30,7 +30,10 @@ IN_SUMMARY = (
     *("sessions", "tokens_per_second", "test_bits_per_byte"),
 )
 # Options that were added with defaults that mean what runs did before: a config.json may lack them.
-ADDED = ("optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size", "hold_out")
+ADDED = (
+    *("optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size", "hold_out"),
+    "init_from",
+)
 TAKEN = {*KEYWORDS, *IN_CONFIG, *IN_SUMMARY, *(field.name for field in dataclasses.fields(RecipeOptions))}
 TAKEN |= {*start_options.FIELDS}
 # What the files declare, and what is wrong with a file that cannot be read. A command says it and ends; where this

@@ -19,7 +19,6 @@ class Progress:
         self.error = ""
         self.said = 0.0
         self.pace = Pace(done)
-        self.left: float | None = None  # seconds until the last batch
         self.bar = None
 
     def __enter__(self) -> "Progress":
@@ -35,7 +34,7 @@ class Progress:
     def show(self, step: int, epoch: int, loss: float | None, speed: float | None, compiling: bool) -> None:
         """step: batches entered. epoch: counted from 1. speed: in `unit` a second. compiling: whether the dispatch may
         have compiled."""
-        self.left = left = self.pace.seconds_left(step, self.steps, compiling)
+        left = self.pace.seconds_left(step, self.steps, compiling)
         rate = per_second(speed, self.unit) if speed else ""
         shown = f"loss {loss:.4f}" if loss is not None else ""
         if self.bar is not None:

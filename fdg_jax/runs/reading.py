@@ -18,8 +18,6 @@ from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, impossible, metrics
 from fdg_jax.runs.thinning import Thinned
 
 CONFIG_NEEDS = {"note": str, "devices": list, "versions": dict, "asked": dict}
-# Else it is no continuation.
-SAME_BATCHES = ("model", "dataset", "train_size", "hold_out", "batch_size", "block_size", "seed")
 SUMMARY_NEEDS = {"steps": int, "epochs": float, "test_error_percent": float, "seconds": float}
 SUMMARY_MAY_HAVE = {
     "train_loss": float | None,
@@ -141,8 +139,7 @@ def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tupl
         if name in given and field.metadata["free"]:
             values[name] = now
         elif name in given and now not in (used, before.get(name, used)):
-            ways = [f"Leave {spelled(name)} out", "start a new run in another --run-dir"]
-            ways += [] if name in SAME_BATCHES else ["go on as another one with --resume-into DIR"]
             fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"
-            raise BadInput(f"{fact}. {', '.join(ways[:-1])}, or {ways[-1]}.")
+            new = "start a new run in another --run-dir (--init-from gives it the weights of this one)"
+            raise BadInput(f"{fact}. Leave {spelled(name)} out, or {new}.")
     return Options(**values), stored

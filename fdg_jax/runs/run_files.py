@@ -83,13 +83,6 @@ class MetricsLog:
         """Brings the lines so far to the disk. Another thread may call it."""
         os.fsync(self.file.fileno())
 
-    def move(self, path: Path) -> None:
-        """Goes on in another file, with all lines so far. The old file may have been deleted: it is still open."""
-        handle = self.file.fileno()
-        durable.write(path, os.pread(handle, os.fstat(handle).st_size, 0))
-        self.file.close()
-        self.file = path.open("a+", encoding="utf-8")
-
     def close(self) -> None:
         """Closes the file."""
         self.file.close()

@@ -19,8 +19,6 @@ HELP = {
     "sweep": "One run for each value, e.g. beta=0.2,0.5,1; for each combination where several are given "
     "(split=3,7;2,5: values that have commas). They go into <run-dir>/<name>, one after the other. Stopped and given "
     "again, the command goes on. At its end it writes the table sweep.md.",
-    "live": "Show the run as python -m fdg_jax.watch does, in place of the progress line: stages, curves, warnings. "
-    "browser: as a page that this machine alone can open.",
     "jobs": "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",
 }
 METAVARS = {
@@ -29,10 +27,9 @@ METAVARS = {
     "track": "NAME,NAME",
     "seeds": "0,1,2",
     "sweep": "NAME=VALUES",
-    "live": "browser",
     "jobs": "N",
 }
-SHOWN = {"profile": "0, no trace", "live": "the progress line", "track": "none", "seeds": "one run", "sweep": "one run"}
+SHOWN = {"profile": "0, no trace", "track": "none", "seeds": "one run", "sweep": "one run"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +40,6 @@ class Start:
     dry_run: bool = False
     profile: int = 0
     quiet: bool = False
-    live: str | None = None  # "terminal" or "browser"
     track: str | None = None
     seeds: str | None = None
     sweep: tuple[str, ...] = ()

@@ -53,6 +53,15 @@ def make_folder(path: Path) -> None:
         flush_folder(folder.parent)
 
 
+def is_same_folder(path: Path, before: os.stat_result) -> bool:
+    """Whether a path still has the folder of which `before` is os.stat: not deleted, renamed or replaced. False where
+    that cannot be seen."""
+    try:
+        return os.path.samestat(os.stat(path), before)
+    except OSError:
+        return False
+
+
 def rename(old: Path, new: Path) -> None:
     """Renames within a folder and flushes it. `new` is replaced if it is a file. Raises OSError."""
     old.replace(new)

@@ -55,16 +55,6 @@ def alive(process: int) -> bool:
     return True
 
 
-def start_of(process: int) -> int | None:
-    """When the system started a process, in its own count since the machine started; None where that is not told.
-    With it a process is told from another one that has its number later."""
-    try:
-        content = Path(f"/proc/{process}/stat").read_bytes()  # Linux: "12 (a name) S ...", with the start as field 22
-        return int(content.rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
 def host() -> str:
     """The name of this machine, with characters that a file name may have."""
     return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]

@@ -1,6 +1,5 @@
 """What a session prints and writes at its end: the results, or how the run can be resumed."""
 
-import contextlib
 import math
 import shlex
 import sys
@@ -18,15 +17,10 @@ from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training.signals import Stopped
 
 if TYPE_CHECKING:
-    from fdg_jax.training.live_directory import LiveDirectory
     from fdg_jax.training.record import Record
     from fdg_jax.training.rescue import Broken
     from fdg_jax.training.setup import Job
 
-NOT_REPRODUCED = (
-    "No checkpoint was written since. Find the cause before going on with --resume. (On a GPU, programs compute the "
-    "same twice only with XLA_FLAGS=--xla_gpu_deterministic_ops=true.)"
-)
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 
 
@@ -128,13 +122,6 @@ def write_report(path: Path, config: Mapping[str, Any] | None = None, quietly: b
         print(f"warning: {fact}. The run's results are not affected. To try again: {way_out}", file=sys.stderr)
 
 
-def restore_config(directory: "LiveDirectory") -> None:
-    """Writes config.json again if somebody deleted it while the run was under way: nobody could go on without it."""
-    with contextlib.suppress(OSError):  # a full disk, say, which is reported where it costs more
-        if repaired := directory.restore_config():
-            print(f"warning: {repaired}.", file=sys.stderr)
-
-
 def tell_broken(path: Path, broken: "Broken", program: str) -> int:
     """Says what ended the training, where the newest checkpoint is and how to go on; returns the exit code."""
     from fdg_jax.training.loading import LoaderFailed
@@ -182,6 +169,7 @@ def tell_not_saved(path: Path, fact: str) -> int:
     kept = checkpoints.stored(path / run_files.CHECKPOINTS)
     where = f"from {kept[-1].name}" if kept else "from the beginning"
     way_out = f"Make room on the disk, or make it writable; then {path} goes on {where}, with --resume."
+    way_out = way_out if path.is_dir() else "Nothing of the run is left there."
     print(f"error: {fact} {way_out}", file=sys.stderr)
     return 1
 

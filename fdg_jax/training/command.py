@@ -58,10 +58,6 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         from fdg_jax.training import sweep
 
         return sweep.run(words, program, signals)
-    if asked.resume_into is not None:
-        from fdg_jax.training import resume_into
-
-        return resume_into.start(words, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
     option_checks.check(asked, given if not asked.resume else frozenset())

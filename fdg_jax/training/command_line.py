@@ -12,7 +12,7 @@ from fdg_jax.checks import names
 from fdg_jax.machine.stderr import say
 from fdg_jax.options import values
 from fdg_jax.options.parser import Parser, continued
-from fdg_jax.runs import config_file, joining_options, optimizers, start_options
+from fdg_jax.runs import config_file, joining_options, optimizers, retired, start_options
 from fdg_jax.runs import options as declared
 from fdg_jax.runs.config_file import Found
 from fdg_jax.runs.joining_options import Joining
@@ -83,6 +83,7 @@ def read(arguments: Sequence[str], program: Program | str) -> Words:
     program = Program(program) if isinstance(program, str) else program
     if declared.UNREADABLE:
         raise declared.UNREADABLE
+    retired.refuse(arguments)
     wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
     given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
     joining = {name: given.pop(name) for name in joining_options.FIELDS if name in given}
@@ -162,9 +163,6 @@ def add_start(box: Any, name: str, default: Any) -> None:
     if isinstance(default, bool):
         box.add_argument(spelled(name), action="store_true", **shown)
         return
-    if name == "live":
-        box.add_argument("--live", nargs="?", const="terminal", type=shown_in, metavar="browser", **shown)
-        return
     several = {"nargs": "+", "action": "extend"} if name == "sweep" else {}
     kind = int if isinstance(default, int) else str
     box.add_argument(spelled(name), type=kind, metavar=start_options.METAVARS[name], **several, **shown)
@@ -233,14 +231,6 @@ def auto(word: str) -> str:
     if word != "auto":
         fact = f"{word!r} belongs to no flag, for --resume takes no value except auto"
         raise argparse.ArgumentTypeError(f"{fact}. Write --resume or --no-resume")
-    return word
-
-
-def shown_in(word: str) -> str:
-    """Where --live shows the run: "terminal" where it has no value, for argparse sends that through here, too."""
-    if word not in ("terminal", "browser"):
-        fact = f"{word!r} is no place"
-        raise argparse.ArgumentTypeError(f"{fact}: use --live for the terminal or --live browser for a page")
     return word
 
 

@@ -46,14 +46,15 @@ def tell(options: Options, program: Program, signals: Signals) -> int:
     option_checks.check_names(options, program.datasets)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
-    from fdg_jax.training import opening, setup, stages
+    from fdg_jax.training import initial, opening, setup, stages
 
     signals.check()
     jax_settings.check_new()
     compile_cache.enable()
     setup.prepare_cpu()
     with interruptible.by(signals.at_once):
-        job = setup.prepare(options)
+        weights = initial.InitialWeights(options.init_from) if options.init_from else None
+        job = setup.prepare(options, initial=weights)
     known, width = stages.facts(job), terminal.columns()
     lines = [*opening.tell(job, known), *memory_lines(job, known)]
     print("\n".join(terminal.wrapped(line, width) for line in lines), flush=True)

@@ -1,6 +1,5 @@
 """From checked options to a finished run: the opening lines, the training, and the results."""
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax.machine import output, terminal
-from fdg_jax.runs import incidents, live, option_checks, reading, run_files, trackers
+from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
@@ -28,7 +27,7 @@ def finished(path: Path, options: Options) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if (steps := finished_steps(path, options)) is None:
         return False
-    longer = f"--run-dir {path} --resume-into DIR --epochs N trains on"
+    longer = f"With --init-from {path} another run begins with its weights"
     more = "With more --steps it goes on" if options.steps else longer
     print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
     return True
@@ -64,7 +63,10 @@ def prepare_and_run(
     peers.each(check)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
-    from fdg_jax.training import session, setup, stages, trained
+    from fdg_jax.training import initial, session, setup, stages, trained
+
+    named = options.init_from if before is None else None  # a run that goes on has its own weights
+    weights = peers.each(lambda: initial.InitialWeights(named) if named else None)
 
     def check_settings() -> None:
         jax_settings.check_new() if before is None else jax_settings.check_resumed(before)
@@ -73,10 +75,11 @@ def prepare_and_run(
     compile_cache.enable()
     setup.prepare_cpu(before, peers.on_one_core())
     with interruptible.by(signals.at_once):
-        job = setup.prepare(options, before["note"] if before else "", peers)
+        job = setup.prepare(options, before["note"] if before else "", peers, weights)
     job = job._replace(options=dataclasses.replace(job.options, run_dir=str(path)))
     config = run_files.config(job.options, options, job.devices, job.dataset.note)
     config["stages"] = known = stages.facts(job)
+    config |= {"initial": weights.about} if weights else {}
     config["inputs"], config["test_size"] = trained.inputs_of(job.dataset)._asdict(), len(job.dataset.test_inputs)
     begun = session.begin(job, path, resume=before is not None)  # what is refused leaves the files as they were
     begun = begun._replace(start=start)
@@ -87,22 +90,12 @@ def prepare_and_run(
     try:
         if peers.first:
             run_files.write_json(path / run_files.CONFIG, config)
-        numbers = {"process": peers.process, "processes": peers.processes, "unit": job.dataset.unit}
-        live.write(path, live.Live("starting", step=begun.record.step, steps=job.steps, **numbers))
+        if weights:
+            print(weights.line(), flush=True)
         opening(job, path, known, resumed=before is not None)
-        with shown_in_browser(path, start, peers):
-            return run_tracked(job, path, program, signals, begun)
+        return run_tracked(job, path, program, signals, begun)
     except OSError as error:
         return tell_full(path, error)
-
-
-def shown_in_browser(path: Path, start: Start, peers: Peers) -> contextlib.AbstractContextManager[None]:
-    """A context in which a page shows the run, where --live browser asks for it."""
-    if start.live != "browser" or not peers.first:
-        return contextlib.nullcontext()
-    from fdg_jax.training import live_view  # few runs have one
-
-    return live_view.page(path)
 
 
 def begin_tracking(begun: "Session", path: Path, config: dict[str, Any]) -> None:
@@ -117,16 +110,19 @@ def run_tracked(job: "Job", path: Path, program: Program, signals: Signals, begu
         code = (train if job.peers.first else follow)(job, path, program, signals, begun)
         return code
     finally:
-        live.end(path, job.peers.process, code)
         begun.record.trackers.finish(path, code)
 
 
 def tell_full(path: Path, error: OSError) -> int:
-    """Says that the disk is full; returns the exit code. Raises any other error."""
-    if not durable.is_disk_full(error):
+    """Says that the disk is full, or that the run directory is gone; returns the exit code. Raises any other error."""
+    if not path.is_dir():
+        fact, way_out = f"the run directory {path} is gone", "It was deleted or renamed while the run went on"
+    elif durable.is_disk_full(error):
+        fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
+        way_out = "Make room on the disk, then go on with --resume"
+    else:
         raise error
-    fact = f"{path} cannot be written: {error.strerror}. What was saved there stays"
-    print(f"error: {fact}. Make room on the disk, then go on with --resume.", file=sys.stderr)
+    print(f"error: {fact}. {way_out}.", file=sys.stderr)
     return 1
 
 
@@ -165,32 +161,24 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
     from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.live_directory import DirectoryGone, LiveDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
-    from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     (path / run_files.SUMMARY).unlink(missing_ok=True)
-    config = run_files.read_json(path / run_files.CONFIG)  # kept, should somebody delete the file
-    directory, command = LiveDirectory(path, job.options.tensorboard), program.started(job.peers.processes)
+    command, began_in = program.started(job.peers.processes), os.stat(path)
 
     def ended(tell: Callable[..., int], *what: Any, full: bool = False) -> int:
         """The report comes first, so that what ended the training is the last line. full: nothing could be written."""
-        if not directory.missing():
-            closing.restore_config(directory)
-            closing.write_report(path, config, quietly=full)
+        if durable.is_same_folder(path, began_in):
+            closing.write_report(path, quietly=full)
         return tell(path, *what)
 
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, directory)
-    except DirectoryGone as gone:
-        print(f"error: {gone} With --on-failed-save go-on, such a run keeps its weights.", file=sys.stderr)
-        return 1
+        record, parameters, state = session_run.run(job, path, signals, begun)
+        summary = closing.summarise(job, record, parameters, state)
+        run_files.write_json(path / run_files.SUMMARY, summary)
     except SaveFailed as failed:
         return ended(closing.tell_not_saved, str(failed), full=True)
-    except NotReproduced as fact:
-        print(f"error: {fact}. {closing.NOT_REPRODUCED}", file=sys.stderr)
-        return 1
     except Diverged as diverged:
         incidents.add(path, diverged.step, f"{diverged}. The run ended there.")
         return ended(closing.tell_diverged, str(diverged))
@@ -202,8 +190,6 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
         return ended(closing.tell_broken, broken, command)
     except OSError as error:
         return tell_full(path, error)
-    summary = closing.summarise(job, record, parameters, state)
-    run_files.write_json(path / run_files.SUMMARY, summary)
     code = ended(closing.tell_done, summary)
     loudly(job.dataset.note)
     return code
@@ -214,17 +200,15 @@ def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "S
     from fdg_jax.data.damaged import Damaged
     from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
-    from fdg_jax.training.live_directory import OthersDirectory
     from fdg_jax.training.nonfinite_policy import Diverged
-    from fdg_jax.training.replay import NotReproduced
     from fdg_jax.training.rescue import Broken
 
     command = program.started(job.peers.processes)
     try:
-        record, parameters, state = session_run.run(job, path, signals, begun, OthersDirectory(path))
+        record, parameters, state = session_run.run(job, path, signals, begun)
     except Stopped as stopped:
         return 128 + stopped.number
-    except (SaveFailed, NotReproduced, Diverged):
+    except (SaveFailed, Diverged):
         return 1
     except Damaged as damaged:
         return closing.tell_damaged(path, str(damaged), command)

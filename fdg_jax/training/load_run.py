@@ -1,6 +1,7 @@
 """`fdg_jax.load_run`: from a run directory, or an exported file, to the trained network."""
 
 import os
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.weights import HASH, load_weights
 from fdg_jax.training import setup
-from fdg_jax.training.moving import fitted, leaves
 from fdg_jax.training.partition import Partition
 from fdg_jax.training.trained import (
     Inputs,
@@ -32,6 +32,8 @@ from fdg_jax.training.trained import (
 )
 
 Which = int | str | None
+# A stage's array in a state of either engine; DGL has a [0] for the network, beside its auxiliary one.
+OF_BLOCK = re.compile(r"(?:stage\d+/state/|run/\.stages\[\d+\])\.(params|extra)(.*?)(?:\[0\])?(\['block\d+'\].*)", re.S)
 
 
 def load_run(
@@ -65,8 +67,13 @@ def load_run(
     return trained
 
 
-def read(path: Path, which: Which = None, data_dir: str | os.PathLike[str] | None = None) -> tuple[Trained, str]:
-    """(the network, a remark where its weights are not the run's to the last bit). Arguments as of `load_run`."""
+def read(
+    path: Path, which: Which = None, data_dir: str | os.PathLike[str] | None = None, as_it_ran: bool = True
+) -> tuple[Trained, str]:
+    """(the network, a remark where its weights are not the run's to the last bit). Arguments as of `load_run`.
+
+    as_it_ran: asks for the CPU devices of the run, so that programs give its bits; else JAX is left as it is.
+    """
     if path.is_file():
         if which is not None:
             raise BadInput(f"{path} is a file of weights, which has no checkpoints. Give the run directory.")
@@ -76,7 +83,8 @@ def read(path: Path, which: Which = None, data_dir: str | os.PathLike[str] | Non
     config = reading.config(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
     options = Options(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
-    setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
+    if as_it_ran:
+        setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
     state, _, about = checkpoints.load(checkpoints.folder(path / CHECKPOINTS, step))
     inputs = inputs_of_run(path, config, options, data_dir)
     blocks = blocks_of(options, inputs)
@@ -85,7 +93,11 @@ def read(path: Path, which: Which = None, data_dir: str | os.PathLike[str] | Non
     if expected:
         drained = options.drain
         if drained and checkpoint.parameters_sha256([variables["params"]]) != expected:
-            variables = drain(state, options, inputs, blocks)
+            try:
+                variables = drain(state, options, inputs, blocks)
+            except BadInput as error:  # of an accelerator, or of another version
+                way_out = f"Ask for the checkpoint after batch {step}, which leaves the batches in flight out"
+                raise BadInput(f"{error} {way_out}.") from None
     found = checkpoint.parameters_sha256([variables["params"]])
     if expected not in (None, found):
         fact = f"the weights differ from those of {path} in last bits: this machine computes the batches in flight"
@@ -152,13 +164,15 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
     Raises:
         BadInput: the state is of another network.
     """
-    found = {leaf.key: state[name] for name, leaf in leaves(state).items() if leaf.key}
+    found = {place.groups(): value for name, value in state.items() if (place := OF_BLOCK.fullmatch(name))}
 
     def leaf(path: Any, like: Any) -> Any:
         collection, rest = path[0].key, jax.tree_util.keystr(path[1:])
         part, where = ("params", "") if collection == "params" else ("extra", f"[{collection!r}]")
-        value = fitted(found.get((part, where, rest)), like, part)
-        if value is None:
+        value = found.get((part, where, rest))
+        if value is not None and value.ndim > like.ndim:  # data parallelism's replicas have statistics of their own
+            value = value[0]
+        if value is None or (value.dtype, value.shape) != (like.dtype, like.shape):
             fact = f"the checkpoint has no {collection}{rest} {like.dtype}{list(like.shape)}"
             raise BadInput(f"{fact}: it is of another network than config.json names.")
         return np.asarray(value)

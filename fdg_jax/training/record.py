@@ -83,10 +83,6 @@ class Record:
         """Closes the files."""
         self.log.close()
 
-    def move(self, run: Path, tensorboard: bool) -> None:
-        """Goes on in another run directory."""
-        self.log.move(run, self.step, tensorboard)
-
     def flush(self) -> None:
         """Brings what was written so far to the disk. The thread that writes checkpoints calls it."""
         self.log.flush()

@@ -3,7 +3,6 @@
 from fdg_jax.errors import reason
 from fdg_jax.runs import checkpoints
 from fdg_jax.training.nonfinite_policy import Diverged
-from fdg_jax.training.replay import NotReproduced
 from fdg_jax.training.training_loop import Loop
 
 
@@ -13,13 +12,12 @@ class Broken(Exception):
 
 
 def leave_checkpoint(loop: Loop) -> None:
-    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed, Diverged or NotReproduced if that
-    is impossible."""
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if that is
+    impossible."""
     try:
-        loop.replay.check()
         loop.saving.save()
         loop.saving.check(needed=True)
-    except (checkpoints.SaveFailed, Diverged, NotReproduced):
+    except (checkpoints.SaveFailed, Diverged):
         raise
     except Exception as error:  # for example of JAX, if the device is lost
         raise checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error

@@ -34,13 +34,12 @@ def roll_back(loop: Loop, why: Diverged) -> None:
     if found is None:
         raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
     loop.clock.forget()
-    loop.replay.forget()
     begin_again(loop.job, record, *found)
     record.sessions -= 1  # it is still the same session
     record.close()
     if record.trackers.clients:
-        record.trackers.write(loop.directory.path)
-    record.open(loop.directory.path, loop.options.tensorboard)
+        record.trackers.write(loop.run)
+    record.open(loop.run, loop.options.tensorboard)
     saving.gone_back()
     loop.in_dispatch = False
     loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")

@@ -40,12 +40,6 @@ class RunLog:
         self.curves.add(event["step"], curves)
         self.trackers.add(event["step"], curves)
 
-    def move(self, run: Path, step: int, tensorboard: bool) -> None:
-        """Goes on in another run directory. The lines so far come along; TensorBoard's curves begin there."""
-        self.metrics.move(run / METRICS)
-        self.curves.close()
-        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step)
-
     def flush(self) -> None:
         """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
         self.metrics.flush()
@@ -65,8 +59,6 @@ class CountedLog:
     def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
         """Counts a line."""
         self.lines += 1
-
-    def move(self, run: Path, step: int, tensorboard: bool) -> None: ...
 
     def flush(self) -> None: ...
 

@@ -2,6 +2,7 @@
 `--keep-best` and `--on-failed-save`."""
 
 import contextlib
+from pathlib import Path
 
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
@@ -10,7 +11,6 @@ from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.runs.shared_saver import SharedSaver
 from fdg_jax.storage import manifest
-from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.record import Record
 from fdg_jax.training.session import about_job
@@ -22,13 +22,14 @@ class Saving:
     """Asks a checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
 
     Arguments:
+        run: the run directory.
         fresh: whether the run has no checkpoint yet.
     """
 
     def __init__(
         self,
         job: Job,
-        directory: LiveDirectory | OthersDirectory,
+        run: Path,
         record: Record,
         progress: Progress,
         nonfinite: NonFinitePolicy,
@@ -36,9 +37,9 @@ class Saving:
         fresh: bool,
     ):
         self.job, self.options, self.pipeline = job, job.options, job.pipeline
-        self.directory, self.record, self.progress = directory, record, progress
+        self.record, self.progress = record, progress
         self.nonfinite, self.operations = nonfinite, operations
-        self.root = directory.path / CHECKPOINTS
+        self.root = run / CHECKPOINTS
         about, keep, peers = about_job(job), job.options.keep, job.peers
         if peers.processes == 1:
             self.saver = checkpoints.Saver(self.root, about, keep, record.flush)
@@ -62,9 +63,6 @@ class Saving:
         are. best: it is kept until there is a better one."""
         self.last_save_attempt = self.record.step
         self.check()  # one at a time
-        if unusable := self.job.peers.told(self.unusable):
-            self.saver.failure = self.saver.failure or checkpoints.SaveFailed(unusable)
-            return
         if self.drained:
             return
         if self.job.peers.told(self.is_current):
@@ -75,24 +73,6 @@ class Saving:
         expected = self.nonfinite.refused_updates_expected(self.record)
         state = self.pipeline.snapshot(own=True)
         self.saver.save(self.record.step, state, self.record.state() | unread, expected, best)
-
-    def unusable(self) -> str:
-        """Why nothing can be saved in the run directory, which is repaired before if possible; "" if it can be used."""
-        return "" if self.repair_directory() else str(self.saver.failure)
-
-    def repair_directory(self) -> bool:
-        """Before a save: replaces what somebody has deleted from the run directory. Returns whether it can be used;
-        if not, the next check reports why."""
-        try:
-            repaired = self.directory.prepare_save(self.record, recreate=self.options.on_failed_save == "go-on")
-        except checkpoints.SaveFailed as failed:
-            self.saver.failure = failed
-            return False
-        if repaired:
-            self.progress.say(f"WARNING: {repaired}.")
-            if not checkpoints.folder(self.root, self.saver.step).is_dir():
-                self.saver.step = -1  # the checkpoint is gone as well
-        return True
 
     def is_current(self) -> bool:
         """Whether the newest checkpoint, written or under way, is of the newest batch."""
@@ -109,10 +89,9 @@ class Saving:
         try:
             with self.operations.waiting("C", self.saver.step):
                 self.saver.wait()
-        except checkpoints.SaveFailed as found:
-            failed = self.directory.missing() or found
-            if needed or last or self.options.on_failed_save == "stop":
-                raise failed from None
+        except checkpoints.SaveFailed as failed:
+            if needed or last or self.options.on_failed_save == "stop" or self.saver.is_gone():
+                raise
             earlier = "The earlier ones stay, and the" if checkpoints.stored(self.root) else "The"
             self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
         except checkpoints.NotFinite as found:

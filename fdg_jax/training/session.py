@@ -113,7 +113,8 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
         if about.get(name) != now:
             raise BadInput(
                 f"the newest checkpoint was made with {name} {about.get(name)}, this is {now}: the run would not be "
-                f"the same to the last bit. Go on with that version, or as another run: --resume-into DIR."
+                f"the same to the last bit. Go on with that version, or begin another run with its weights: "
+                f"--init-from RUN."
             )
     was, now = about.get("options", {}), about_job(job)["options"]
     if not isinstance(was, dict):
@@ -121,7 +122,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     changed = [f"{name} is {now[name]}, was {was[name]}" for name in now if was.get(name, now[name]) != now[name]]
     if changed:
         fact = f"config.json is not what the newest checkpoint was made with: {', '.join(changed)}"
-        raise BadInput(f"{fact}. Put it back, or go on as another run: --resume-into DIR.")
+        raise BadInput(f"{fact}. Put it back, or begin another run with its weights: --init-from RUN.")
     check_data(job.dataset, about, "--resume")
     job.pipeline.restore(state)
     record.restore(loop)

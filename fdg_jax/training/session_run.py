@@ -1,20 +1,14 @@
 """One session of a run: opens and closes what the training loop needs, and decides which end leaves a checkpoint."""
 
-import sys
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from fdg_jax.data.damaged import Damaged
-from fdg_jax.engine.occupancy import occupancy
-from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.storage import durable
-from fdg_jax.training.heartbeat import Heartbeat
-from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
-from fdg_jax.training.replay import NotReproduced
 from fdg_jax.training.rescue import Broken, leave_checkpoint, try_checkpoint
 from fdg_jax.training.rollback import train_with_rollback
 from fdg_jax.training.session import Session, where
@@ -23,13 +17,11 @@ from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.training_loop import Loop
 
 
-def run(
-    job: Job, path: Path, signals: Signals, session: Session, directory: LiveDirectory | OthersDirectory
-) -> tuple[Record, str, str]:
+def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
     """Trains to the end.
 
     Arguments:
-        path: the run directory, which `directory` looks after.
+        path: the run directory.
         session: where the training begins.
     Returns:
         The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
@@ -39,21 +31,21 @@ def run(
             process and no test after the last batch.
         Diverged: a loss, a gradient or the state is not finite.
         SaveFailed: a checkpoint that is needed cannot be written.
-        NotReproduced: a batch that was repeated gave another result.
         OSError: the disk is full; a checkpoint was tried.
         Broken: anything else went wrong; a checkpoint was tried.
     """
     record = session.record
     record.open(path, job.options.tensorboard)
     try:
-        with shown(job, path, session) as progress:
+        about = job.steps, record.step, job.options.epochs
+        with Progress(*about, unit=record.unit) as progress:
             if session.resumed:
                 progress.say(where(session, job.steps))
             profile = session.start.profile if job.peers.first else 0
-            loop = Loop(job, directory, signals, progress, record, session.fresh, profile)
-            opened = (closing(each) for each in (loop.feed, directory, loop.saving, loop.profile))
+            loop = Loop(job, path, signals, progress, record, session.fresh, profile)
+            opened = (closing(each) for each in (loop.feed, loop.saving, loop.profile))
             with ExitStack() as held:
-                for each in (*opened, loop.watchdog or nullcontext(), heartbeat(loop)):
+                for each in (*opened, loop.watchdog or nullcontext()):
                     held.enter_context(each)
                 try:
                     return record, *train_with_rollback(loop)
@@ -66,7 +58,7 @@ def run(
                         loop.saving.allow_repaired_data()
                     leave_checkpoint(loop)
                     raise
-                except (Diverged, NotReproduced, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
+                except (Diverged, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except BaseException as error:
                     job.peers.lost = True
@@ -76,31 +68,3 @@ def run(
                     raise Broken(checkpoint) from error
     finally:
         record.close()
-
-
-def shown(job: Job, path: Path, session: Session) -> Progress:
-    """What a person sees of a session: with --live, in a terminal, the frame of who watches."""
-    about = job.steps, session.record.step, job.options.epochs
-    if session.start.live == "terminal" and job.peers.first and sys.stdout.isatty():
-        from fdg_jax.training.live_view import LiveProgress
-
-        return LiveProgress(path, *about, unit=session.record.unit)
-    return Progress(*about, unit=session.record.unit)
-
-
-def heartbeat(loop: Loop) -> Heartbeat:
-    """What keeps live.json up to date in a session."""
-    unfinished = loop.operations.unfinished
-    occupied = occupancy(loop.pipeline.engine, unfinished) if unfinished is not None else None
-    directory, clock = loop.directory, loop.clock
-    return Heartbeat(
-        directory.path, occupied, loop.numbers, lambda: clock.started is not None, directory.is_ours, why
-    )
-
-
-def why(error: BaseException) -> str:
-    """What ended a session, in words."""
-    if isinstance(error, Broken) and error.__cause__ is not None:
-        error = error.__cause__
-    told = (Stopped, Damaged, Diverged, NotReproduced, checkpoints.SaveFailed, BadInput)
-    return str(error) if isinstance(error, told) else reason(error)

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from fdg_jax.training import cancelled
 from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
+
+if TYPE_CHECKING:
+    from fdg_jax.training.initial import InitialWeights
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
@@ -90,18 +93,26 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
         devices.stage_devices(emulated)
 
 
-def prepare(options: Options, note: str = "", peers: Peers = ALONE) -> Job:
+def prepare(
+    options: Options, note: str = "", peers: Peers = ALONE, initial: "InitialWeights | None" = None
+) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
     note: what the run that is being resumed had to say of its data. peers: the processes that train together; by
-        default this one alone, even if others have joined it.
+        default this one alone, even if others have joined it. initial: the weights of another network, for a new run.
     """
     dataset = peers.each(lambda: load_data(options, note))
     peers.compare({"data set": dataset.name, "examples": dataset.fingerprint})
-    return peers.each(lambda: built(options, dataset, peers))
+    return peers.each(lambda: built(options, dataset, peers, initial=initial))
 
 
-def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition | None = None) -> Job:
+def built(
+    options: Options,
+    dataset: data.Source,
+    peers: Peers,
+    parts: Partition | None = None,
+    initial: "InitialWeights | None" = None,
+) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
     method, corrected = methods.find(options.method), corrections.parse(options.correct)
     options, stage_devices, remark = choose_engine(options, method, peers)
@@ -149,7 +160,7 @@ def built(options: Options, dataset: data.Source, peers: Peers, parts: Partition
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoEffect)  # `cancelled` has told it, in the words of the flags
-        initialise(pipeline, parts, dataset, options)
+        initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(
         options, dataset, pipeline, method, corrected, parts, length.per_epoch, length.end, rates, names, peers, remark
@@ -286,10 +297,12 @@ def initialise(
     parts: Partition,
     dataset: data.Source,
     options: Options,
+    initial: "InitialWeights | None",
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
     whole = split.init_whole(parts.blocks, key, network_input(dataset, B))
+    whole = initial.read(whole, options.model) if initial else whole
     labels = jax.ShapeDtypeStruct((B, *dataset.labels_shape), dataset.labels_dtype)
     example = jax.ShapeDtypeStruct((B, *dataset.shape), dataset.dtype), labels
     pipeline.init(key, example, variables=split.split_variables(whole, parts.cuts))

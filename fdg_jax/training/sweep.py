@@ -29,7 +29,7 @@ from fdg_jax.training.command_line import Program, Words, settled
 from fdg_jax.training.signals import Signals
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000
-ONCE = ("run_dir", "resume", "resume_into", "data_dir")  # cannot differ from run to run
+ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
 # What option_checks.check_names looks at.
 NAMES = ("model", "K", "dataset", "split", *(name for name, field in FIELDS.items() if field.metadata["models"]))
 YES_OR_NO = {"true": True, "false": False}
@@ -48,7 +48,7 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
     """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
     folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
     child_runs.cores_for(asked.start.jobs)
-    locking.check_place(folder, "--run-dir")
+    locking.check_place(folder)
     if locking.holds_run(folder):
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:

@@ -219,6 +219,7 @@ class Trained:
         """
         o, inputs = self.options, self.inputs
         fixed = {name: getattr(o, name) for name, field in FIELDS.items() if not field.metadata["free"]}
+        del fixed["init_from"]  # a path
         about = {"model": o.model, "dataset": o.dataset, "K": o.K, "options": fixed}
         about |= {"input_shape": inputs.shape, "input_dtype": inputs.example(1).dtype.name, **inputs._asdict()}
         del about["shape"]

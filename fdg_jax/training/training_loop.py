@@ -7,19 +7,16 @@ written by a thread, from arrays that may still be unfinished, while the loop go
 
 import math
 from pathlib import Path
-from typing import Any
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.runs import checkpoints, incidents
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import feeding
 from fdg_jax.training.evaluating import Evaluation
-from fdg_jax.training.live_directory import LiveDirectory, OthersDirectory
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.profiling import Profile
 from fdg_jax.training.record import Record
-from fdg_jax.training.replay import ReplayCheck
 from fdg_jax.training.saving import Saving
 from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals, Stopped
@@ -32,7 +29,7 @@ class Loop:
 
     Arguments:
         job: what is trained. Its pipeline stands where the record says.
-        directory: the run directory.
+        run: the run directory.
         fresh: whether the run has no checkpoint yet.
         profile: batches to be traced.
     """
@@ -40,7 +37,7 @@ class Loop:
     def __init__(
         self,
         job: Job,
-        directory: LiveDirectory | OthersDirectory,
+        run: Path,
         signals: Signals,
         progress: Progress,
         record: Record,
@@ -48,39 +45,35 @@ class Loop:
         profile: int = 0,
     ):
         self.job, self.options, self.pipeline = job, job.options, job.pipeline
-        self.directory, self.signals, self.progress, self.record = directory, signals, progress, record
+        self.run, self.signals, self.progress, self.record = run, signals, progress, record
         alone = job.peers.processes == 1  # else a signal is obeyed where all processes meet
         # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
         # within a tick only, and a dispatch may be many ticks.
         self.in_dispatch = False
-        self.doing = "compiling"  # for who watches the run (fdg_jax.runs.live)
         o = job.options
         in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
-        self.watchdog = watchdog(job, in_flight, directory.path) if in_flight else None
+        self.watchdog = watchdog(job, in_flight, run) if in_flight else None
         self.operations = HostOperations(in_flight)
         self.feed = feeding.feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
         self.clock = ThroughputClock(job.pipeline, record, o)
-        self.replay = ReplayCheck(o.replay_check, o.seed, job.pipeline, record, self.clock.paused)
         self.evaluation = Evaluation(job, record, progress, self.feed.test, self.meet)
         nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
         record.on_nonfinite = nonfinite.handle_metrics
-        self.saving = Saving(job, directory, record, progress, nonfinite, self.operations, fresh)
-        self.profile = Profile(profile, directory.path, self.clock.paused, progress.say)
+        self.saving = Saving(job, run, record, progress, nonfinite, self.operations, fresh)
+        self.profile = Profile(profile, run, self.clock.paused, progress.say)
 
     def warn(self, line: str) -> None:
         """Prints a warning about values that are not finite, and keeps it for the report."""
         self.progress.say(line)
         if self.job.peers.first:
-            incidents.add(self.directory.path, self.record.step, line.removeprefix("WARNING: "))
+            incidents.add(self.run, self.record.step, line.removeprefix("WARNING: "))
 
     def train(self) -> None:
         """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
         self.record.catch_up()
         while True:
             self.read_losses()
-            due = self.saving.due()
-            self.replay.check(due)
-            if due:
+            if self.saving.due():
                 self.saving.save()
             self.meet()
             if self.record.step >= self.job.steps:
@@ -106,11 +99,10 @@ class Loop:
             work = self.feed.next(self.record.step)
         may_compile = self.clock.before_dispatch(work.shape)
         self.profile.before_dispatch(work.shape[0], may_compile)
-        self.doing = "compiling" if may_compile else "training"
         if self.watchdog:
             self.watchdog.may_compile = may_compile
         self.in_dispatch = True
-        self.replay.enter(work)  # work.enter(pipeline), and now and then a second time, to compare
+        work.enter(self.pipeline)
         self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
         self.in_dispatch = False
         self.clock.after_dispatch(may_compile)
@@ -118,29 +110,12 @@ class Loop:
         epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
         self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
 
-    def numbers(self) -> dict[str, Any]:
-        """What `live.json` says of the training. Another thread calls it."""
-        record, peers = self.record, self.job.peers
-        return {
-            "doing": self.doing,
-            "process": peers.process,
-            "processes": peers.processes,
-            "step": record.step,
-            "steps": self.job.steps,
-            "train_loss": record.last_loss,
-            "per_second": record.rate,
-            "unit": record.unit,
-            "seconds_left": self.progress.left,
-        }
-
     def read_losses(self, wait: bool = False) -> None:
         """Writes down the losses that are finished; wait: all of them."""
         self.record.losses(self.pipeline.losses(wait=wait))
 
     def evaluate(self) -> None:
         """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
-        self.doing = "evaluating"
-        self.replay.check(self.options.keep_best)  # nothing is saved before it has been checked
         self.clock.paused(self.evaluate_and_keep_best)
         self.evaluation.say_result()
 
@@ -155,8 +130,6 @@ class Loop:
             sha256 of the parameters, and of the checkpoint's state. That is the state before draining, so that a
             finished run can go on with more --steps.
         """
-        self.doing = "finishing"
-        self.replay.check()
         self.saving.save()
         failed = None
         try:
@@ -170,9 +143,6 @@ class Loop:
         self.evaluate()
         if failed:
             raise failed
-        missing = self.directory.missing()  # since the last checkpoint, so the weights are lost
-        if self.job.peers.told(lambda: missing is not None):
-            raise missing or checkpoints.SaveFailed("The run directory is gone.")
         self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
         return self.pipeline.parameters_sha256(), self.state_sha256
 

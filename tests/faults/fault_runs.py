@@ -199,10 +199,7 @@ def assert_same(path: Path, whole: Path) -> None:
         assert ours[name] == theirs[name], name
     assert lines(path) == lines(whole)
     for folder in (".", "checkpoints"):
-        there, expected = (
-            sorted(name for name in os.listdir(each / folder) if not name.startswith("live-"))  # of a further process
-            for each in (path, whole)
-        )
+        there, expected = (sorted(os.listdir(each / folder)) for each in (path, whole))
         assert there == expected, f"{folder}: {there} instead of {expected}"
     assert os.listdir(path.parent / "temporary") == []
 

@@ -196,7 +196,7 @@ def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(who
     assert run(path, *again) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
     assert run(path, *again) == 0
-    said = f"{path} is finished: 8 batches. Nothing to do. --run-dir {path} --resume-into DIR --epochs N trains on."
+    said = f"{path} is finished: 8 batches. Nothing to do. With --init-from {path} another run begins with its weights."
     assert said in capsys.readouterr().out
     assert run(path, *again, "--learning-rate", "0.5") == 2
     assert "--learning-rate 0.5 contradicts" in capsys.readouterr().err

@@ -20,15 +20,14 @@ from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
 from fdg_jax.report import curves, report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
-from fdg_jax.training import command_line, launch, resume_into
-from fdg_jax.watch import terminal
-from fdg_jax.watch.seen import Watched
-from fdg_jax.watch.view import view
+from fdg_jax.training import command_line, initial, launch
 from tests import made_up_runs
 
 TABLE = table3.TABLE
 ONE = next(run for run in TABLE.runs if run.flags["K"] == 2)
 FILES_EACH = 100  # runs that one case spoils
+
+
 class Reached(Exception):
     """The files were taken: what follows is training."""
 
@@ -83,7 +82,6 @@ def quick(monkeypatch):
 
     monkeypatch.setattr(command_line, "parse", parse_once)
     monkeypatch.setattr(launch, "prepare_and_run", reached)
-    monkeypatch.setattr(resume_into, "converted", reached)
     monkeypatch.setattr(report_page, "draw", draw)
 
 
@@ -106,7 +104,7 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
     seed, all_of_them, run, quick, tmp_path, monkeypatch, capsys, tell
 ):
     monkeypatch.chdir(tmp_path)
-    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "compare", "watch", "resume", "into", "table"), 0)
+    copy, counts = tmp_path / ONE.name, dict.fromkeys(("report", "compare", "resume", "from", "table"), 0)
     shutil.copytree(run, copy)
     assert outcome(report_page.main, [str(copy)], capsys) == "taken"
     allowed = Seen((copy / "report.html").read_text()).found
@@ -121,11 +119,9 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
                 assert Seen((copy / "report.html").read_text(encoding="utf-8")).found <= allowed
             page = ["--html", str(tmp_path / "compared.html")]
             counts["compare"] += outcome(compare.main, [str(copy), *page], capsys) == "taken"
-            counts["watch"] += watched(copy)
             where = ["--run-dir", str(copy)]
             counts["resume"] += outcome(cifar.main, [*where, "--resume"], capsys) == "taken"
-            into = [*where, "--resume-into", str(tmp_path / "new"), "--epochs", "400"]
-            counts["into"] += outcome(cifar.main, into, capsys) == "taken"
+            counts["from"] += started_from(copy)
             counts["table"] += in_a_table(copy)
         except BaseException as error:
             error.add_note(f"case {1000 * seed + number}: {', '.join(done)}")
@@ -135,12 +131,12 @@ def test_files_that_were_made_up_are_taken_or_refused_in_a_sentence(
     tell(f"taken of {number + 1}: {counts}")
 
 
-def watched(copy: Path) -> bool:
-    """Whether it can be shown in a terminal."""
-    try:
-        return bool(terminal.text(view(Watched(copy).look())))
-    except BadInput:
-        return False
+def started_from(copy: Path) -> bool:
+    """Whether a new run takes its weights: it has no checkpoint, so all is refused, in one sentence."""
+    with pytest.raises(BadInput) as refused:
+        initial.InitialWeights(str(copy)).read({}, "resnet20")
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 2000
+    return "has no checkpoint yet" in str(refused.value)
 
 
 def in_a_table(copy: Path) -> bool:

@@ -167,7 +167,6 @@ def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkey
                 assert [op.first for op, _ in seen if (op.kind, op.k) == (kind, k)] == list(range(1, 8))
     ours.wait()
     assert nothing_unfinished(unfinished)
-    assert not any(unfinished.messages.values())
     untold = [op for op, array in seen if array is None]
     assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
