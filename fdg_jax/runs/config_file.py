@@ -190,8 +190,9 @@ def converted(entry: Setting, name: str, place: str) -> Any:
     if not (isinstance(value, bool) or (name, value) == ("resume", "auto") if switch else value_fits(value, kind)):
         wanted = "true or false" + (" or auto" if name == "resume" else "") if switch else values.described(kind)
         raise BadInput(f"{place}: {entry.key} is {shown(value)}, which is no {wanted}.")
-    is_path = name in ("run_dir", "init_from") and isinstance(value, str)
-    return os.path.expanduser(value) if is_path else value  # as a shell does
+    if name in ("run_dir", "init_from") and isinstance(value, str):
+        return os.path.expanduser(value)  # as a shell does
+    return value
 
 
 def value_fits(value: Any, kind: Any) -> bool:

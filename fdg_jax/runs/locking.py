@@ -128,10 +128,10 @@ def claim_new(options: Options) -> Iterator[Claimed]:
 
 
 @contextlib.contextmanager
-def held(path: Path, new: bool = False) -> Iterator[None]:
+def held(path: Path, flag: str = "--run-dir", new: bool = False) -> Iterator[None]:
     """Makes the directory, locks it, and at the end takes away again what was made and is still empty.
 
-    new: it must not exist; else FileExistsError. BadInput where it cannot be written, or another process has it.
+    flag: what messages call it. new: it must not exist; else FileExistsError. BadInput where it cannot be written, or another process has it.
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     with contextlib.ExitStack() as stack:
@@ -154,7 +154,7 @@ def held(path: Path, new: bool = False) -> Iterator[None]:
             if made:
                 forget([path])
             fact = f"run directory {path} cannot be written: {error.strerror}"
-            raise BadInput(f"{fact}. Choose another --run-dir.") from None
+            raise BadInput(f"{fact}. Choose another {flag}.") from None
         if made:
             stack.callback(lambda: forget([path]))  # before the lock is given back
         yield
