@@ -131,7 +131,9 @@ def claim_new(options: Options) -> Iterator[Claimed]:
 def held(path: Path, flag: str = "--run-dir", new: bool = False) -> Iterator[None]:
     """Makes the directory, locks it, and at the end takes away again what was made and is still empty.
 
-    flag: what messages call it. new: it must not exist; else FileExistsError. BadInput where it cannot be written, or another process has it.
+    flag: what messages call it. new: it must not exist; else FileExistsError.
+
+    Raises BadInput where it cannot be written, or another process has it.
     """
     missing = [folder for folder in path.parents if not folder.exists()]
     with contextlib.ExitStack() as stack:
