@@ -112,11 +112,11 @@ def test_settings_that_change_what_is_trained_are_told_in_a_new_run_and_refused_
         BadInput, match="jax_threefry_partitionable is True, was False; jax_default_prng_impl is"
     ) as told:
         jax_settings.check_resumed({"jax_settings": unusual})
-    ways = "Set JAX_THREEFRY_PARTITIONABLE to False and set JAX_DEFAULT_PRNG_IMPL to 'rbg', or go on as"
+    ways = "Set JAX_THREEFRY_PARTITIONABLE to False and set JAX_DEFAULT_PRNG_IMPL to 'rbg', or begin another run"
     assert ways in str(told.value)
     monkeypatch.setattr(jax_settings, "current", lambda: unusual)
     with pytest.raises(
-        BadInput, match=r"\. Unset JAX_THREEFRY_PARTITIONABLE and unset JAX_DEFAULT_PRNG_IMPL, or go on"
+        BadInput, match=r"\. Unset JAX_THREEFRY_PARTITIONABLE and unset JAX_DEFAULT_PRNG_IMPL, or begin another run"
     ):
         jax_settings.check_resumed({"jax_settings": usual})
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "4")

@@ -8,7 +8,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,17 @@ from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
 
-if TYPE_CHECKING:
-    from fdg_jax.training.initial import InitialWeights
-
 MOST_BATCHES = 10**8
 ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
+
+
+class InitialWeights(Protocol):
+    """The weights of --init-from (fdg_jax.training.initial)."""
+
+    def read(self, own: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+        """The variables of the whole network. own: its first ones, which have their shapes. Raises BadInput."""
+        ...
 
 
 class Job(NamedTuple):
@@ -94,7 +99,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 
 
 def prepare(
-    options: Options, note: str = "", peers: Peers = ALONE, initial: "InitialWeights | None" = None
+    options: Options, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None
 ) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
@@ -111,7 +116,7 @@ def built(
     dataset: data.Source,
     peers: Peers,
     parts: Partition | None = None,
-    initial: "InitialWeights | None" = None,
+    initial: InitialWeights | None = None,
 ) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
     method, corrected = methods.find(options.method), corrections.parse(options.correct)
@@ -297,7 +302,7 @@ def initialise(
     parts: Partition,
     dataset: data.Source,
     options: Options,
-    initial: "InitialWeights | None",
+    initial: InitialWeights | None,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""
     key, B = jax.random.key(options.seed), options.batch_size
