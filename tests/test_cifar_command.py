@@ -141,6 +141,7 @@ BAD = {
     "--stall-seconds -1": "0 for never",
     "--stall-seconds nan": "0 for never",
     "--run-dir there --init-from here": "here is no file of weights and holds no run",
+    "--init-from=": "--init-from is empty",
     "--live": "TensorBoard and --track NAME show",
     "--live=browser": "TensorBoard and --track NAME show",
     "--replay_check 5": "compare final_state_sha256",

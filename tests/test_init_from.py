@@ -57,8 +57,8 @@ def summary(path):
     ("run@4", "--K 1 --method bp --optimizer adamw"),
     ("run@best", "--K 3 --split even --method fr"),
     ("file", "--K 2 --method dgl --seed 3"),
-    pytest.param("file", "--K 2 --method data_parallel", marks=pytest.mark.slow),
-    pytest.param("run@2", "--K 3 --weights current --correct t2 --epochs 9", marks=pytest.mark.slow),
+    ("file", "--K 2 --method data_parallel"),
+    ("run@2", "--K 3 --correct cosine --epochs 9"),
 ])  # fmt: skip
 def test_weights_and_statistics_are_those_of_the_other_network(given, words, old, small, begun, tmp_path, capsys):
     new, place = tmp_path / "new", str(old / given)

@@ -58,6 +58,8 @@ def check(options: Options, given: frozenset[str]) -> None:
         )
     if o.run_dir == "":
         raise BadInput("--run-dir is empty. Name a directory, or leave it out for one under runs/.")
+    if o.init_from == "":
+        raise BadInput("--init-from is empty. Name a run or a file of weights, or leave it out.")
     corrected = check_corrections(options, given)
     check_method(options, given - {name for kind in corrected for name in kind.takes})
 
