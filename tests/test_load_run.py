@@ -228,7 +228,10 @@ def test_a_transformer_comes_out_as_an_image_network_does(tmp_path):
     run, file = tmp_path / "run", tmp_path / "w.safetensors"
     text = tmp_path / "mine.txt"
     text.write_text("\n".join(map(str, range(3000))))
-    flags = "--model transformer2x32 --K 2 --block-size 32 --train-size 64 --batch-size 32 --epochs 1 --dropout 0.1"
+    flags = (
+        "--model transformer2x32 --K 2 --block-size 32 --train-size 64 --batch-size 32 --epochs 1 --dropout 0.1"
+        " --warmup-steps 0"
+    )
     told = ("-m", "fdg_jax.experiments.language_model", *flags.split(), "--text", str(text))
     answered(*told, "--run-dir", str(run))
     moved = text.rename(tmp_path / "moved.txt")  # the text is needed to evaluate only
