@@ -88,12 +88,12 @@ def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks:
 
 def as_one(stage: Stage) -> Callable[..., Any]:
     """A stage's work of a tick (B, U and F) as one program. B and F are of different batches, as below stage K."""
-    functions, first = stage.functions, stage.k == 1
+    first = stage.k == 1
 
     def tick(closure, old, x, dy, state, next_x, labels):
-        grads, dx = functions.backward(closure, old, x, dy)
-        params, opt_state = functions.update(state.params, state.opt_state, grads)
-        messages, extra, closure = functions.forward(params, state.extra, next_x, labels)
+        grads, dx = stage._backward(closure, old, x, dy)
+        params, opt_state, _ = stage._update(state.params, state.opt_state, grads)
+        messages, extra, closure = stage._forward(params, state.extra, next_x, labels)
         return closure, state._replace(params=params, extra=extra, opt_state=opt_state), messages, None if first else dx
 
     return jax.jit(tick)

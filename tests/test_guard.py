@@ -19,8 +19,8 @@ from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.runs.checkpoints import NotFinite, Saver
 from fdg_jax.stage import packing
-from fdg_jax.stage.functions import StageState, functions
-from fdg_jax.stage.nonfinite import after_refusal, as_finite, first_refused_updates, guard_updates
+from fdg_jax.stage.nonfinite import after_refusal, as_finite, first_refused_updates
+from fdg_jax.stage.update import UpdateRule
 from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
 
 DATA = batches(10)
@@ -30,12 +30,12 @@ LONG = partial(pytest.param, marks=pytest.mark.slow)
 @pytest.mark.parametrize("nothing", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(nothing):
     chain, params = recipe(), {"a": jnp.ones(3)}
-    plain = functions(nn.Dense(1), chain)
-    ours, (params, _, state, *_) = guard_updates(plain, StageState(params, {}, chain.init(params)))
+    plain, ours = UpdateRule(chain), UpdateRule(chain, guard=True)
+    state, _ = ours.start(params)
     good, bad = ({"a": jnp.asarray([1.0, value, 2.0])} for value in (0.5, nothing))
-    expected = plain.update(params, state.inner, good)
+    expected = plain.new_weights(params, state.inner, good)
     for grads in (good, bad, bad):
-        params, state = ours.update(params, state, grads)
+        params, state = ours.new_weights(params, state, grads)
         for one, other in zip(leaves((params, state.inner)), leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
     assert (int(state.updates), int(state.bad), int(state.refused)) == (3, 2, 2)

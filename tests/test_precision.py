@@ -6,7 +6,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 
@@ -176,7 +175,7 @@ def test_whole_numbers_enter_a_bfloat16_pipeline_as_they_are():
             return nn.Embed(7, 4, dtype=jnp.bfloat16)(x).mean(1)
 
     x = jax.ShapeDtypeStruct((6, 3), jnp.int32)
-    stage = functions(Embedded(), optax.identity(), compute=ComputeOptions(precision("bfloat16", last=False)))
+    stage = functions(Embedded(), compute=ComputeOptions(precision("bfloat16", last=False)))
     params = jax.eval_shape(Embedded().init, jax.random.key(0), x)["params"]
     messages, _, closure = jax.eval_shape(stage.forward, params, {}, x)
     grads, dx = jax.eval_shape(stage.backward, closure, params, x, messages["x"])

@@ -224,7 +224,7 @@ class HostEngine:
             if k > 1:
                 x = self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
             if stage:
-                number, x = look(stage.functions, stage.state, stage.place, x, labels)
+                number, x = look(stage._forward, stage.state, stage.place, x, labels)
             number = int(jax.device_get(self.transport.tell(k, np.int32(number) if stage else None, COUNT)))
             if number:
                 return Unsound(k, WHAT[number])

@@ -13,12 +13,13 @@ from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fit
 from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses, Told
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.engine.unsound import Unsound, first_unsound
+from fdg_jax.engine.unsound import WHAT, Unsound, look
 from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
 from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
-from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
+from fdg_jax.stage.nonfinite import guard_statistics
+from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import Reading, number
 
@@ -37,18 +38,13 @@ class ScanEngine:
     def __init__(self, problem: Problem):
         self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
         self.device = problem.places[0].device
-        stages = [
-            watch_updates(*make_stage_functions(spec), spec.guard, spec.norms) for spec in problem.specs
-        ]
-        self.functions, states = zip(*stages, strict=True)
+        made, states = zip(*map(make_stage_functions, problem.specs), strict=True)
+        guard = problem.specs[0].guard
+        self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
         functions, schedule = self.functions, problem.schedule
-        lines = delay_line.LineOptions(
-            schedule.behind,
-            [spec.correction for spec in problem.specs],
-            schedule.accumulate,
-            schedule.accumulation == "mean",
-            problem.specs[0].guard,
-        )
+        rules = [UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms) for spec in problem.specs]
+        mean = schedule.accumulation == "mean"
+        lines = delay_line.LineOptions(schedule.behind, rules, schedule.accumulate, mean)
         self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
         self.losses = PendingLosses(problem.read_behind)
@@ -72,7 +68,7 @@ class ScanEngine:
         self.one = one
         self._step = programs.jit(one, donate_argnums=0)
         self._window = programs.jit(window, donate_argnums=0)
-        self._drain = programs.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
+        self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0)
 
     def watch(self) -> UnfinishedOperations:
         """From now on, notes every dispatch until it is finished."""
@@ -198,8 +194,11 @@ class ScanEngine:
         x, labels = jax.device_put((inputs, labels), self.device)
         if self.problem.preprocess:
             x = programs.jit(self.problem.preprocess)(x, np.int32(step))
-        place = self.problem.places[0]
-        return first_unsound([(f, s, place) for f, s in zip(self.functions, self.run.stages, strict=True)], x, labels)
+        for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
+            number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
+            if number:
+                return Unsound(k, WHAT[number])
+        return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, gradients in the delay lines included, as {path: array} on the host.

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.correcting import keep_state_if_nonfinite, keep_state_if_refused
 from fdg_jax.stage.functions import Functions, StageState
-from fdg_jax.stage.nonfinite import select, was_made
+from fdg_jax.stage.nonfinite import select
+from fdg_jax.stage.update import UpdateRule, was_made
 
 Tree = Any
 
@@ -40,17 +39,15 @@ class LineOptions(NamedTuple):
     """What does not change during a run.
 
     delays: for each stage, the length D of its delay line.
-    corrections: for each stage, what is done about late gradients.
+    rules: for each stage, how a gradient becomes new weights.
     accumulate: gradients per update (ADL's M).
     mean: whether these are averaged instead of summed.
-    guard: whether updates with non-finite gradients are refused.
     """
 
     delays: Sequence[int]
-    corrections: Sequence[Correction]
+    rules: Sequence[UpdateRule]
     accumulate: int = 1
     mean: bool = False
-    guard: bool = False
 
 
 class Sum(NamedTuple):
@@ -94,9 +91,10 @@ def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
         lines: what does not change.
     """
     zero = jnp.zeros((), jnp.int32)
-    stages = [s._replace(correction=c.start(s.params)) for s, c in zip(stages, lines.corrections, strict=True)]
-    each = zip(stages, lines.delays, lines.corrections, strict=True)
-    empty = tuple(empty_line(s.params, D, keeps_weights=c.gradient is not None) for s, D, c in each)
+    firsts = [rule.start(s.params) for s, rule in zip(stages, lines.rules, strict=True)]
+    stages = [s._replace(opt_state=o, correction=c) for s, (o, c) in zip(stages, firsts, strict=True)]
+    each = zip(stages, lines.delays, lines.rules, strict=True)
+    empty = tuple(empty_line(s.params, D, keeps_weights=r.correction.gradient is not None) for s, D, r in each)
     sums = tuple(Sum(jax.tree.map(jnp.zeros_like, s.params), zero, zero) for s in stages)
     counters = (zero,) * len(stages)
     sums = sums if lines.accumulate > 1 else (None,) * len(stages)
@@ -159,9 +157,9 @@ def forward(functions: Sequence[Functions], lines: LineOptions, stages: Sequence
     Returns: (loss, what the backward pass needs).
     """
     held, K, messages = [], len(functions), {"x": x}
-    for k, (f, s, c) in enumerate(zip(functions, stages, lines.corrections, strict=True), 1):
-        x = messages["x"]
-        params = c.forward(s.params, s.correction) if c.forward else s.params
+    for k, (f, s, rule) in enumerate(zip(functions, stages, lines.rules, strict=True), 1):
+        x, ahead = messages["x"], rule.correction.forward
+        params = ahead(s.params, s.correction) if ahead else s.params
         messages, extra, closure = f.forward(params, s.extra, x, labels if k == K else None)
         held.append((closure, x, extra, params))
     return messages["loss"], ForwardResults(*zip(*held, strict=True))
@@ -178,11 +176,11 @@ class Progress(NamedTuple):
     staleness: jax.Array
 
 
-def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
+def apply(rule: UpdateRule, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
     """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete."""
     whole, grads, version = due, late.grads, late.version
-    if c.gradient:
-        grads, corrected = keep_state_if_nonfinite(c.gradient, lines.guard)(grads, late.then, at.params, at.correction)
+    if rule.correction.gradient:
+        grads, corrected = rule.correct(grads, late.then, at.params, at.correction)
         at = at._replace(correction=select(due, corrected, at.correction))
     if at.sum is not None:
         fresh = at.sum.summed == 0
@@ -193,11 +191,11 @@ def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: G
         )
         at = at._replace(sum=select(due, summed, at.sum))
         whole = due & (summed.summed == lines.accumulate)
-    return step(f, c, lines, at, grads, version, whole)
+    return update(rule, lines, at, grads, version, whole)
 
 
-def step(
-    f: Functions, c: Correction, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array
+def update(
+    rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array
 ) -> Progress:
     """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one."""
     if at.sum is not None:
@@ -205,11 +203,9 @@ def step(
         grads = jax.tree.map(lambda s: s / n.astype(s.dtype), at.sum.grads) if lines.mean else at.sum.grads
         version = at.sum.since
         at = at._replace(sum=at.sum._replace(summed=jnp.where(whole, 0, at.sum.summed)))
-    moved = f.update(at.params, at.opt_state, grads)
-    correction = at.correction
-    if c.updated:
-        made = was_made(at.opt_state, moved[1])
-        correction = keep_state_if_refused(c.updated)(at.params, moved[0], correction, made)
+    moved, correction = rule.new_weights(at.params, at.opt_state, grads), at.correction
+    if rule.correction.updated:
+        correction = rule.remember(at.params, moved[0], correction, was_made(at.opt_state, moved[1]))
     params, opt_state, correction = select(whole, (*moved, correction), (at.params, at.opt_state, at.correction))
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
     return Progress(params, opt_state, correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)
@@ -233,38 +229,36 @@ def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState
         g, dy = f.backward(closure, params, x, dy)
         grads.append(g)
     moved, rings = [], []
-    each = zip(functions, lines.delays, lines.corrections, reversed(grads), strict=True)
-    for i, (f, D, c, g) in enumerate(each):
-        line, late = run.lines[i], Gradient(g, run.updates[i], held.params[i] if c.gradient else ())
+    for i, (rule, D, g) in enumerate(zip(lines.rules, lines.delays, reversed(grads), strict=True)):
+        line, late = run.lines[i], Gradient(g, run.updates[i], held.params[i] if rule.correction.gradient else ())
         if D:
             slot = (batch - 1) % D
             late, line = read_slot(line, slot), write_slot(line, slot, late)
         due = batch > D if D else jnp.asarray(True)
-        moved.append(apply(f, c, lines, progress_of(run, i), late, due))
+        moved.append(apply(rule, lines, progress_of(run, i), late, due))
         rings.append(line)
     return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved, held.extras)
 
 
-def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -> DelayState:
+def drain(lines: LineOptions, run: DelayState) -> DelayState:
     """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums. What
     corrections predict from begins anew.
 
     Arguments:
-        functions: of each stage.
         lines: what does not change.
         run: the state before.
 
     Returns: the state, with empty delay lines and sums.
     """
     moved = []
-    for i, (f, D, c) in enumerate(zip(functions, lines.delays, lines.corrections, strict=True)):
-        at = progress_of(run, i)
+    for i, (rule, D) in enumerate(zip(lines.rules, lines.delays, strict=True)):
+        at, anew = progress_of(run, i), rule.correction.drained
         for late in range(1, D + 1):
             of = run.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-            at = apply(f, c, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
+            at = apply(rule, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
         if at.sum is not None:
-            at = step(f, c, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
-        moved.append(at._replace(correction=c.drained(at.correction)) if c.drained else at)
+            at = update(rule, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
+        moved.append(at._replace(correction=anew(at.correction)) if anew else at)
     return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
 
 
