@@ -138,7 +138,7 @@ class Pipeline(Outcome):
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
         self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]
         self._engine, self._example = ENGINES[self.engine_name](problem), example
-        self._turn = Turn(self._engine)
+        self._turn, self._checked_kinds = Turn(self._engine), set[Any]()
         self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
         return self
 
@@ -167,12 +167,21 @@ class Pipeline(Outcome):
         before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;
         where it is cut off later, `interrupted` becomes True.
         """
-        engine, batch = self.engine, as_pair(batch)
-        self._configuration.check_size(check_batch(self._example, batch))
+        engine, batch = self.engine, self._checked(as_pair(batch))
         with self._turn:
             self._metrics.warn()
-            engine.step(*copy_arrays(tuple(batch)))
+            engine.step(*batch)
             return self._metrics.newest()
+
+    def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
+        """A batch that fits, its NumPy arrays copied. NumPy arrays like those of an earlier batch are not checked."""
+        leaves, structure = jax.tree.flatten(batch)
+        kinds = structure, *[(leaf.shape, leaf.dtype) if type(leaf) is np.ndarray else object() for leaf in leaves]
+        if kinds not in self._checked_kinds:
+            self._configuration.check_size(check_batch(self._example, batch))
+            if all(type(leaf) is np.ndarray for leaf in leaves):
+                self._checked_kinds.add(kinds)
+        return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: rows of indices [W, batch] into images [N, ...], or whatever the examples
@@ -222,7 +231,7 @@ class Pipeline(Outcome):
     def unread(self) -> dict[int, jax.Array]:
         """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
         that of the first of several [W]}."""
-        return {step: losses for step, losses, _ in self.engine.losses.pending}
+        return {step: results.losses for step, results in self.engine.losses.pending}
 
     def unsound(self, batch: Batch, step: int = 0) -> Unsound | None:
         """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the

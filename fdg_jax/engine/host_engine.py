@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Told
+from fdg_jax.engine.losses import PendingLosses, Results
 from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
@@ -72,6 +72,8 @@ class HostEngine:
         self._tally = programs.jit(partial(tally, problem.specs[-1].report))
         self._transform = CompiledTransform(lambda transform: transform)
         dtype = problem.specs[-1].value.dtype
+        self._guard, self._norms = problem.specs[0].guard, problem.specs[0].norms
+        self._numbers = range(1, schedule.K + 1)
         self._micro_batches = MicroBatches(schedule.micro_batches, self.last, self.transport.here, dtype)
 
     def watch(self) -> UnfinishedOperations:
@@ -96,12 +98,11 @@ class HostEngine:
         whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
             batch, report = whole
-            told = Told(self.bad(), self.norms(), metrics_of(report))
-            self.losses.add(self._before_drain + batch, loss_of(report), told)
+            results = Results(loss_of(report), self.bad(), self.norms(), metrics_of(report))
+            self.losses.add(self._before_drain + batch, results)
 
     def step(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
-        self._micro_batches.check(labels)
         for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
         parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
@@ -147,15 +148,15 @@ class HostEngine:
 
     def bad(self) -> list[Any]:
         """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
-        guarded = [spec.k for spec in self.problem.specs if spec.guard]
-        bad = {k: stage.bad for k, stage in self.stages.items()}
-        return [self.transport.tell(k, bad.get(k), COUNT) for k in guarded]
+        return self.everywhere("bad", COUNT) if self._guard else []
 
     def norms(self) -> list[Any]:
         """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
-        measured = [spec.k for spec in self.problem.specs if spec.norms]
-        norms = {k: stage.norm for k, stage in self.stages.items()}
-        return [self.transport.tell(k, norms.get(k), NORM) for k in measured]
+        return self.everywhere("norm", NORM) if self._norms else []
+
+    def everywhere(self, name: str, like: Any) -> list[Any]:
+        """An attribute of every stage, an array like `like`, in every process."""
+        return [self.transport.tell(k, getattr(self.stages.get(k), name, None), like) for k in self._numbers]
 
     def refused(self) -> tuple[int, ...]:
         """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from fdg_jax.machine import jax_internals
 
@@ -34,19 +33,17 @@ class Metrics(NamedTuple):
     gradient_norms: tuple[float, ...] = ()
 
 
-class Told(NamedTuple):
-    """What comes with the losses of a dispatch, as arrays that may be under way.
+class Results(NamedTuple):
+    """What a dispatch computes for `Metrics`, as arrays that may be under way: [] of one batch, or [W] of several.
 
-    bad, norms: for each stage, as in `Metrics`; norms are [] of one batch, or [W] of several.
-    metrics: as in `Metrics`, each [] or [W].
+    losses, norms, metrics: as in `Metrics`; norms have one array a stage.
+    bad: as in `Metrics`, for each guarded stage, or for all of them in one array.
     """
 
+    losses: jax.Array
     bad: Sequence[jax.Array] = ()
     norms: Sequence[jax.Array] = ()
     metrics: Mapping[str, jax.Array] = {}
-
-
-NOTHING = Told()
 
 
 class PendingLosses:
@@ -58,44 +55,35 @@ class PendingLosses:
     early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
         is after the same batch in every process of a pipeline.
     finished: what has been read and not been taken.
-    pending: (step, losses, what comes with them) of what has not been read.
+    pending: (number of the first batch, results) of each dispatch that has not been read.
     """
 
     def __init__(self, limit: int, early: bool = True):
         self.limit, self.early, self.finished = limit, early, list[Metrics]()
-        self.pending = deque[tuple[int, jax.Array, Told]]()
+        self.pending = deque[tuple[int, Results]]()
 
-    def add(self, step: int, losses: jax.Array, told: Told = NOTHING) -> None:
-        """Adds the losses of a dispatch, then reads what is finished.
-
-        Arguments:
-            step: the batch's number, or that of the first of several.
-            losses: [] of one batch, or [W] of several.
-            told: what comes with them.
-        """
-        self.pending.append((step, losses, told))
-        while self.pending and (len(self.pending) > self.limit or self.ready(*self.pending[0][1:])):
+    def add(self, step: int, results: Results) -> None:
+        """Adds the results of a dispatch, then reads what is finished. step: the number of its first batch."""
+        self.pending.append((step, results))
+        while self.pending and (len(self.pending) > self.limit or (self.early and self.ready())):
             self.read()
 
-    def ready(self, losses: jax.Array, told: Told) -> bool:
-        """Whether these arrays have been computed and are to be read now."""
-        return self.early and jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, jax.tree.leaves(told)))
+    def ready(self) -> bool:
+        """Whether the oldest results have been computed."""
+        return all(map(jax_internals.is_ready, jax.tree.leaves(self.pending[0][1])))
 
     def read(self) -> None:
-        """Reads the oldest losses, and waits for them if they are not finished."""
-        step, losses, told = self.pending[0]
-        leaves, structure = jax.tree.flatten(told)
+        """Reads the oldest results, and waits for them if they are not finished."""
+        step, results = self.pending[0]
+        leaves, structure = jax.tree.flatten(results)
         # This may wait, so Ctrl-C may come here. Nothing has been removed by then.
-        losses, *leaves = jax_internals.fetch([losses, *leaves])
-        told = jax.tree.unflatten(structure, leaves)
-        refused = tuple(int(number) for stages in told.bad for number in np.ravel(stages))
-        read = []
-        for i, loss in enumerate(np.ravel(losses)):
-            metrics = {name: float(np.ravel(values)[i]) for name, values in told.metrics.items()}
-            norms = tuple(float(np.ravel(values)[i]) for values in told.norms)
-            read.append(Metrics(step + i, float(loss), refused, metrics, norms))
+        flat = [array.reshape(-1) for array in jax_internals.fetch(leaves)]
+        losses, bad, norms, metrics = jax.tree.unflatten(structure, flat)
+        refused = tuple(int(number) for stages in bad for number in stages)
         self.pending.popleft()
-        self.finished += read
+        for i, loss in enumerate(losses.tolist()):
+            values = {name: float(value[i]) for name, value in metrics.items()}
+            self.finished.append(Metrics(step + i, loss, refused, values, tuple(float(norm[i]) for norm in norms)))
 
     def read_all(self) -> None:
         """Reads all losses, and waits for them."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
 from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Told
+from fdg_jax.engine.losses import PendingLosses, Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.engine.unsound import WHAT, Unsound, look
 from fdg_jax.machine import programs
@@ -120,8 +120,8 @@ class ScanEngine:
         """Notes the losses of a dispatch, and what comes with them."""
         if self.unfinished is not None:
             self.unfinished.end(loss_of(report))
-        told = Told(() if bad is None else [bad], norms, metrics_of(report))
-        self.losses.add(self.entered + 1, loss_of(report), told)
+        results = Results(loss_of(report), () if bad is None else [bad], norms, metrics_of(report))
+        self.losses.add(self.entered + 1, results)
         self.entered += batches
 
     def drain(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import jax_internals
@@ -125,11 +126,11 @@ class Place:
 
     def put_weights(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays without a batch axis to the stage; returns the copies."""
-        return jax.tree.map(self._put, tree)
+        return self._put(tree) if isinstance(tree, jax.Array | np.ndarray) else jax.tree.map(self._put, tree)
 
     def put_batch(self, tree: Any) -> Any:
         """Starts to copy a tree of arrays [batch, ...] to the stage; returns the copies."""
-        return jax.tree.map(self._put, tree)
+        return Place.put_weights(self, tree)
 
 
 def is_here(device: Any) -> bool:
