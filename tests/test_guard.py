@@ -105,7 +105,7 @@ def test_a_guard_changes_no_bit_of_a_sound_run(engine, K):
         ours.drain()
         hashes.append(ours.parameters_sha256())
         assert ours.losses(wait=True)[-1].bad == ((0,) * K if guard else ())
-        assert ours.unsound(DATA[0]) is None
+        assert ours.first_nonfinite(DATA[0]) is None
     assert len(set(hashes)) == 1
 
 
@@ -149,7 +149,7 @@ def test_the_stage_whose_weights_were_lost_and_the_batch_are_named(engine, k):
     ours.drain()
     lost = next(m for m in ours.losses(wait=True) if not np.isfinite(m.loss))
     assert lost.step == first
-    assert ours.unsound(DATA[first - 1], first - 1) == (k, "weights")
+    assert ours.first_nonfinite(DATA[first - 1], first - 1) == (k, "weights")
     refused = ours.losses(wait=True) or [lost]
     assert refused  # nobody else's weights are lost:
     for j, stage in enumerate(ours.params, 1):
@@ -211,7 +211,7 @@ def test_inputs_that_are_lost_are_lost_in_the_first_stage_and_update_nothing():
     ours.drain()
     for one, other in zip(leaves([stage["params"] for stage in ours.params]), start, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert ours.unsound(bad) == (1, "outputs")
+    assert ours.first_nonfinite(bad) == (1, "outputs")
     assert ours.losses(wait=True)[-1].bad == (1, 1)
 
 

@@ -214,7 +214,7 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
     for ours in (one, again):
         ours.drain()
     assert again.state_sha256() == one.state_sha256()
-    assert one.unsound(data[0]) is None
+    assert one.first_nonfinite(data[0]) is None
 
 
 @pytest.mark.parametrize(("weights", "said"), [

@@ -10,7 +10,6 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.machine import programs
 from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.weighted import Weighted, without_weights
@@ -145,19 +144,3 @@ def averaged(results: Sequence[Tally], examples: Sequence[int], predictions: int
         of = sum(float(each.labels) for each in results) if weighted else predictions  # type: ignore[arg-type]
         error = 100.0 * sum(float(wrong) if weighted else int(wrong) for wrong in wrongs) / of  # type: ignore[arg-type]
     return Evaluation(mean(lambda each: each.loss), error, sum(examples), metrics)
-
-
-class CompiledTransform:
-    """Compiles functions of an evaluation's transform. It keeps the newest, as callers pass the same transform again.
-
-    Arguments:
-        make: make(transform) -> the function to compile.
-    """
-
-    def __init__(self, make: Callable[[Any], Callable]):
-        self.make, self.last = make, None
-
-    def __call__(self, transform: Callable | None) -> Callable:
-        if self.last is None or self.last[0] is not transform:
-            self.last = (transform, programs.jit(self.make(transform)))
-        return self.last[1]

@@ -134,7 +134,7 @@ class FinishedLosses:
         self.warned = True
         warnings.warn(
             f"the loss of batch {self.lost.step:,} is {self.lost.loss}. Look for a NaN in the data, labels outside the "
-            "classes or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such "
-            "gradients from the weights. This warning comes only once.",
+            "classes or a learning rate that is too high. first_nonfinite(batch) names the stage; guard=True keeps "
+            "such gradients from the weights. This warning comes only once.",
             stacklevel=3,
         )

@@ -11,7 +11,7 @@ from fdg_jax.transport.devices import Place
 Tree = Any
 
 
-class Unsound(NamedTuple):
+class Nonfinite(NamedTuple):
     """Where the first non-finite number is.
 
     k: the stage.
