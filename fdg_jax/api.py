@@ -17,12 +17,12 @@ from fdg_jax.checks.arguments import check_read_behind
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import Kind
+from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.engine.evaluate import Evaluation
 from fdg_jax.engine.first_nonfinite import Nonfinite
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
 from fdg_jax.engine.interface import Engine, Problem
-from fdg_jax.engine.losses import FinishedLosses, Metrics
-from fdg_jax.engine.turn import Turn
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
@@ -140,8 +140,7 @@ class Pipeline:
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
         self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]
         self._engine, self._example = ENGINES[self.engine_name](problem), example
-        self._turn, self._checked_kinds = Turn(self._engine), set[Any]()
-        self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
+        self._guard, self._checked_kinds = CallGuard(self._engine), set[Any]()
         return self
 
     def __repr__(self) -> str:
@@ -170,10 +169,10 @@ class Pipeline:
         where it is cut off later, `interrupted` becomes True.
         """
         engine, (inputs, labels) = self.engine, self._checked(as_pair(batch))
-        with self._turn:
-            self._metrics.warn()
+        with self._guard:
+            engine.losses.warn()
             engine.step(inputs, labels)
-            return self._metrics.newest()
+            return engine.losses.newest()
 
     def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
         """A batch that fits, its NumPy arrays copied. NumPy arrays like those of an earlier batch are not checked."""
@@ -194,10 +193,10 @@ class Pipeline:
         engine = self.engine
         if shapes := check_indices(self._example, images, labels, indices):
             self._configuration.check_size(shapes)
-        with self._turn:
-            self._metrics.warn()
+        with self._guard:
+            engine.losses.warn()
             engine.train(images, labels, indices)
-            return self._metrics.newest()
+            return engine.losses.newest()
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -223,8 +222,8 @@ class Pipeline:
         engine = self.engine
         if wait:
             engine.losses.read_all()
-        self._metrics.warn()
-        return self._metrics.take()
+        engine.losses.warn()
+        return engine.losses.take()
 
     def unread(self) -> dict[int, jax.Array]:
         """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
@@ -240,8 +239,8 @@ class Pipeline:
     def drain(self) -> None:
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
         engine = self.engine
-        with self._turn:
-            self._metrics.warn()
+        with self._guard:
+            engine.losses.warn()
             engine.drain()
 
     def wait(self) -> None:
@@ -270,7 +269,7 @@ class Pipeline:
         into a collection of its own is dropped.
         """
         engine = self.engine
-        self._turn.check_whole()
+        self._guard.check_whole()
         return engine.evaluate(checked_batches(batches, self._example), transform)
 
     @property
@@ -339,7 +338,7 @@ class Pipeline:
             BadInput: the inputs do not fit.
         """
         engine = self.engine
-        self._turn.check_whole()
+        self._guard.check_whole()
         check_inputs(self._example[0], inputs, transformed=transform is not None)
         return jax.device_get(engine.predict(copy_arrays(inputs), transform))
 
@@ -394,7 +393,7 @@ class Pipeline:
         read while training goes on. In a pipeline of several processes it waits for all of them; unless `own`, which
         gives only what this process has, and what all have together is the state."""
         engine = self.engine
-        with self._turn:
+        with self._guard:
             return engine.snapshot(own)
 
     def state(self) -> dict[str, Any]:
@@ -417,6 +416,8 @@ class Pipeline:
         state = check_state(state)
         if finite:
             check_finite(state)
-        with self._turn.even_if_interrupted():
+        self._guard.take()
+        try:
             engine.restore(state)
-        self._metrics = FinishedLosses(engine, warned=self._configuration.guard)
+        finally:
+            self._guard.release()

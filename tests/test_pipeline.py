@@ -155,7 +155,7 @@ def test_no_more_than_read_behind_losses_are_unread(limit, monkeypatch):
 
 
 def test_losses_are_read_behind_a_bounded_window():
-    window = losses.PendingLosses(4)
+    window = losses.Losses(4)
 
     class Late:
         """A loss that is never ready by itself."""
@@ -167,7 +167,7 @@ def test_losses_are_read_behind_a_bounded_window():
             return np.array(1.0, np.float32)
 
     for step in range(1, 11):
-        window.add(step, Late())
+        window.add(step, losses.Results(Late()))
         assert len(window.pending) == min(step, 4)
     assert [m.step for m in window.take()] == [1, 2, 3, 4, 5, 6]
     window.read_all()

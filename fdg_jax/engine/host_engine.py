@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Results
+from fdg_jax.engine.losses import Results
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
@@ -57,7 +57,7 @@ class HostEngine(Engine):
         # Where batches enter; None if that is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
         self.alone = len(local) == schedule.K  # whether no stage is in another process
-        self.losses = PendingLosses(problem.read_behind, early=self.alone)
+        self.losses = self.no_losses()
         self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
         self._before_drain = 0  # batches that entered before the pipeline was last empty
         dtype = problem.specs[-1].value.dtype
@@ -204,7 +204,7 @@ class HostEngine(Engine):
             self.transport.enter(batch, size)
         self._before_drain = entered - t
         self._micro_batches.forget()
-        self.losses = PendingLosses(self.problem.read_behind, early=self.alone)
+        self.losses = self.no_losses()
         self.within_tick = False
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Box, Tree], int, int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fdg_jax.engine.evaluate import Evaluation, Tally, evaluate, fitting_inputs, tally
 from fdg_jax.engine.first_nonfinite import Nonfinite
-from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.losses import Losses
 from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
@@ -93,11 +93,12 @@ class Engine:
     """
 
     last: Place | None
+    alone = True  # whether no stage is in another process
 
     def __init__(self, problem: Problem):
         specs = problem.specs
         self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in specs])
-        self.losses = PendingLosses(problem.read_behind)
+        self.losses = self.no_losses()
         self.entered = 0
         self.within_tick = False
         self.unfinished: UnfinishedOperations | None = None
@@ -105,29 +106,33 @@ class Engine:
         self._tally = programs.jit(partial(tally, specs[-1].report))
         self._transform: tuple[Any, Any] = (None, None)  # the newest one and its program, as callers pass it again
 
+    def no_losses(self) -> Losses:
+        """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` tells of its updates."""
+        return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
+
     def step(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
-        ...
+        raise NotImplementedError
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
-        ...
+        raise NotImplementedError
 
     def drain(self) -> None:
         """Finishes what is in flight, so that every batch has updated every stage."""
-        ...
+        raise NotImplementedError
 
     def wait(self) -> None:
         """Blocks until everything that was dispatched has been computed."""
-        ...
+        raise NotImplementedError
 
     def watch(self) -> UnfinishedOperations:
         """From now on, notes every operation until it is finished."""
-        ...
+        raise NotImplementedError
 
     def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
         """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
-        ...
+        raise NotImplementedError
 
     def from_last(self, value: Tree, like: Tree) -> Tree:
         """A value of stage K, with the shapes and dtypes of `like`, in every process."""
@@ -160,40 +165,40 @@ class Engine:
 
     def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        ...
+        raise NotImplementedError
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """The exact state, batches in flight included, as {path: array}. No later dispatch touches its arrays.
 
         own: only what this process has. Otherwise each process gets the whole state, and waits for all of them.
         """
-        ...
+        raise NotImplementedError
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`. Raises BadInput for a state of another model, split, method or engine, and for one
         that is not whole; then nothing has changed, in no process, since everything new is made first."""
-        ...
+        raise NotImplementedError
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         """For each stage, the network's Flax variables."""
-        ...
+        raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:
         """For each stage, the trained parameters that the method adds to the network's."""
-        ...
+        raise NotImplementedError
 
     def bad(self) -> list[jax.Array]:
         """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
-        ...
+        raise NotImplementedError
 
     def norms(self) -> list[jax.Array]:
         """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
-        ...
+        raise NotImplementedError
 
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
-        ...
+        raise NotImplementedError
 
     def updates(self) -> list[int]:
         """For each stage, the number of its updates."""
-        ...
+        raise NotImplementedError

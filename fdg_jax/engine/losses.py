@@ -4,7 +4,7 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -46,21 +46,27 @@ class Results(NamedTuple):
     metrics: Mapping[str, jax.Array] = {}
 
 
-class PendingLosses:
-    """Losses on the devices. It reads those that are finished and, beyond `limit` dispatches, the oldest.
+class Losses:
+    """The losses of a pipeline: on the devices, and then on the host until the caller takes them.
 
-    The limit bounds how far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
+    It reads those that are finished and, beyond `limit` dispatches, the oldest. The limit bounds how far the host runs
+    ahead of an accelerator. Nothing else in the loop ever waits.
 
     limit: dispatches that may be unread.
     early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
         is after the same batch in every process of a pipeline.
-    finished: what has been read and not been taken.
+    warned: whether a warning of a loss that is not finite has been given; True for none.
     pending: (number of the first batch, results) of each dispatch that has not been read.
+    finished: what has been read and not been taken.
+    last, lost: the newest finished loss, and the first that is not finite; None before any.
     """
 
-    def __init__(self, limit: int, early: bool = True):
-        self.limit, self.early, self.finished = limit, early, list[Metrics]()
+    def __init__(self, limit: int, early: bool = True, warned: bool = False):
+        self.limit, self.early, self.warned = limit, early, warned
         self.pending = deque[tuple[int, Results]]()
+        self.finished: deque[Metrics] = deque(maxlen=MOST_KEPT)
+        self.last: Metrics | None = None
+        self.lost: Metrics | None = None
 
     def add(self, step: int, results: Results) -> None:
         """Adds the results of a dispatch, then reads what is finished. step: the number of its first batch."""
@@ -83,52 +89,28 @@ class PendingLosses:
         self.pending.popleft()
         for i, loss in enumerate(losses.tolist()):
             values = {name: float(value[i]) for name, value in metrics.items()}
-            self.finished.append(Metrics(step + i, loss, refused, values, tuple(float(norm[i]) for norm in norms)))
+            self.last = Metrics(step + i, loss, refused, values, tuple(float(norm[i]) for norm in norms))
+            self.lost = self.lost if self.lost or math.isfinite(loss) else self.last
+            self.finished.append(self.last)
 
     def read_all(self) -> None:
         """Reads all losses, and waits for them."""
         while self.pending:
             self.read()
 
-    def take(self) -> list[Metrics]:
-        """Removes and returns what has been read."""
-        taken, self.finished = self.finished, []
-        return taken
-
-
-class FinishedLosses:
-    """The finished losses of an engine that a caller has not taken yet.
-
-    engine: its `losses` are read, which `restore` replaces. warned: whether a warning of a loss that is not finite has
-        been given; True for none. lost: the first such loss.
-    """
-
-    def __init__(self, engine: Any, warned: bool):
-        self.engine, self.warned = engine, warned
-        self.last: Metrics | None = None
-        self.lost: Metrics | None = None
-        self.kept: deque[Metrics] = deque(maxlen=MOST_KEPT)
-
     def newest(self) -> Metrics | None:
         """The newest finished loss, None before any."""
-        finished = self.engine.losses.take()
-        if finished:
-            self.kept += finished
-            self.last = finished[-1]
-            self.lost = self.lost or next((each for each in finished if not math.isfinite(each.loss)), None)
         return self.last
 
     def take(self) -> list[Metrics]:
-        """All that finished since the last call, in order."""
-        self.newest()
-        taken = list(self.kept)
-        self.kept.clear()
+        """Removes and returns what has been read, in order."""
+        taken = list(self.finished)
+        self.finished.clear()
         return taken
 
     def warn(self) -> None:
         """Warns, once, of a finished loss that is NaN or infinite. It comes before a call changes anything, as a
         warning may be an error."""
-        self.newest()
         if self.lost is None or self.warned:
             return
         self.warned = True

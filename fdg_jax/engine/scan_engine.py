@@ -11,7 +11,7 @@ import numpy as np
 
 from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.interface import SCAN, Engine, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Results
+from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
@@ -166,7 +166,7 @@ class ScanEngine(Engine):
         flat.check_all_read()
         run = jax.device_put(run, self.device)
         self.within_tick = True
-        self.run, self.entered, self.losses = run, entered, PendingLosses(self.problem.read_behind)
+        self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False
 
 
