@@ -171,7 +171,7 @@ class Pipeline:
         engine, (inputs, labels) = self.engine, self._checked(as_pair(batch))
         with self._guard:
             engine.losses.warn()
-            engine.step(inputs, labels)
+            engine.train_batch(inputs, labels)
             return engine.losses.newest()
 
     def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:

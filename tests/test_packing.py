@@ -30,8 +30,7 @@ def equal(a, b):
         assert x.dtype == y.dtype and x.shape == y.shape and np.array_equal(np.asarray(x), np.asarray(y))
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=10)
 @given(st.lists(LEAVES, max_size=6), st.lists(LEAVES, max_size=2))
 def test_what_is_packed_comes_out_as_it_was_from_one_array_a_dtype(ours, more):
     tree = {"a": arrays(ours), "b": (None, arrays(more))}

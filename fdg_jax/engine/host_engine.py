@@ -89,13 +89,13 @@ class HostEngine(Engine):
             results = Results(loss_of(report), self.bad(), self.norms(), metrics_of(report))
             self.losses.add(self._before_drain + batch, results)
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
         parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
         self.within_tick = True
         self.entered += 1
-        self.loop.step(parts)
+        self.loop.feed(parts)
         self.within_tick = False
 
     def stage_1_inputs(self, inputs: Tree, step: int) -> Tree:
@@ -108,7 +108,7 @@ class HostEngine(Engine):
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         for row in indices:
             # A process without stage 1 needs no input, and reads none where they are on a disk.
-            self.step(images[row] if self.first else None, labels[row])
+            self.train_batch(images[row] if self.first else None, labels[row])
 
     def drain(self) -> None:
         self.within_tick = True

@@ -110,7 +110,7 @@ class Engine:
         """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` tells of its updates."""
         return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
         raise NotImplementedError
 

@@ -195,7 +195,7 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
 
     loop = HostLoop(schedule, held, send, lambda batch, loss: None)
     for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 2):
-        loop.step([defaultdict(int)] * schedule.micro_batches)
+        loop.feed([defaultdict(int)] * schedule.micro_batches)
         yield from seen
         seen.clear()
 

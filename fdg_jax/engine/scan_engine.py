@@ -72,7 +72,7 @@ class ScanEngine(Engine):
         if self.unfinished is not None:
             self.unfinished.begin("window", 0, self.entered + 1, self.entered + batches)
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         arrays = jax.device_put((inputs, labels), self.device)
         self.begin(1)
         with self.tick():

@@ -92,11 +92,11 @@ class Stage(Checkpointed):
         self.takes_labels = spec.last or self.local_loss
         is_end, remembers = spec.k == 1 or not self.cotangent_down, correction.updated is not None
 
-        def backward(closure, params, x, dy):
+        def gradient(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if is_end else dx
 
-        def update(params, before, grads):
+        def updated(params, before, grads):
             params, opt_state = rule.new_weights(params, before, grads)
             copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
             return params, opt_state, (*copies, was_made(before, opt_state) if remembers else None)
@@ -107,12 +107,12 @@ class Stage(Checkpointed):
         # + decay*p into one or the other fused multiply-add.
         program = self.program
         self._forward = program(self.functions.forward, "params extra x labels", "messages extra closure")
-        self._backward = program(backward, "closure params x dy", "grads dx")
+        self._backward = program(gradient, "closure params x dy", "grads dx")
         corrects = "grads params params state", "grads state"
         self._correct = program(rule.correct, *corrects) if correction.gradient else None
         self._add = programs.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
         self._divide = programs.jit(divided)
-        self._update = program(update, "params opt_state grads", "params opt_state report", donate_argnums=1)
+        self._update = program(updated, "params opt_state grads", "params opt_state report", donate_argnums=1)
         self._remember = program(rule.remember, "params params state made", "state") if remembers else None
         self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
         self._back = program(correction.backward, "params state", "params") if correction.backward else None
@@ -210,9 +210,9 @@ class Stage(Checkpointed):
         """
         self.line.append((grads, version, then))
         if len(self.line) > self.delay:
-            self.apply(*self.line.popleft())
+            self.add_gradient(*self.line.popleft())
 
-    def apply(self, grads: Tree, version: int, then: Tree) -> None:
+    def add_gradient(self, grads: Tree, version: int, then: Tree) -> None:
         """Corrects a gradient, adds it to the sum, and updates the weights once the sum is complete."""
         if self._correct:
             state = self.state
@@ -243,7 +243,7 @@ class Stage(Checkpointed):
     def drain(self) -> None:
         """Applies the gradients in the delay line, then what is left of the sum; nothing is predicted from these."""
         while self.line:
-            self.apply(*self.line.popleft())
+            self.add_gradient(*self.line.popleft())
         if self.summed:
             self.update()
         if begin_anew := self.spec.correction.drained:
