@@ -108,7 +108,7 @@ class StageContents:
     kept: by kind of operation, the weight version of each thing that is kept until that operation.
     waiting: the weight versions of the gradients in the delay line.
     mail: bytes of messages that wait.
-    sent: bytes of messages of the last operation that are still on this device as well.
+    sent: bytes of messages of the last operation, which are on this device as well until they have arrived.
     seen: where (k, what stage k holds) is added after every change.
     """
 
@@ -152,8 +152,8 @@ class StageContents:
             before, self.updates = self.updates, max(0, self.passes - self.delay) // self.accumulate
             self.shown = None if self.updates > before else self.shown
 
-    def note(self) -> None:
-        """Notes what the stage holds now."""
+    def note(self, sent: int = 0) -> None:
+        """Notes what the stage holds now. sent: bytes of messages that are still on this device as well."""
         versions = {*self.kept["B"], *(self.waiting if self.corrected else ())}
         shown = set() if self.shown is None else {self.shown}
         # The newest weights are counted already, but not what a correction makes of them.
@@ -163,7 +163,7 @@ class StageContents:
             memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),
             old_weights=len(versions) * self.old,
             gradients=under_way * self.gradient,
-            in_flight=self.mail + self.sent,
+            in_flight=self.mail + sent,
             kept=len(self.kept["B"]),
             memo=self.sizes["B"],
         )
@@ -186,7 +186,7 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
         # A message to another device is a copy; on the same device it is the same array.
         if giver and giver.k in held and devices[box.k] is not devices[giver.k]:
             held[giver.k].sent += size
-            held[giver.k].note()
+            held[giver.k].note(held[giver.k].sent)
         if box.k not in held:
             return None
         held[box.k].mail += size
