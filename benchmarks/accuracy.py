@@ -160,7 +160,7 @@ class Ran(NamedTuple):
 
 def run(of: Problem, jit: Jit) -> Ran:
     """Compiles the programs of the network as one stage that ends in a loss of its dtype, and runs them."""
-    made, fused = functions(of.module, optax.sgd(0.1), cross_entropy, of.dtype), dict[str, Fusions]()
+    made, fused = functions(of.module, cross_entropy, of.dtype), dict[str, Fusions]()
 
     def call(name: str, function: Callable, *arguments: Any) -> Any:
         program = jit(function, name).lower(*arguments).compile()

@@ -34,7 +34,6 @@ if __name__ == "__main__":
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from benchmarks.harness import report
@@ -134,7 +133,7 @@ def whole_network(model: str, batch_size: int) -> dict[str, Row]:
     for row, chosen in {"plain": forms, **one_cured, "all cured": {}}.items():
         module = split.Stage(tuple(models.blocks(model, CLASSES[takes])))
         with plain(chosen):
-            rows[row], _ = timed(functions(module, optax.sgd(0.1), cross_entropy), module, x, labels)
+            rows[row], _ = timed(functions(module, cross_entropy), module, x, labels)
     return rows
 
 
@@ -144,7 +143,7 @@ def each_block(model: str, batch_size: int) -> dict[str, Row]:
     x, _ = examples(model, batch_size)
     for number, block in enumerate(models.blocks(model, CLASSES[models.takes(model)])):
         if (block, x.shape) not in known:
-            known[block, x.shape] = timed(functions(block, optax.sgd(0.1), None), block, x, None)
+            known[block, x.shape] = timed(functions(block, None), block, x, None)
         rows[split.block_name(number)], x = known[block, x.shape]
     return rows
 

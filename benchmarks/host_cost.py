@@ -88,12 +88,12 @@ def median_microseconds(tick: Callable[[Callable, Any], Any], state: Any, ticks:
 
 def as_one(stage: Stage) -> Callable[..., Any]:
     """A stage's work of a tick (B, U and F) as one program. B and F are of different batches, as below stage K."""
-    functions, first = stage.functions, stage.k == 1
+    first = stage.k == 1
 
     def tick(closure, old, x, dy, state, next_x, labels):
-        grads, dx = functions.backward(closure, old, x, dy)
-        params, opt_state = functions.update(state.params, state.opt_state, grads)
-        messages, extra, closure = functions.forward(params, state.extra, next_x, labels)
+        grads, dx = stage._backward(closure, old, x, dy)
+        params, opt_state, _ = stage._update(state.params, state.opt_state, grads)
+        messages, extra, closure = stage._forward(params, state.extra, next_x, labels)
         return closure, state._replace(params=params, extra=extra, opt_state=opt_state), messages, None if first else dx
 
     return jax.jit(tick)
@@ -170,13 +170,13 @@ class Small:
 
     def ticks(self, ticks: int) -> tuple[float, float]:
         """Median microseconds of (a whole tick, its part before the host loop: the entry of a batch)."""
-        entered, step, taken = [0.0], self.engine.loop.step, []
+        entered, step, taken = [0.0], self.engine.loop.feed, []
 
         def timed_step(parts):
             entered[0] = time.perf_counter()
             step(parts)
 
-        with mock.patch.object(self.engine.loop, "step", timed_step):
+        with mock.patch.object(self.engine.loop, "feed", timed_step):
             for _ in range(ticks):
                 start = time.perf_counter()
                 self.tick()
@@ -197,7 +197,7 @@ def loop_microseconds(K: int, ticks: int) -> float:
     """Median microseconds of a tick of the host loop without anything to dispatch."""
     stages = {k: Nothing() for k in range(1, K + 1)}
     loop = HostLoop(fdg.fdg(K), stages, lambda box, message, giver: message, lambda batch, loss: None)
-    return median_microseconds(lambda call, state: call(loop.step, [{"x": 0, "labels": 0}]), None, ticks)
+    return median_microseconds(lambda call, state: call(loop.feed, [{"x": 0, "labels": 0}]), None, ticks)
 
 
 def measure(model: str, K: int, packing: str, given: report.Given) -> list[dict[str, Any]]:

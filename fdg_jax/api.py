@@ -3,30 +3,32 @@
 Everything that can be wrong is checked by `jax.eval_shape` before anything compiles; then an engine does the work.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import flax.linen as nn
 import jax
 import numpy as np
 import optax
 
+from fdg_jax import split as splits
 from fdg_jax.checks.arguments import check_read_behind
-from fdg_jax.checks.batches import as_pair, check_batch, check_indices, checked_batches, copy_arrays
+from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
 from fdg_jax.corrections.interface import Kind
+from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.engine.evaluate import Evaluation
+from fdg_jax.engine.first_nonfinite import Nonfinite
 from fdg_jax.engine.host_engine import HostEngine, delay_line_engine
 from fdg_jax.engine.interface import Engine, Problem
-from fdg_jax.engine.losses import FinishedLosses, Metrics
-from fdg_jax.engine.turn import Turn
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
-from fdg_jax.outcome import Outcome
-from fdg_jax.storage import checkpoint
+from fdg_jax.storage import checkpoint, saved_pipeline
 from fdg_jax.storage.restoring import check_finite, check_state
+from fdg_jax.storage.weights import HASH
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -36,7 +38,7 @@ ENGINES: dict[str, Callable[[Problem], Engine]] = {
 }
 
 
-class Pipeline(Outcome):
+class Pipeline:
     """A network cut into stages k = 1..K, trained by one of the paper's methods.
 
     stages: Flax (linen) modules. Stage k+1 takes what stage k gives; a `train` argument, batch statistics and keys
@@ -138,8 +140,7 @@ class Pipeline(Outcome):
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
         self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]
         self._engine, self._example = ENGINES[self.engine_name](problem), example
-        self._turn = Turn(self._engine)
-        self._metrics = FinishedLosses(self._engine, warned=given.guard)  # a guarded pipeline tells by Metrics.bad
+        self._guard, self._checked_kinds = CallGuard(self._engine), set[Any]()
         return self
 
     def __repr__(self) -> str:
@@ -167,12 +168,21 @@ class Pipeline(Outcome):
         before the batch has updated every stage. Where this raises before the batch has entered, nothing has changed;
         where it is cut off later, `interrupted` becomes True.
         """
-        engine, batch = self.engine, as_pair(batch)
-        self._configuration.check_size(check_batch(self._example, batch))
-        with self._turn:
-            self._metrics.warn()
-            engine.step(*copy_arrays(tuple(batch)))
-            return self._metrics.newest()
+        engine, (inputs, labels) = self.engine, self._checked(as_pair(batch))
+        with self._guard:
+            engine.losses.warn()
+            engine.train_batch(inputs, labels)
+            return engine.losses.newest()
+
+    def _checked(self, batch: tuple[Tree, Tree]) -> Sequence[Tree]:
+        """A batch that fits, its NumPy arrays copied. NumPy arrays like those of an earlier batch are not checked."""
+        leaves, structure = jax.tree.flatten(batch)
+        kinds = structure, *[(leaf.shape, leaf.dtype) if type(leaf) is np.ndarray else object() for leaf in leaves]
+        if kinds not in self._checked_kinds:
+            self._configuration.check_size(check_batch(self._example, batch))
+            if all(type(leaf) is np.ndarray for leaf in leaves):
+                self._checked_kinds.add(kinds)
+        return structure.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> Metrics | None:
         """Enters W batches: rows of indices [W, batch] into images [N, ...], or whatever the examples
@@ -183,10 +193,10 @@ class Pipeline(Outcome):
         engine = self.engine
         if shapes := check_indices(self._example, images, labels, indices):
             self._configuration.check_size(shapes)
-        with self._turn:
-            self._metrics.warn()
+        with self._guard:
+            engine.losses.warn()
             engine.train(images, labels, indices)
-            return self._metrics.newest()
+            return engine.losses.newest()
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -197,10 +207,6 @@ class Pipeline(Outcome):
         """What a file says of the pipeline that it was written by."""
         modules = [type(module).__name__ for module in self.modules]
         return {"method": self.method.name, "K": self.K, "stages": modules, "cuts": self.cuts, "beta": self.beta}
-
-    def check_whole(self) -> None:
-        """Raises BadInput where a call was cut off within a tick (`interrupted`)."""
-        self._turn.check_whole()
 
     @property
     def interrupted(self) -> bool:
@@ -216,25 +222,25 @@ class Pipeline(Outcome):
         engine = self.engine
         if wait:
             engine.losses.read_all()
-        self._metrics.warn()
-        return self._metrics.take()
+        engine.losses.warn()
+        return engine.losses.take()
 
     def unread(self) -> dict[int, jax.Array]:
         """Losses under way, which neither `step` nor `losses` has given yet: {number of the batch: its loss [], or
         that of the first of several [W]}."""
-        return {step: losses for step, losses, _ in self.engine.losses.pending}
+        return {step: results.losses for step, results in self.engine.losses.pending}
 
-    def unsound(self, batch: Batch, step: int = 0) -> Unsound | None:
+    def first_nonfinite(self, batch: Batch, step: int = 0) -> Nonfinite | None:
         """Where a batch (inputs, labels) is lost, as (k, "weights" | "outputs" | "loss"), in training mode with the
         weights of now; None where every stage is sound. step: as `preprocess` gets it. Slow, and changes nothing."""
         inputs, labels = copy_arrays(tuple(as_pair(batch)))
-        return self.engine.unsound(inputs, labels, step)
+        return self.engine.first_nonfinite(inputs, labels, step)
 
     def drain(self) -> None:
         """Finishes what is in flight: afterwards every batch has updated every stage once. Training may go on."""
         engine = self.engine
-        with self._turn:
-            self._metrics.warn()
+        with self._guard:
+            engine.losses.warn()
             engine.drain()
 
     def wait(self) -> None:
@@ -244,13 +250,13 @@ class Pipeline(Outcome):
     def refused(self) -> tuple[int, ...]:
         """Of a guarded pipeline, per stage the number of the first update that was refused, 0 if none. Waits for what
         has been dispatched: `Metrics.bad` tells the same without waiting, but not of updates after the last loss."""
-        return self.engine.refused()
+        return tuple(map(int, jax.device_get(self.engine.bad())))
 
     def gradient_norms(self) -> tuple[float, ...]:
         """Of a pipeline with gradient_norms=True, per stage the norm of the gradient that it was last updated by, 0
         before the first; () of others. Waits for what has been dispatched: `Metrics.gradient_norms` tells the same
         without waiting, but not of updates after the last loss, such as those of `drain`."""
-        return self.engine.gradient_norms()
+        return tuple(map(float, jax.device_get(self.engine.norms())))
 
     def watch(self) -> UnfinishedOperations:
         """What is under way, for a thread that looks after it: operations dispatched from now on and not finished."""
@@ -263,7 +269,7 @@ class Pipeline(Outcome):
         into a collection of its own is dropped.
         """
         engine = self.engine
-        self._turn.check_whole()
+        self._guard.check_whole()
         return engine.evaluate(checked_batches(batches, self._example), transform)
 
     @property
@@ -292,12 +298,102 @@ class Pipeline(Outcome):
         """Parameters of auxiliary networks and synthesizers, which are trained but do not belong to the network."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.engine.auxiliary()))
 
+    @property
+    def params(self) -> list[dict[str, Tree]]:
+        """Per stage k = 1..K the Flax variables {"params": ..., "batch_stats": ...}, each on its stage's device.
+
+        `export` gives them as NumPy arrays, which any program on any device can use together. With
+        optax.contrib.schedule_free these are the weights for evaluation, here and wherever weights are given away.
+        """
+        return self.engine.stage_variables()
+
+    @property
+    def cuts(self) -> tuple[int, ...] | None:
+        """The number of the first block of stages 2..K; None where stages are modules of their own.
+
+        Where `split=` cuts, it is known from `init` on.
+        """
+        return splits.cuts_of(self.modules)
+
+    def parameters_sha256(self) -> str:
+        """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
+        experiments' have, the order is that of the whole network and does not depend on K."""
+        return checkpoint.parameters_sha256([stage["params"] for stage in self.params])
+
+    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
+        """What stage K gives for inputs, with the newest weights, batches in flight or not, in evaluation mode.
+
+        It waits for the result. A program is compiled for every new shape, so give batches of one size. In
+        several processes all of them call it, and all get the result.
+
+        Arguments:
+            inputs: a tree of arrays [n, ...] like those in training, for any n from 1; their other axes may have other
+                lengths, too.
+            transform: (traced) takes the inputs to what stage 1 takes, as in `evaluate`; then they may be anything.
+                `preprocess` is for training and is not used.
+
+        Returns: a tree of NumPy arrays [n, ...].
+
+        Raises:
+            BadInput: the inputs do not fit.
+        """
+        engine = self.engine
+        self._guard.check_whole()
+        check_inputs(self._example[0], inputs, transformed=transform is not None)
+        return jax.device_get(engine.predict(copy_arrays(inputs), transform))
+
+    @overload
+    def export(self, whole: Literal[False] = False) -> list[dict[str, Tree]]: ...
+
+    @overload
+    def export(self, whole: Literal[True]) -> dict[str, Tree]: ...
+
+    def export(self, whole: bool = False) -> list[dict[str, Tree]] | dict[str, Tree]:
+        """The weights and statistics as NumPy arrays: for plain Flax, or for `init(..., variables=...)`.
+
+        Arguments:
+            whole: one dictionary for the uncut network, where the stages are blocks of one: cut by `split=`, or by
+                fdg_jax.split.stages. It belongs to `fdg_jax.split.whole(blocks)`, whatever the cut was.
+
+        Returns: for each stage k = 1..K {"params": ..., "batch_stats": ...}, for `modules[k-1].apply`; or one such
+        dictionary.
+
+        Raises:
+            BadInput: `whole` is asked for, and the stages are modules of their own.
+
+        Example: `fdg_jax.split.whole(blocks).apply(pipeline.export(whole=True), x, train=False)`
+        """
+        if whole and self.cuts is None:
+            fact = "export(whole=True): the stages are modules of their own, so there is no uncut network"
+            raise BadInput(f"{fact}. Use export(), which gives one dictionary a stage, or Pipeline(blocks, split=...).")
+        stages = jax.device_get(self.params)
+        return splits.merge_variables(stages) if whole else stages
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the exact state, batches in flight included, and the weights beside it into one safetensors file.
+
+        It is read by `fdg_jax.load(path)`. The file appears completely or not at all: if writing fails, a file that was
+        there before stays. In several processes all of them call it, and process 0 writes.
+
+        Arguments:
+            path: the file.
+
+        Raises:
+            BadInput: there is no such folder, or an array has a dtype that no safetensors file can hold.
+            OSError: the disk is full, or the like.
+        """
+        state, variables = self.state(), self.export()
+        if jax.process_index() == 0:
+            sha256 = checkpoint.parameters_sha256([stage.get("params", {}) for stage in variables])
+            about = {**self.about(), HASH: sha256, "jax": jax.__version__}
+            saved_pipeline.save(path, state, variables, about)
+
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
         read while training goes on. In a pipeline of several processes it waits for all of them; unless `own`, which
         gives only what this process has, and what all have together is the state."""
         engine = self.engine
-        with self._turn:
+        with self._guard:
             return engine.snapshot(own)
 
     def state(self) -> dict[str, Any]:
@@ -320,6 +416,8 @@ class Pipeline(Outcome):
         state = check_state(state)
         if finite:
             check_finite(state)
-        with self._turn.even_if_interrupted():
+        self._guard.take()
+        try:
             engine.restore(state)
-        self._metrics = FinishedLosses(engine, warned=self._configuration.guard)
+        finally:
+            self._guard.release()

@@ -29,6 +29,7 @@ from fdg_jax.machine import facts, huge_pages, kept_times, programs
 from fdg_jax.machine.stderr import Progress
 from fdg_jax.stage import functions, shapes
 from fdg_jax.stage.alike import Kinds
+from fdg_jax.stage.update import UpdateRule
 
 ROUNDS, WHAT = 5, "block times"
 
@@ -89,16 +90,16 @@ class Programs(NamedTuple):
 def programs_of(block: nn.Module, x: Any, first: bool) -> Programs:
     """first: it is block 0, whose input needs no gradient."""
     seen = shapes.trace_module(block, functions.DEFAULT_COMPUTE, x)
-    made = functions.functions(block, recipe.paper_sgd(0.1), compute=seen.compute)
+    made, rule = functions.functions(block, compute=seen.compute), UpdateRule(recipe.paper_sgd(0.1))
     params, extra = shapes.state_shapes(seen.variables, seen.draws)
-    momentum = jax.eval_shape(recipe.paper_sgd(0.1).init, params)
+    momentum = jax.eval_shape(rule.optimizer.init, params)
     messages, _, closure = jax.eval_shape(made.forward, params, extra, x, None)
 
     def gradients(closure, params, x, dy):
         grads, dx = made.backward(closure, params, x, dy)
         return grads, None if first else dx
 
-    return Programs(made.forward, gradients, made.update, params, extra, momentum, closure, messages["x"])
+    return Programs(made.forward, gradients, rule.new_weights, params, extra, momentum, closure, messages["x"])
 
 
 def warm(block: nn.Module, x: Any, device: Any, first: bool) -> tuple[Step, Any]:

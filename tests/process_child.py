@@ -66,14 +66,14 @@ def main() -> None:
     evaluation = pipeline.evaluate([data[4], data[0]])
     predicted = pipeline.predict(data[0][0])
     lost = np.full_like(data[0][0], np.nan), data[0][1]
-    unsound = [pipeline.unsound(batch) for batch in (data[0], lost)] if K == 4 else []  # it compiles
+    first_nonfinite = [pipeline.first_nonfinite(batch) for batch in (data[0], lost)] if K == 4 else []  # it compiles
     pipeline.drain()
     seen = {
         "local stages": [k for k, device in enumerate(pipeline.devices, 1) if device.process_index == process],
         "losses": list(pipeline.losses(wait=True)),
         "evaluation": evaluation,
         "predicted": predicted.tolist(),
-        "unsound": unsound,
+        "first_nonfinite": first_nonfinite,
         "staleness": pipeline.staleness,
         "updates": pipeline.updates,
         "parameters": pipeline.parameter_count,

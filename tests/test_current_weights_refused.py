@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from small import CurrentPart, cross_entropy, jit, recipe
 from test_api import DATA, refused
@@ -49,7 +48,7 @@ def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_thro
     x = DATA[0][0]
     params, extra = split_variables(init_variables(layer, jax.random.key(0), x))
     new = jax.tree.map(lambda p: 2 * p + 1, params)
-    made = functions(layer, optax.identity())
+    made = functions(layer)
     (messages, _, old_closure), (_, _, new_closure) = map(jit(made.forward), (params, new), (extra, extra), (x, x))
     dy = jnp.cos(jnp.arange(messages["x"].size, dtype=jnp.float32)).reshape(messages["x"].shape)
     backward = jit(made.backward)

@@ -75,10 +75,9 @@ FAST = [(1, "backward-first"), (2, "forward-first"), (3, "backward-first"), (3, 
 K_AND_ORDER = mostly_slow(list(product((1, 2, 3, 4), ORDERS)), *FAST)
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line"])
 @pytest.mark.parametrize(("K", "order"), K_AND_ORDER)
-def test_stashed_engines_are_the_oracle(K, order, engine):
-    ours, (variables, losses, staleness) = trained(K, order, engine), truth(K, order)
+def test_stashed_weights_are_the_oracle(K, order):
+    ours, (variables, losses, staleness) = trained(K, order, "pipeline"), truth(K, order)
     for mine, true in zip(leaves(ours.params), leaves(variables), strict=True):
         np.testing.assert_allclose(mine, true, **ROUNDING)
     np.testing.assert_allclose([m.loss for m in ours.losses], losses, **ROUNDING)
@@ -96,7 +95,7 @@ def test_the_two_engines_agree_bit_for_bit(K, order):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("K", "n"), [(1, 3), (2, 1), (4, 3), (4, 12)])
+@pytest.mark.parametrize(("K", "n"), [(2, 1), (4, 12)])
 def test_a_scan_over_a_window_is_the_same_training(K, n):
     data = batches(n)
     one, _ = run(K, data, beta=0.5)
@@ -143,15 +142,7 @@ class Chain(nn.Module):
         return x
 
 
-def test_fdg_with_one_stage_is_backprop():
-    """On both engines; a single stage has no cotangent to shrink."""
-    backprop = run(1, DATA, method="bp")[0].parameters_sha256()
-    for engine in ("pipeline", "delay-line"):
-        assert trained(1, "backward-first", engine).sha256 == backprop
-
-
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "delay-line"))
-def test_bp_does_not_depend_on_the_number_of_stages(engine):
+def test_bp_does_not_depend_on_the_number_of_stages():
     data = batches(8, features=CLASSES)
     chains = [(("a", "b", "c", "d"),), (("a", "b"), ("c", "d")), (("a",), ("b",), ("c",), ("d",))]
     whole = Chain(chains[0][0])
@@ -160,7 +151,7 @@ def test_bp_does_not_depend_on_the_number_of_stages(engine):
     for groups in chains:
         given = [{"params": {name: variables[name] for name in group}} for group in groups]
         stages = [Chain(group) for group in groups]
-        ours = pipeline(len(groups), data[0], stages=stages, variables=given, method="bp", engine=engine)
+        ours = pipeline(len(groups), data[0], stages=stages, variables=given, method="bp")
         for batch in data:
             ours.step(batch)
         results.append(ours)
@@ -236,8 +227,8 @@ def test_dropout_draws_anew_for_every_batch_and_alike_in_both_engines():
 
 
 @pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
-@pytest.mark.parametrize("K", [1, 3])
-def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
+def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(engine):
+    K = 3
     data = batches(9)
     ours = pipeline(K, data[0], engine=engine)
     for i, batch in enumerate(data, 1):
@@ -249,20 +240,11 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(K, engine):
     assert [m.step for m in ours.losses(wait=True)] == list(range(1, 10))
 
 
-FAST_RUNS = [("pipeline", {}, 5), ("pipeline", {"weights": "current"}, 5), ("delay-line", {"accumulate": 3}, 5)]
-RUNS = [
-    ("pipeline", {}), ("pipeline", {"weights": "current"}), ("pipeline", {"order": "forward-first"}),
-    ("pipeline", {"method": "bp"}), ("delay-line", {}), ("scan", {}),
-    ("pipeline", {"accumulate": 3}), ("delay-line", {"accumulate": 3}), ("scan", {"accumulate": 3}),
-]  # fmt: skip
-LONG_RUNS = [(*run, at) for run in RUNS for at in (1, 2, 5, 8) if (*run, at) not in FAST_RUNS]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "at"), [*FAST_RUNS, *[pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS]]
-)
-def test_a_restored_run_is_the_same_run_bit_for_bit(name, options, at):
+RUNS = [("pipeline", {"weights": "current"}), ("delay-line", {"accumulate": 3}), ("pipeline", {})]
+LONG_RUNS = [("pipeline", {"order": "forward-first"}), ("pipeline", {"accumulate": 3}), ("scan", {"accumulate": 3})]
+@pytest.mark.parametrize(("name", "options"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS)])
+def test_a_restored_run_is_the_same_run_bit_for_bit(name, options):
     data, K = batches(10), 3
     kind = CurrentPart if "weights" in options else Part
     stages = [Dropped(12), kind(12), kind(CLASSES)]
-    goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, at)
+    goes_on_exactly(lambda: pipeline(K, data[0], stages=stages, engine=name, **options), data, 5)

@@ -10,7 +10,7 @@ from small import pipeline
 from test_own_modules import DATA, X, Y, stepped
 
 import fdg_jax
-from fdg_jax.engine import turn
+from fdg_jax.engine.call_guard import CallGuard
 from fdg_jax.errors import BadInput
 
 
@@ -94,7 +94,7 @@ def test_ctrl_c_while_a_loss_is_read_loses_none(monkeypatch):
 @pytest.mark.parametrize("call", ["step", "train"])
 def test_a_call_that_is_cut_off_between_two_ticks_says_so_if_a_batch_has_entered(call):
     ours = pipeline(2, DATA[0])
-    part, name = (ours._metrics, "newest") if call == "step" else (ours.engine, "stage_1_inputs")
+    part, name = (ours.engine.losses, "newest") if call == "step" else (ours.engine, "stage_1_inputs")
     real = getattr(part, name)
 
     def cut_off(*arguments):
@@ -158,11 +158,11 @@ def test_two_threads_are_told_and_a_thread_that_has_ended_is_in_nobodys_way():
     assert ours.engine.loop.t == 2
 
 
-def test_a_turn_that_was_never_given_back_stops_nobody_else_once_its_thread_has_ended():
+def test_a_call_that_never_ended_stops_nobody_else_once_its_thread_has_ended():
     class Engine:
         entered, within_tick = 0, False
 
-    one = turn.Turn(Engine())
+    one = CallGuard(Engine())
     thread = threading.Thread(target=one.take)  # as if Ctrl-C came right behind it
     thread.start()
     thread.join()

@@ -152,7 +152,7 @@ def test_blocks_hand_on_their_dtype_and_their_closures_hold_no_weights(dtype):
             continue
         seen.add((block, x.shape[-1]))
         params, extra = variables["params"], {"batch_stats": variables.get("batch_stats", {})}
-        made, x = functions(block, optax.identity(), compute=compute), x.update(dtype=dtype)
+        made, x = functions(block, compute=compute), x.update(dtype=dtype)
         messages, extra, closure = jax.eval_shape(made.forward, params, extra, x)
         grads, dx = jax.eval_shape(made.backward, closure, params, x, messages["x"])
         assert messages["x"].dtype == dx.dtype == dtype
@@ -209,7 +209,7 @@ def test_the_closures_of_our_networks_hold_no_weights(name):
     x = jax.ShapeDtypeStruct((4, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(lambda x: pure.init_variables(module, jax.random.PRNGKey(0), x), x)
     params = variables.pop("params")
-    _, _, closure = jax.eval_shape(pure.functions(module, optax.identity()).forward, params, variables, x)
+    _, _, closure = jax.eval_shape(pure.functions(module).forward, params, variables, x)
     kernels = {leaf.shape for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
     assert kernels and not kernels & {leaf.shape for leaf in jax.tree.leaves(closure)}
 
@@ -219,7 +219,7 @@ def test_a_batch_norm_goes_back_through_the_scale_it_is_given():
     module, x = layers.BatchNorm(), np.random.default_rng(0).normal(size=(4, 2, 2, 3)).astype(np.float32)
     variables = pure.init_variables(module, jax.random.PRNGKey(0), x)
     params = variables.pop("params")
-    made = pure.functions(module, optax.identity())
+    made = pure.functions(module)
     messages, _, closure = jax.jit(made.forward)(params, variables, x)
     y = messages["x"]
     other = {**params, "scale": 2 * params["scale"]}

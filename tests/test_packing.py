@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import batches, jit, mostly_slow, pipeline
+from small import batches, mostly_slow, pipeline
 
 from fdg_jax.errors import BadInput
-from fdg_jax.stage.packing import SMALL, Closure, Layout, Packing, packed, small_vector
+from fdg_jax.stage.packing import SMALL, Closure, Packing, on_packed, small_vector
 from fdg_jax.stage.stage import Stage
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
@@ -30,8 +30,7 @@ def equal(a, b):
         assert x.dtype == y.dtype and x.shape == y.shape and np.array_equal(np.asarray(x), np.asarray(y))
 
 
-@pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=10)
 @given(st.lists(LEAVES, max_size=6), st.lists(LEAVES, max_size=2))
 def test_what_is_packed_comes_out_as_it_was_from_one_array_a_dtype(ours, more):
     tree = {"a": arrays(ours), "b": (None, arrays(more))}
@@ -52,7 +51,7 @@ def test_large_arrays_are_the_very_arrays_that_went_in():
 
 def test_of_a_closure_vectors_are_packed_and_activations_are_not():
     tree = [jnp.ones((1, 2)), jnp.ones(2), jnp.float32(3), jnp.ones(2)]
-    assert [leaf.shape for leaf in Closure.of(tree).arrays] == [(1, 2), (5,)]
+    assert [leaf.shape for leaf in Closure.pack(tree).arrays] == [(1, 2), (5,)]
     assert not small_vector(jnp.ones((1, 2)))
 
 
@@ -65,8 +64,8 @@ def test_a_closure_made_anew_is_no_reason_to_compile():
         return closure.unpack()[0]
 
     for _ in range(2):
-        use(Closure.of([jnp.ones(2), jnp.ones(3)]))
-    use(Closure.of([jnp.ones(2), jnp.ones(4)]))
+        use(Closure.pack([jnp.ones(2), jnp.ones(3)]))
+    use(Closure.pack([jnp.ones(2), jnp.ones(4)]))
     assert len(traced) == 2
 
 
@@ -80,27 +79,12 @@ def test_a_tree_that_has_become_another_is_refused_and_not_mixed_up(other):
         packing.pack(other)
 
 
-def test_packed_functions_give_what_plain_ones_give():
-    data = batches(1)
-    ours = pipeline(2, data[0])
-    spec = ours.engine.stages[2].spec
-    spec = spec._replace(variables=ours.params[1])
-    functions, state = Stage.make(ours.engine.stages[2], spec)
-    layout = Layout.of(state, True)
-    again, closed = type(functions)(*map(jit, packed(functions, layout))), layout.pack_now(state)
-    functions = type(functions)(*map(jit, functions))  # one program each, instead of one an operation
-    x = jax.random.normal(jax.random.key(0), spec.x.shape)
-    messages, extra, closure = functions.forward(state.params, state.extra, x, data[0][1])
-    grads, dx = functions.backward(closure, state.params, x, None)
-    params, opt_state = functions.update(state.params, state.opt_state, grads)
-    packed_messages, packed_extra, packed_closure = again.forward(closed.params, closed.extra, x, data[0][1])
-    packed_grads, packed_dx = again.backward(packed_closure, closed.params, x, None)
-    packed_params, packed_opt_state = again.update(closed.params, closed.opt_state, packed_grads)
-    equal(packed_messages, messages)
-    equal(layout.extra.unpack(packed_extra), extra)
-    equal((layout.params.unpack(packed_grads), packed_dx), (grads, dx))
-    equal((layout.params.unpack(packed_params), layout.opt_state.unpack(packed_opt_state)), (params, opt_state))
-    equal(again.outputs(closed.params, closed.extra, x), functions.outputs(state.params, state.extra, x))
+def test_a_function_on_packed_trees_gives_what_it_gives_on_plain_ones():
+    tree = {"a": jnp.arange(3.0), "b": [jnp.ones(2), jnp.int32(4)]}
+    packing, double = Packing(tree), lambda tree, by: jax.tree.map(lambda leaf: leaf * by, tree)
+    equal(packing.unpack(on_packed(double, [packing, None], [packing])(packing.pack(tree), 2)), double(tree, 2))
+    both = on_packed(lambda tree: (tree, tree["a"]), [packing], [Closure, None])(packing.pack(tree))
+    equal((both[0].unpack(), both[1]), (tree, tree["a"]))
 
 
 @pytest.mark.parametrize("method", mostly_slow(["fdg", "fr", "dgl"], "fdg"))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import CurrentPart, batches, cross_entropy, mostly_slow, parts, pipeline, recipe
+from small import CurrentPart, batches, cross_entropy, parts, pipeline, recipe
 
-from fdg_jax.engine import host_loop, losses
+from fdg_jax.engine import host_loop
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.stage import functions as pure
 
@@ -25,11 +25,11 @@ def test_the_host_loop_is_one_page_and_imports_only_collections_and_types():
     imported = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= {"collections", "collections.abc", "typing"}
     assert not [n for n in ast.walk(tree) if isinstance(n, ast.Import)]
-    assert len(path.read_text().splitlines()) <= 90
+    assert len(path.read_text().splitlines()) <= 68
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 4])
-def test_each_stages_arrays_lie_on_its_own_device(K):
+def test_each_stages_arrays_lie_on_its_own_device():
+    K = 3
     data = batches(2 * K + 2)
     ours = pipeline(K, data[0])
     for batch in data:
@@ -44,8 +44,8 @@ def test_each_stages_arrays_lie_on_its_own_device(K):
 
 
 @pytest.mark.parametrize("order", ["backward-first", "forward-first"])
-@pytest.mark.parametrize("K", [1, 2, 4])
-def test_stage_k_holds_two_times_K_minus_k_memos(K, order):
+def test_stage_k_holds_two_times_K_minus_k_memos(order):
+    K = 3
     data = batches(2 * K + 2)
     ours = pipeline(K, data[0], order=order)
     for t, batch in enumerate(data, 1):
@@ -57,19 +57,18 @@ def test_stage_k_holds_two_times_K_minus_k_memos(K, order):
     assert not ours.engine.loop.mail
 
 
-@pytest.mark.parametrize("weights", ["stashed", "current"])
-def test_one_compilation_per_stage_and_direction(weights, monkeypatch):
+def test_one_compilation_per_stage_and_direction(monkeypatch):
     K, data, functions = 3, batches(12), pure.functions
 
     def counting(*arguments):
         made = functions(*arguments)
         # chex counts a function by its source, which the K stages share: K traces are one a stage.
-        once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward, made.update)]
+        once = [chex.assert_max_traces(part, n=K) for part in (made.forward, made.backward)]
         return pure.Functions(*once, made.outputs)
 
     monkeypatch.setattr("fdg_jax.stage.functions.functions", counting)
     chex.clear_trace_counter()
-    ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights=weights)
+    ours = pipeline(K, data[0], stages=parts(K, CurrentPart), weights="current")
     for batch in data:
         ours.step(batch)
     ours.drain()
@@ -93,7 +92,7 @@ def test_weights_are_not_copied_into_closures():
     assert all(map(operator.is_, jax.tree.leaves(newest.params), jax.tree.leaves(stage.state.params)))
 
 
-@pytest.mark.parametrize("engine", ["pipeline", "delay-line", "scan"])
+@pytest.mark.parametrize("engine", ["pipeline", "scan"])
 def test_the_loop_makes_no_implicit_transfer(engine):
     data = batches(12)
     ours = pipeline(3, data[0], engine=engine, preprocess=lambda x, step: x + 0 * step)
@@ -114,27 +113,22 @@ class Slow(nn.Module):
         return x
 
 
-# A CPU device takes 32 dispatches and then blocks by itself.
-TICKS = {"fdg": 10, "gpipe": 2, **dict.fromkeys(("bp", "ddg", "dfa", "dgl", "dni", "fa", "fr", "scaled_bp"), 5)}
-
-
-@pytest.mark.parametrize("method", mostly_slow(list(TICKS), "fdg"))  # not data_parallel: it waits and says why
-def test_the_loop_never_waits_for_a_device(method):
-    """All dispatches of some ticks return in under a tenth of the time the devices need for them.
+def test_the_loop_never_waits_for_a_device():
+    """All dispatches of ten ticks return in under a tenth of the time the devices need for them.
 
     One turn of three has to show it: another process on the core makes a dispatch late now and then, a loop that waits
     is late in every turn.
     """
     x, y = np.ones((512, 768), np.float32), np.zeros(512, np.int32)
     stages, gentle = [Slow(), Slow(), Slow()], optax.sgd(1e-3)
-    ours = pipeline(3, (x, y), stages=stages, optimizer=gentle, read_behind=64, method=method)
+    ours = pipeline(3, (x, y), stages=stages, optimizer=gentle, read_behind=64)
     for _ in range(6):  # compile everything, fill the pipeline
         ours.step((x, y))
     turns = []
     for _ in range(3):
         ours.wait()
         start = time.perf_counter()
-        for _ in range(TICKS[method]):
+        for _ in range(10):  # a CPU device takes 32 dispatches and then blocks by itself
             ours.step((x, y))
         dispatched = time.perf_counter() - start
         ours.wait()
@@ -144,34 +138,13 @@ def test_the_loop_never_waits_for_a_device(method):
     raise AssertionError(f"seconds of dispatching, of computing: {turns}")
 
 
-@pytest.mark.parametrize("limit", [1, 5])
-def test_no_more_than_read_behind_losses_are_unread(limit, monkeypatch):
+def test_no_more_than_read_behind_losses_are_unread(monkeypatch):
     monkeypatch.setattr("fdg_jax.machine.jax_internals.is_ready", lambda array: False)
-    data = batches(12)
+    data, limit = batches(12), 5
     ours = pipeline(2, data[0], read_behind=limit)
     for t, batch in enumerate(data, 1):
         ours.step(batch)
         assert len(ours.engine.losses.pending) == min(t - 1, limit)  # batch t meets stage 2 a tick later
-
-
-def test_losses_are_read_behind_a_bounded_window():
-    window = losses.PendingLosses(4)
-
-    class Late:
-        """A loss that is never ready by itself."""
-
-        def is_ready(self):
-            return False
-
-        def __array__(self, dtype=None, copy=None):
-            return np.array(1.0, np.float32)
-
-    for step in range(1, 11):
-        window.add(step, Late())
-        assert len(window.pending) == min(step, 4)
-    assert [m.step for m in window.take()] == [1, 2, 3, 4, 5, 6]
-    window.read_all()
-    assert [m.step for m in window.take()] == [7, 8, 9, 10]
 
 
 def test_a_wrong_schedule_is_an_error_and_never_a_wrong_number():
@@ -210,22 +183,13 @@ def test_an_optimizer_that_keeps_the_weights_themselves_survives_donation():
     assert np.isfinite([m.loss for m in ours.losses(wait=True)]).all()
 
 
-@pytest.fixture(scope="module")
-def whole():
-    """(losses, hash of the parameters) of a pipeline of three stages with a loop of its own, after eight batches."""
-    data = batches(8)
-    ours = pipeline(3, data[0])
+def test_two_loops_share_a_pipeline():
+    """Each runs its own stages and delivers into the other's mail, as two processes would."""
+    data, K, cut = batches(8), 3, 1
+    ours, donor = pipeline(K, data[0]), pipeline(K, data[0])
     for batch in data:
         ours.step(batch)
     ours.drain()
-    return [m.loss for m in ours.losses(wait=True)], ours.parameters_sha256()
-
-
-@pytest.mark.parametrize("cut", [1, 2])
-def test_two_loops_share_a_pipeline(whole, cut):
-    """Each runs its own stages and delivers into the other's mail, as two processes would."""
-    data, K = batches(8), 3
-    donor = pipeline(K, data[0])
     stages, arrived = donor.engine.stages, []
     loops = []
 
@@ -239,7 +203,7 @@ def test_two_loops_share_a_pipeline(whole, cut):
         loops.append(host_loop.HostLoop(fdg(K), local, send, lambda batch, loss: arrived.append(loss)))
     for x, y in data:
         for loop in loops:
-            loop.step([{"x": x, "labels": y}])
+            loop.feed([{"x": x, "labels": y}])
     last = loops[0].t
     for t in range(last + 1, fdg(K).ticks(last) + 1):
         for loop in loops:
@@ -247,7 +211,8 @@ def test_two_loops_share_a_pipeline(whole, cut):
     assert not loops[0].mail and not loops[1].mail
     losses = [float(loss) for loss in arrived if loss is not None]  # the lower loop learns only that there is one
     assert len(arrived) == 2 * len(losses)
-    assert (losses, donor.parameters_sha256()) == whole
+    assert losses == [m.loss for m in ours.losses(wait=True)]
+    assert donor.parameters_sha256() == ours.parameters_sha256()
 
 
 def test_evaluation_in_flight_changes_nothing():

@@ -18,8 +18,7 @@ from fdg_jax import models, split
 from fdg_jax.corrections.interface import Correction
 from fdg_jax.machine import programs
 from fdg_jax.stage import functions
-from fdg_jax.stage.correcting import gradient_program
-from fdg_jax.stage.packing import Unpacked
+from fdg_jax.stage.update import UpdateRule
 
 ROWS = 33_000  # more than 32,768
 
@@ -144,7 +143,7 @@ def test_the_users_functions_compute_such_sums_correctly():
     np.testing.assert_allclose(pipeline.predict(x, transform=scaled), rows, rtol=1e-4)
     assert pipeline.evaluate([(x, y)], transform=scaled).loss == pytest.approx(rows.sum(), rel=1e-4)
     correction = Correction(gradient=lambda grads, then, now, state: (scaled(grads), state))
-    corrected, _ = gradient_program(correction, Unpacked(x), guard=False)(x, x, x, None)
+    corrected, _ = programs.jit(UpdateRule(optax.sgd(0.1), correction).correct)(x, x, x, None)
     np.testing.assert_allclose(corrected, right, rtol=1e-5)
 
 
@@ -154,13 +153,13 @@ def test_the_models_keep_their_fast_reductions(name):
     x = jax.ShapeDtypeStruct((64, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(lambda x: functions.init_variables(module, jax.random.PRNGKey(0), x), x)
     params, extra = functions.split_variables(variables)
-    made = functions.functions(module, optax.adamw(0.1))
+    made = functions.functions(module)
     messages, _, closure = jax.eval_shape(made.forward, params, extra, x)
     opt_state = jax.eval_shape(optax.adamw(0.1).init, params)
     for function, *arguments in (
         (made.forward, params, extra, x),
         (made.backward, closure, params, x, messages["x"]),
-        (made.update, params, opt_state, params),
+        (UpdateRule(optax.adamw(0.1)).new_weights, params, opt_state, params),
     ):
         jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
         assert not any(map(programs.is_short_sum, programs.equations(jaxpr)))
@@ -196,8 +195,8 @@ def test_a_stage_trains_without_convolutions_by_ynnpack():
     _, _, closure = stage._forward(params, extra, x, labels)
     assert convolutions_by_ynnpack(stage._forward, params, extra, x, labels) == 0
     assert convolutions_by_ynnpack(stage._backward, closure, params, x, None) == 0
-    plainly = jax.jit(stage.functions.forward)
-    assert convolutions_by_ynnpack(plainly, params, extra, x, labels) > 0  # so what is asserted above can fail
+    plainly, state = jax.jit(stage.functions.forward), stage.layout.unpack_now(stage.state)
+    assert convolutions_by_ynnpack(plainly, state.params, state.extra, x, labels) > 0  # the asserts above can fail
 
 
 def test_the_names_of_the_flag_are_those_of_this_jaxlib(monkeypatch):

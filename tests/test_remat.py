@@ -44,22 +44,10 @@ def same_training(one, two):
 
 
 @pytest.mark.slow
-def test_training_is_the_same_with_and_without():
+@pytest.mark.parametrize("options", [{"beta": 0.5}, {"engine": "scan"}, {"method": "data_parallel"}, {"method": "fr"}])
+def test_training_is_the_same_with_and_without(options):
     data = batches(6)
-    same_training(trained(2, data, beta=0.5), trained(2, data, beta=0.5, remat="1"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["data_parallel", "dfa", "dgl", "fr"])
-def test_training_is_the_same_in_methods_that_have_programs_of_their_own(method):
-    data = batches(6)
-    same_training(trained(2, data, method=method), trained(2, data, method=method, remat="all"))
-
-
-@pytest.mark.slow
-def test_a_scan_trains_the_same():
-    data = batches(6)
-    same_training(trained(2, data), trained(2, data, engine="scan", remat="all"))
+    same_training(trained(2, data, **options), trained(2, data, **options, remat="all"))
 
 
 def test_a_memo_shrinks_to_its_input():
@@ -79,20 +67,12 @@ def test_a_restored_run_is_the_same_run_bit_for_bit():
     goes_on_exactly(lambda: pipeline(3, data[0], stages=stages(3), remat="1,2"), data, 5)
 
 
-@pytest.mark.parametrize(("value", "found"), [
-    ("none", ()), ("all", (1, 2, 3)), ("1", (1,)), ("1, 3", (1, 3)), ((2,), (2,)), ([], ()), (range(1, 3), (1, 2)),
-])  # fmt: skip
-def test_stages_are_named_by_number_or_all_at_once(value, found):
-    assert remat.parse(value, 3) == frozenset(found)
-
-
-@pytest.mark.parametrize(("value", "says"), [
-    ("some", "neither none, all nor stage numbers"), ("", "neither none"), (1, "neither none"), (None, "neither none"),
-    ("0", "no stage k=0. With K=3 use numbers from 1 to 3"), ("1,4", "no stage k=4"), ((4,), "no stage k=4"),
-])  # fmt: skip
-def test_what_names_no_stage_is_refused(value, says):
-    with pytest.raises(BadInput, match=says):
-        remat.parse(value, 3)
+def test_stages_are_named_by_number_or_all_at_once():
+    for value, found in {"none": (), "all": (1, 2, 3), "1, 3": (1, 3), (2,): (2,)}.items():
+        assert remat.parse(value, 3) == frozenset(found)
+    for value, says in {"some": "neither none, all nor stage numbers", "1,4": "no stage k=4. With K=3 use"}.items():
+        with pytest.raises(BadInput, match=says):
+            remat.parse(value, 3)
 
 
 def test_activations_are_not_computed_again_at_other_weights():

@@ -61,12 +61,7 @@ def infinite(array):
 
 @pytest.mark.parametrize(("change", "match"), [
     (put(["stage3", "params", "kernel"], lambda a: a[:-1]), r"stage3/.*|state/\.params.* is float32\[11, 5\]"),
-    (without("stage3", "params", "kernel"), "has no .*kernel"),
-    (without("stage3/updates"), "has no stage3/updates"),
     (without("mail/dy/1/2/"), "has no mail/dy/1/2"),
-    (without("mail/labels/3/5/"), "has no mail/labels/3/5"),
-    (without("stage1/memo/4/x"), "has no memo/4/x"),
-    (without("stage2/weights/", "kernel"), "has no weights/"),
     (put(["stage3/updates"], lambda a: a - 99), "updates is .*, not a number of 0 or more"),
     (put(["entered"], lambda a: a - 3), "2 batches have entered, 5 since the last drain"),
     (put(["t"], lambda a: a - 1), "the checkpoint holds memos of the batches .* for stage k=1"),
@@ -74,13 +69,9 @@ def infinite(array):
     (put(["stage2", "state/.params", "kernel"], nan), r"1 of 144 numbers of the state's stage2/.*kernel.* not finite"),
     (put(["stage2", "state/.extra", "mean"], infinite), r"stage2/state/\.extra.*mean.* not finite"),
     (put(["stage2", ".opt_state", "kernel"], nan), r"stage2/state/\.opt_state.*not finite"),
-    (put(["stage1/weights/", "kernel"], infinite), "stage1/weights/.*not finite"),
     (lambda state: state.update(more=np.zeros(3)), "holds more, which this pipeline has no place for"),
-    (lambda state: state.update({"stage9/more": np.zeros(3)}), "holds stage9/more, which this pipeline has no place"),
-    (lambda state: state.update({"mail/x/9/3/": np.float32(3)}), "holds mail/x/9/3/, which this pipeline has no place"),
     (lambda state: state.update({"stage1/memo/x/version": np.int64(1)}), r"have .*'x'.* where numbers are needed"),
     (put(["of"], lambda a: a[:0]), r"of another run \(unknown\)"),
-    (put(["of"], lambda a: a * 0 + 255), "of another run"),
 ])  # fmt: skip
 def test_a_state_that_does_not_fit_is_refused_and_nothing_has_changed(both, change, match):
     whole, ours = both
@@ -100,10 +91,9 @@ def test_every_single_array_of_a_state_is_needed(both):
     assert ours.state_sha256() == before
 
 
-@pytest.mark.parametrize("wrong", [None, 5, [1], "state"])
-def test_restore_says_what_it_takes(wrong, both):
+def test_restore_says_what_it_takes(both):
     with pytest.raises(BadInput, match="restore takes what state"):
-        both[1].restore(wrong)
+        both[1].restore(None)
 
 
 def test_arrays_that_were_deleted_are_refused(both):
@@ -182,9 +172,9 @@ def test_the_schedule_tells_what_is_in_flight(method):
         ours.step(batch)
 
 
-@pytest.mark.parametrize("K", [1, 2, 4])
 @pytest.mark.parametrize("method", names())
-def test_nothing_is_in_flight_in_an_empty_pipeline_and_no_more_than_can_be_later(method, K):
+def test_nothing_is_in_flight_in_an_empty_pipeline_and_no_more_than_can_be_later(method):
+    K = 4
     schedule = find(method).schedule(K)
     assert in_flight(schedule, 0) == (set(), {}, [0] * K)
     early, late = in_flight(schedule, 50), in_flight(schedule, 51)

@@ -33,8 +33,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "engine": (*BELOW_STAGES, "schedule", "stage"),
     "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "split", "block_times", "methods"),
     "explorer": ("errors", "options", "schedule", "methods", "checks"),
-    "outcome": ("split", *BELOW_API),
-    "api": ("recipe", "outcome", *BELOW_API),
+    "api": ("recipe", "split", *BELOW_API),
     "runs": (
         *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),
         "checks",

@@ -35,7 +35,6 @@ def test_the_updates_that_every_gradient_is_late_are_those_that_a_run_counts(nam
     [
         {"method": "fdg", "accumulate": 2},
         pytest.param({"method": "fdg", "accumulate": 3, "order": "forward-first"}, marks=pytest.mark.slow),
-        pytest.param({"method": "fdg", "accumulate": 3, "engine": "delay-line"}, marks=pytest.mark.slow),
         pytest.param({"method": "fdg", "accumulate": 2, "engine": "scan"}, marks=pytest.mark.slow),
     ],
     ids=str,

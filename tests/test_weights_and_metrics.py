@@ -70,7 +70,7 @@ def by_hand(ours, data):
     return losses / total, 100 * wrong / total
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline"))
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
 def test_an_evaluation_with_weights_is_a_plain_loop_also_with_a_last_batch_of_another_size(engine):
     for data, stages in ((examples(4, last=5), None), (tokens(4), [Tokens(12), Tokens(CLASSES)])):
         ours = made(2, data[0], weighted_loss, engine, stages)
@@ -82,7 +82,7 @@ def test_an_evaluation_with_weights_is_a_plain_loop_also_with_a_last_batch_of_an
         assert found.images == sum(len(x) for x, _ in data) + len(nothing[0])
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline"))
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
 def test_training_with_weights_is_the_oracle(engine):
     data = examples(6, last=7)
     ours = made(2, data[0], weighted_loss, engine)
@@ -95,10 +95,8 @@ def test_training_with_weights_is_the_oracle(engine):
     np.testing.assert_allclose([each.loss for each in ours.losses(wait=True)], losses, **CLOSE)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bool", "int32", "float32"])
-def test_weights_of_any_sort_are_numbers_and_no_weight_is_a_mean_of_0(name):
-    weights = np.array([[True, False], [False, False]]).astype(name)
+def test_weights_may_be_bools_and_no_weight_is_a_mean_of_0():
+    weights = np.array([[True, False], [False, False]])
     values = np.array([[3.0, 5.0], [7.0, np.float32(2)]], np.float32)
     assert float(Weighted(None, weights).mean(values)) == 3
     assert float(Weighted(None, weights[1]).mean(values[1])) == 0
@@ -135,8 +133,6 @@ def of_valid(outputs, labels):
 
 WHOLE = {
     "contrastive": contrastive,
-    "sum": lambda outputs, labels: per_label(outputs, labels).sum(),
-    "statistics": lambda outputs, labels: cross_entropy(outputs, labels) + 0.01 * jnp.std(outputs, 0).mean(),
     "valid": of_valid,
     "unweighted": lambda outputs, labels: per_label(outputs, labels.labels).mean(),
 }
@@ -178,18 +174,6 @@ def test_every_method_takes_weights_and_metrics(method):
     assert ours.evaluate(data).metrics == {"half": 0.5}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("aux", ["predsim", "linear"])
-def test_local_heads_and_synthesizers_look_at_the_labels_beside_the_weights(aux):
-    data = examples(3)
-    for options in ({"method": "dgl", "aux": aux}, {"method": "dni", "conditional": aux == "linear"}):
-        ours = made(2, data[0], weighted_loss, **options)
-        for batch in data:
-            ours.step(batch)
-        ours.drain()
-        assert np.isfinite([each.loss for each in ours.losses(wait=True)]).all()
-
-
 def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
     class First(nn.Module):
         @nn.compact
@@ -214,7 +198,7 @@ def test_a_batch_may_be_a_dictionary_and_its_inputs_too():
     for ours in (one, again):
         ours.drain()
     assert again.state_sha256() == one.state_sha256()
-    assert one.unsound(data[0]) is None
+    assert one.first_nonfinite(data[0]) is None
 
 
 @pytest.mark.parametrize(("weights", "said"), [
@@ -245,7 +229,7 @@ def test_batches_that_have_no_weights_or_none_that_count_are_refused():
         ours.step({"x": x, "y": y})
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line", "scan"], "pipeline"))
+@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "scan"], "pipeline"))
 def test_metrics_of_the_loss_are_in_metrics_and_averaged_by_evaluation(engine):
     data = [*batches(3), *batches(1, size=5)]
     ours = made(2, data[0], with_metrics, engine)
@@ -293,25 +277,11 @@ def test_metrics_that_are_not_numbers_by_name_are_refused(metrics, said):
         made(1, batches(1)[0], loss, stages=[nn.Dense(CLASSES)])
 
 
-def test_a_loss_that_is_a_pair_of_something_else_is_refused():
-    with pytest.raises(BadInput, match="not one number"):
-        made(1, batches(1)[0], lambda o, y: (cross_entropy(o, y), jnp.float32(1)), stages=[nn.Dense(CLASSES)])
-
-
 def test_one_score_chooses_no_class():
     ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: optax.sigmoid_binary_cross_entropy(y[:, 0], t).mean(), recipe())
     x, labels = batches(1)[0]
     batch = x, (labels > 1).astype(np.int32)
     assert ours.init(jax.random.key(0), batch).evaluate([batch]).error_percent is None
-
-
-def test_labels_with_another_number_of_axes_are_refused():
-    x, _ = batches(1)[0]
-    ours = fdg_jax.Pipeline([nn.Dense(1)], lambda y, t: jnp.mean((y - t) ** 2), recipe())
-    targets = x.sum(axis=tuple(range(1, x.ndim)))
-    ours.init(jax.random.key(0), (x, targets[:, None]))
-    with pytest.raises(BadInput, match="Give labels of the same dtype and with as many axes"):
-        ours.evaluate([(x, targets)])
 
 
 def test_an_evaluation_may_weight_examples_where_training_weights_tokens():

@@ -35,11 +35,11 @@ class FusedStage(Stage):
 
     def __init__(self, spec, place, **options):
         super().__init__(spec, place, **options)
-        functions, k = self.functions, spec.k
+        k = spec.k
 
         def backward_update(closure, old, x, dy, params, opt_state):
-            grads, dx = functions.backward(closure, old, x, dy)
-            return *functions.update(params, opt_state, grads), None if k == 1 else dx
+            grads, dx = self._backward(closure, old, x, dy)
+            return *self._update(params, opt_state, grads)[:2], None if k == 1 else dx
 
         self._fused = programs.jit(backward_update, donate_argnames="opt_state")
 

@@ -38,7 +38,7 @@ Hook = Callable[[Call, Callable[[], Any]], Any]  # (call, dispatch) -> what disp
 def around(engine: HostEngine, hook: Hook) -> Iterator[None]:
     """A context in which the engine makes every dispatch by the hook."""
     loop, transport = engine.loop, engine.transport
-    send, on_loss, step, tell = loop.send, loop.on_loss, loop.step, transport.tell
+    send, on_loss, step, tell = loop.send, loop.on_loss, loop.feed, transport.tell
 
     def hooked(stage: Any) -> dict[str, Callable]:
         run, update, batch_now = stage.run, stage.update, [0]
@@ -61,7 +61,7 @@ def around(engine: HostEngine, hook: Hook) -> Iterator[None]:
     replaced.append((loop, {
         "send": hooked_send,
         "on_loss": lambda batch, loss: hook(Call("loss", 0, batch), lambda: on_loss(batch, loss)),
-        "step": lambda parts: hook(Call("enter", 1, loop.t + 1, message=parts), lambda: step(parts)),
+        "feed": lambda parts: hook(Call("enter", 1, loop.t + 1, message=parts), lambda: step(parts)),
     }))  # fmt: skip
     with ExitStack() as stack:
         for where, functions in replaced:

@@ -10,7 +10,6 @@ from flax.errors import FlaxError
 
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput, sentence
-from fdg_jax.machine import programs
 from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.weighted import Weighted, without_weights
@@ -36,32 +35,32 @@ class Tally(NamedTuple):
 
     loss, metrics: as the loss function returned them.
     wrong: number of wrong top-1 predictions, or the sum of their weights; None if the outputs are not class scores.
-    weight, labels: of labels with weights, by what the loss counts, and the sum of the weights of all predictions; None
-        of others, which count by their number.
+    weight: by what the loss counts: the number of examples, or the sum of their weights.
+    labels: by what errors count: the number of labels, or the sum of their weights.
     """
 
     loss: jax.Array
     wrong: jax.Array | None
-    metrics: Mapping[str, jax.Array] = {}
-    weight: jax.Array | None = None
-    labels: jax.Array | None = None
+    metrics: Mapping[str, jax.Array]
+    weight: jax.Array
+    labels: jax.Array
 
 
 def tally(report: Callable[[Any, Any], Any], outputs: Any, labels: Any) -> Tally:
     """What an evaluation needs of a batch. report: the user's loss. It can be traced."""
-    told, truth = report(outputs, labels), without_weights(labels)
+    result, truth = report(outputs, labels), without_weights(labels)
     arrays = isinstance(outputs, jax.Array) and isinstance(truth, jax.Array)
     scores = arrays and outputs.ndim == truth.ndim + 1 and jnp.issubdtype(truth.dtype, jnp.integer)
     # One score chooses no class: a single logit, or a regression.
     wrong = jnp.argmax(outputs, -1) != truth if scores and outputs.shape[-1] > 1 else None
-    found = Tally(loss_of(told), None if wrong is None else jnp.sum(wrong), metrics_of(told))
-    if not isinstance(labels, Weighted):
-        return found
-    found = found._replace(weight=jnp.sum(labels.weights.astype(jnp.float32)))
-    if wrong is None:
-        return found
-    weights = labels.spread(truth.shape)
-    return found._replace(wrong=jnp.sum(weights * wrong), labels=jnp.sum(weights))
+    first = jax.tree.leaves(labels)[0]
+    weight, counted = jnp.float32(len(first)), jnp.float32(first.size)
+    if isinstance(labels, Weighted):
+        weight = jnp.sum(labels.weights.astype(jnp.float32))
+        if wrong is not None:
+            weights = labels.spread(truth.shape)
+            wrong, counted = weights * wrong, jnp.sum(weights)
+    return Tally(loss_of(result), None if wrong is None else jnp.sum(wrong), metrics_of(result), weight, counted)
 
 
 def evaluate(
@@ -84,9 +83,8 @@ def evaluate(
         BadInput: there are no batches, or one does not fit the network, or all weights are 0.
     """
     results: list[Tally] = []
-    examples, predictions = [], 0
+    examples = 0
     for number, (inputs, labels) in enumerate(batches, 1):
-        leaves = jax.tree.leaves(labels)
         if unfinished:
             unfinished.begin("E", 0, number, number)
         x, y = map(describe, expected)
@@ -95,11 +93,10 @@ def evaluate(
             results.append(run(inputs, labels))
         if unfinished:
             unfinished.end(results[-1].loss)
-        examples.append(len(leaves[0]))
-        predictions += leaves[0].size
+        examples += len(jax.tree.leaves(labels)[0])
     if not results:
         raise BadInput("nothing to evaluate: there are 0 test batches. Give at least one (inputs, labels).")
-    return averaged(jax.device_get(results), examples, predictions)
+    return averaged(jax.device_get(results), examples)
 
 
 @contextmanager
@@ -117,47 +114,25 @@ def fitting_inputs(inputs: Any, expected: Any) -> Any:
     return fitting(fact, f"In training stage 1 takes {describe(expected)}. Use arrays like these")
 
 
-def averaged(results: Sequence[Tally], examples: Sequence[int], predictions: int) -> Evaluation:
+def averaged(results: Sequence[Tally], examples: int) -> Evaluation:
     """The result of an evaluation.
 
     Arguments:
         results: of each batch, as host arrays.
-        examples: in each batch.
-        predictions: number of labels in all.
+        examples: in all batches.
 
     Raises:
         BadInput: all weights are 0.
     """
-    weighted = results[0].weight is not None
-    counts = [float(each.weight) for each in results] if weighted else examples  # type: ignore[arg-type]
-    total = sum(counts)
+    total = sum(float(each.weight) for each in results)
     if not total > 0:
-        raise BadInput(f"nothing to evaluate: the weights of {sum(examples)} examples add up to {total}.")
-    counted = [(n, each) for n, each in zip(counts, results, strict=True) if n]  # a mean of no weight may be 0 / 0
+        raise BadInput(f"nothing to evaluate: the weights of {examples} examples add up to {total}.")
 
     def mean(get: Callable[[Tally], Any]) -> float:
-        return sum(n * float(get(each)) for n, each in counted) / total
+        return sum(float(each.weight) * float(get(each)) for each in results if each.weight) / total  # 0 weight: 0 / 0
 
     metrics = {name: mean(lambda each, name=name: each.metrics[name]) for name in results[0].metrics}
-    wrongs = [each.wrong for each in results]
-    error = None
-    if not any(wrong is None for wrong in wrongs):
-        of = sum(float(each.labels) for each in results) if weighted else predictions  # type: ignore[arg-type]
-        error = 100.0 * sum(float(wrong) if weighted else int(wrong) for wrong in wrongs) / of  # type: ignore[arg-type]
-    return Evaluation(mean(lambda each: each.loss), error, sum(examples), metrics)
-
-
-class CompiledTransform:
-    """Compiles functions of an evaluation's transform. It keeps the newest, as callers pass the same transform again.
-
-    Arguments:
-        make: make(transform) -> the function to compile.
-    """
-
-    def __init__(self, make: Callable[[Any], Callable]):
-        self.make, self.last = make, None
-
-    def __call__(self, transform: Callable | None) -> Callable:
-        if self.last is None or self.last[0] is not transform:
-            self.last = (transform, programs.jit(self.make(transform)))
-        return self.last[1]
+    wrong = [float(each.wrong) for each in results if each.wrong is not None]
+    labels = sum(float(each.labels) for each in results)
+    error = 100.0 * sum(wrong) / labels if len(wrong) == len(results) else None
+    return Evaluation(mean(lambda each: each.loss), error, examples, metrics)

@@ -1,26 +1,22 @@
 """The engine of the host loop: K stages on K devices or, on a CPU, one device that stands in for them."""
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
+from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Told
-from fdg_jax.engine.message_shapes import with_examples
+from fdg_jax.engine.losses import Results
 from fdg_jax.engine.micro_batches import MicroBatches
 from fdg_jax.engine.saved_state import batch_sizes, check_in_flight, of_stage
 from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.transports import transport
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
-from fdg_jax.engine.unsound import WHAT, Unsound, look
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import programs
 from fdg_jax.schedule import Box, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stage.functions import loss_of, metrics_of
@@ -35,14 +31,14 @@ COUNT = jax.ShapeDtypeStruct((), np.int32)
 NORM = jax.ShapeDtypeStruct((), np.float32)
 
 
-class HostEngine:
-    """Runs the stages on their devices by the host loop. Its members are those of `Engine` (fdg_jax.engine.interface).
+class HostEngine(Engine):
+    """Runs the stages on their devices by the host loop.
 
-    stages: {k: stage}.
-    unfinished: the operations under way; None if nobody watches.
+    stages: {k: stage} of this process.
     """
 
     def __init__(self, problem: Problem):
+        super().__init__(problem)
         schedule, self.transport = problem.schedule, transport(problem)
         local = self.transport.places
         self.stages = {
@@ -58,24 +54,18 @@ class HostEngine:
             for spec, place, delay in zip(problem.specs, problem.places, problem.delays, strict=True)
             if spec.k in local
         }
-        self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
         # Where batches enter; None if that is in another process.
         self.first, self.last = local.get(1), local.get(schedule.K)
         self.alone = len(local) == schedule.K  # whether no stage is in another process
-        self.losses = PendingLosses(problem.read_behind, early=self.alone)
+        self.losses = self.no_losses()
         self.loop = HostLoop(schedule, self.stages, self.transport.send, self.on_loss)
-        self.entered = 0
-        self.within_tick = False  # stays True after a call that was cut off: stages are then at different batches
-        self.unfinished: UnfinishedOperations | None = None
         self._before_drain = 0  # batches that entered before the pipeline was last empty
-        self._preprocess = programs.jit(problem.preprocess) if problem.preprocess else None
-        self._tally = programs.jit(partial(tally, problem.specs[-1].report))
-        self._transform = CompiledTransform(lambda transform: transform)
         dtype = problem.specs[-1].value.dtype
+        self._guard, self._norms = problem.specs[0].guard, problem.specs[0].norms
+        self._numbers = range(1, schedule.K + 1)
         self._micro_batches = MicroBatches(schedule.micro_batches, self.last, self.transport.here, dtype)
 
     def watch(self) -> UnfinishedOperations:
-        """From now on, notes every operation until it is finished."""
         M = self.problem.schedule.micro_batches
         self.unfinished = unfinished = UnfinishedOperations()
 
@@ -96,18 +86,16 @@ class HostEngine:
         whole = self._micro_batches.loss(number, self.transport.tell(spec.k, report, spec.reported))
         if whole:
             batch, report = whole
-            told = Told(self.bad(), self.norms(), metrics_of(report))
-            self.losses.add(self._before_drain + batch, loss_of(report), told)
+            results = Results(loss_of(report), self.bad(), self.norms(), metrics_of(report))
+            self.losses.add(self._before_drain + batch, results)
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
-        """Enters one batch. Dispatches and does not wait."""
-        self._micro_batches.check(labels)
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         for part, size in enumerate(self._micro_batches.sizes(labels), self.loop.t * self._micro_batches.M + 1):
             self.transport.enter(part, size)
         parts = self._micro_batches.enter(self.stage_1_inputs(inputs, self.entered), labels)
         self.within_tick = True
         self.entered += 1
-        self.loop.step(parts)
+        self.loop.feed(parts)
         self.within_tick = False
 
     def stage_1_inputs(self, inputs: Tree, step: int) -> Tree:
@@ -118,13 +106,11 @@ class HostEngine:
         return self._preprocess(x, self.first.put_weights(np.int32(step))) if self._preprocess else x
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
-        """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
         for row in indices:
             # A process without stage 1 needs no input, and reads none where they are on a disk.
-            self.step(images[row] if self.first else None, labels[row])
+            self.train_batch(images[row] if self.first else None, labels[row])
 
     def drain(self) -> None:
-        """Finishes what is in flight, so that every batch has updated every stage."""
         self.within_tick = True
         self.loop.drain()
         for stage in self.stages.values():
@@ -133,44 +119,29 @@ class HostEngine:
         self.within_tick = False
 
     def wait(self) -> None:
-        """Blocks until everything that was dispatched has been computed."""
         under_way = [(stage.state, stage.sum, list(stage.line)) for stage in self.stages.values()]
         jax.block_until_ready((under_way, list(self.loop.mail.values())))
 
     def stage_variables(self) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables."""
         return self.of_all_stages(lambda stage: stage.variables())
 
     def auxiliary(self) -> list[Tree]:
-        """For each stage, the trained parameters that the method adds to the network's."""
         return self.of_all_stages(lambda stage: stage.auxiliary())
 
     def bad(self) -> list[Any]:
-        """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
-        guarded = [spec.k for spec in self.problem.specs if spec.guard]
-        bad = {k: stage.bad for k, stage in self.stages.items()}
-        return [self.transport.tell(k, bad.get(k), COUNT) for k in guarded]
+        return self.everywhere("bad", COUNT) if self._guard else []
 
     def norms(self) -> list[Any]:
-        """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
-        measured = [spec.k for spec in self.problem.specs if spec.norms]
-        norms = {k: stage.norm for k, stage in self.stages.items()}
-        return [self.transport.tell(k, norms.get(k), NORM) for k in measured]
+        return self.everywhere("norm", NORM) if self._norms else []
 
-    def refused(self) -> tuple[int, ...]:
-        """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
-        return tuple(map(int, jax.device_get(self.bad())))
-
-    def gradient_norms(self) -> tuple[float, ...]:
-        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
-        return tuple(map(float, jax.device_get(self.norms())))
+    def everywhere(self, name: str, like: Any) -> list[Any]:
+        """An attribute of every stage, an array like `like`, in every process."""
+        return [self.transport.tell(k, getattr(self.stages.get(k), name, None), like) for k in self._numbers]
 
     def staleness(self) -> list[int]:
-        """For each stage, the largest measured staleness, in updates."""
         return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.staleness))]
 
     def updates(self) -> list[int]:
-        """For each stage, the number of its updates."""
         return [int(number) for number in self.of_all_stages(lambda stage: np.int64(stage.updates))]
 
     def of_all_stages(self, get: Callable[[Stage], Tree]) -> list[Tree]:
@@ -182,41 +153,18 @@ class HostEngine:
         gathered = unflatten_dict(self.transport.gather(flat), sep="/")
         return [gathered.get(str(k), {}).get("of", {}) for k in range(1, self.problem.schedule.K + 1)]
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
-
-        def run(inputs, labels):
-            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
-            result = self._tally(outputs, self.last.put_batch(labels)) if self.last else None
-            return self.transport.tell(self.problem.schedule.K, result, self._tally_shapes)
-
-        specs = self.problem.specs
-        return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
-
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K with the newest weights, in every process. transform: as in `evaluate`."""
-        n, last = len(jax.tree.leaves(inputs)[0]), self.problem.specs[-1]
-        with fitting_inputs(inputs, self.problem.specs[0].x):
-            return self.transport.tell(last.k, self.outputs(inputs, n, transform), with_examples(last.outputs, n))
+    def from_last(self, value: Tree, like: Tree) -> Tree:
+        return self.transport.tell(self.problem.schedule.K, value, like)
 
     def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
         self.transport.enter(0, n)
-        x = self.first.put_batch(inputs) if self.first else None
-        if transform and self.first:
-            x = self._transform(transform)(x)
+        x = self.transformed(self.first.put_batch(inputs), transform) if self.first else None
         for k in range(1, self.problem.schedule.K + 1):
             x = x if k == 1 else self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
             x = self.stages[k].outputs(x) if k in self.stages else None
         return x
 
-    @cached_property
-    def _tally_shapes(self) -> Tree:
-        last = self.problem.specs[-1]
-        return jax.eval_shape(partial(tally, last.report), last.outputs, last.labels)
-
-    def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
-        """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
+    def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
         self.transport.enter(0, len(jax.tree.leaves(labels)[0]))
         x = self.stage_1_inputs(inputs, step)
         for k in range(1, self.problem.schedule.K + 1):
@@ -224,18 +172,13 @@ class HostEngine:
             if k > 1:
                 x = self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
             if stage:
-                number, x = look(stage.functions, stage.state, stage.place, x, labels)
+                number, x = look(stage._forward, stage.state, stage.place, x, labels)
             number = int(jax.device_get(self.transport.tell(k, np.int32(number) if stage else None, COUNT)))
             if number:
-                return Unsound(k, WHAT[number])
+                return Nonfinite(k, WHAT[number])
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """The exact state, batches in flight included. Its arrays may be under way; no later dispatch touches them.
-
-        Between processes it waits for all of them, and each gets the whole state; but not if it is asked for its own
-        part only.
-        """
         flat: dict[str, Any] = signature_entry(self.problem, HOST_LOOP)
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
@@ -245,15 +188,6 @@ class HostEngine:
         return flat if own else self.transport.gather(flat)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`.
-
-        Arguments:
-            state: what `snapshot` returned.
-
-        Raises:
-            BadInput: it is of another model, split, method or engine, or not whole. Nothing has changed then, in no
-                process, since everything new is made first.
-        """
         made, refusal = None, None
         try:
             made = self.read(state)
@@ -270,7 +204,7 @@ class HostEngine:
             self.transport.enter(batch, size)
         self._before_drain = entered - t
         self._micro_batches.forget()
-        self.losses = PendingLosses(self.problem.read_behind, early=self.alone)
+        self.losses = self.no_losses()
         self.within_tick = False
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Box, Tree], int, int]:

@@ -25,7 +25,7 @@ class HostLoop:
         self.t = 0  # ticks done since the pipeline was last empty; until `drain` a new batch enters at every tick
         self.mail: dict[Any, Any] = {}
 
-    def step(self, parts) -> None:
+    def feed(self, parts) -> None:
         """Does one tick, in which a batch enters: {"x": ..., "labels": ...} of each micro-batch (mostly one)."""
         for number, part in enumerate(parts, self.t * self.schedule.micro_batches + 1):
             for box in self.schedule.messages.enters(number):

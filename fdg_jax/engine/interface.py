@@ -1,16 +1,19 @@
 """What an engine is, and the training problem that it gets."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from fdg_jax.engine.evaluate import Evaluation
-from fdg_jax.engine.losses import PendingLosses
+from fdg_jax.engine.evaluate import Evaluation, Tally, evaluate, fitting_inputs, tally
+from fdg_jax.engine.first_nonfinite import Nonfinite
+from fdg_jax.engine.losses import Losses
+from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import programs
 from fdg_jax.schedule import Schedule
 from fdg_jax.stage.functions import Spec
 from fdg_jax.stage.stage import Stage
@@ -78,83 +81,124 @@ def signature_entry(problem: Problem, engine: str) -> dict[str, np.ndarray]:
     return {"of": np.frombuffer(signature(problem, engine).encode(), np.uint8)}
 
 
-class Engine(Protocol):
+class Engine:
     """Trains a problem. Both engines have these members, so that nobody needs to know which engine it is.
 
-    problem: what it trains.
+    problem: what it trains, without the first weights, which would stay in memory.
     losses: losses that are not read yet.
     entered: number of batches that have entered.
     within_tick: whether a call is within a tick, or was cut off there. After that, only `restore` helps.
+    unfinished: the operations under way; None if nobody watches.
+    last: where stage K is; None if that is in another process.
     """
 
-    problem: Problem
-    losses: PendingLosses
-    entered: int
-    within_tick: bool
+    last: Place | None
+    alone = True  # whether no stage is in another process
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
+    def __init__(self, problem: Problem):
+        specs = problem.specs
+        self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in specs])
+        self.losses = self.no_losses()
+        self.entered = 0
+        self.within_tick = False
+        self.unfinished: UnfinishedOperations | None = None
+        self._preprocess = programs.jit(problem.preprocess) if problem.preprocess else None
+        self._tally = programs.jit(partial(tally, specs[-1].report))
+        self._transform: tuple[Any, Any] = (None, None)  # the newest one and its program, as callers pass it again
+
+    def no_losses(self) -> Losses:
+        """The losses before the first batch. A guarded pipeline does not warn: `Metrics.bad` tells of its updates."""
+        return Losses(self.problem.read_behind, early=self.alone, warned=self.problem.specs[0].guard)
+
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         """Enters one batch. Dispatches and does not wait."""
-        ...
+        raise NotImplementedError
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
         """Enters the batches images[row], labels[row] for the rows of indices [W, batch]."""
-        ...
+        raise NotImplementedError
 
     def drain(self) -> None:
         """Finishes what is in flight, so that every batch has updated every stage."""
-        ...
+        raise NotImplementedError
 
     def wait(self) -> None:
         """Blocks until everything that was dispatched has been computed."""
-        ...
+        raise NotImplementedError
 
     def watch(self) -> UnfinishedOperations:
         """From now on, notes every operation until it is finished."""
-        ...
+        raise NotImplementedError
+
+    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """The outputs of stage K for n examples, in evaluation mode; None if stage K is in another process."""
+        raise NotImplementedError
+
+    def from_last(self, value: Tree, like: Tree) -> Tree:
+        """A value of stage K, with the shapes and dtypes of `like`, in every process."""
+        return value
 
     def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
         """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
-        ...
+
+        def run(inputs: Tree, labels: Tree) -> Tally:
+            outputs = self.outputs(inputs, len(jax.tree.leaves(labels)[0]), transform)
+            return self.from_last(self._tally(outputs, self.last.put_batch(labels)) if self.last else None, shapes)
+
+        specs = self.problem.specs
+        shapes = jax.eval_shape(partial(tally, specs[-1].report), specs[-1].outputs, specs[-1].labels)
+        return evaluate(run, batches, self.unfinished, (specs[0].x, specs[-1].labels))
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of stage K with the newest weights, in evaluation mode. Dispatches and does not wait."""
-        ...
+        """The outputs of stage K with the newest weights, in every process. Dispatches and does not wait."""
+        n, specs = len(jax.tree.leaves(inputs)[0]), self.problem.specs
+        with fitting_inputs(inputs, specs[0].x):
+            return self.from_last(self.outputs(inputs, n, transform), with_examples(specs[-1].outputs, n))
 
-    def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
+    def transformed(self, x: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+        """What the transform of an evaluation makes of inputs on their device."""
+        if transform is None:
+            return x
+        if self._transform[0] is not transform:
+            self._transform = transform, programs.jit(transform)
+        return self._transform[1](x)
+
+    def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
         """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
-        ...
+        raise NotImplementedError
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """The exact state, batches in flight included, as {path: array}. Its arrays may be under way.
+        """The exact state, batches in flight included, as {path: array}. No later dispatch touches its arrays.
 
-        own: only what this process has.
+        own: only what this process has. Otherwise each process gets the whole state, and waits for all of them.
         """
-        ...
+        raise NotImplementedError
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`, all or nothing. Raises BadInput for a state of another problem."""
-        ...
+        """The inverse of `snapshot`. Raises BadInput for a state of another model, split, method or engine, and for one
+        that is not whole; then nothing has changed, in no process, since everything new is made first."""
+        raise NotImplementedError
 
     def stage_variables(self) -> list[dict[str, Tree]]:
         """For each stage, the network's Flax variables."""
-        ...
+        raise NotImplementedError
 
     def auxiliary(self) -> list[Tree]:
         """For each stage, the trained parameters that the method adds to the network's."""
-        ...
+        raise NotImplementedError
 
-    def refused(self) -> tuple[int, ...]:
-        """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
-        ...
+    def bad(self) -> list[jax.Array]:
+        """For each guarded stage, the number of its first refused update, 0 if none: arrays that may be under way."""
+        raise NotImplementedError
 
-    def gradient_norms(self) -> tuple[float, ...]:
-        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
-        ...
+    def norms(self) -> list[jax.Array]:
+        """For each stage the norm of its newest gradient, where they are measured: arrays that may be under way."""
+        raise NotImplementedError
 
     def staleness(self) -> list[int]:
         """For each stage, the largest measured staleness, in updates."""
-        ...
+        raise NotImplementedError
 
     def updates(self) -> list[int]:
         """For each stage, the number of its updates."""
-        ...
+        raise NotImplementedError

@@ -4,10 +4,9 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from fdg_jax.machine import jax_internals
 
@@ -34,119 +33,90 @@ class Metrics(NamedTuple):
     gradient_norms: tuple[float, ...] = ()
 
 
-class Told(NamedTuple):
-    """What comes with the losses of a dispatch, as arrays that may be under way.
+class Results(NamedTuple):
+    """What a dispatch computes for `Metrics`, as arrays that may be under way: [] of one batch, or [W] of several.
 
-    bad, norms: for each stage, as in `Metrics`; norms are [] of one batch, or [W] of several.
-    metrics: as in `Metrics`, each [] or [W].
+    losses, norms, metrics: as in `Metrics`; norms have one array a stage.
+    bad: as in `Metrics`, for each guarded stage, or for all of them in one array.
     """
 
+    losses: jax.Array
     bad: Sequence[jax.Array] = ()
     norms: Sequence[jax.Array] = ()
     metrics: Mapping[str, jax.Array] = {}
 
 
-NOTHING = Told()
+class Losses:
+    """The losses of a pipeline: on the devices, and then on the host until the caller takes them.
 
-
-class PendingLosses:
-    """Losses on the devices. It reads those that are finished and, beyond `limit` dispatches, the oldest.
-
-    The limit bounds how far the host runs ahead of an accelerator. Nothing else in the loop ever waits.
+    It reads those that are finished and, beyond `limit` dispatches, the oldest. The limit bounds how far the host runs
+    ahead of an accelerator. Nothing else in the loop ever waits.
 
     limit: dispatches that may be unread.
     early: whether losses are read as soon as they are finished. If not, they are read when the limit is reached, which
         is after the same batch in every process of a pipeline.
+    warned: whether a warning of a loss that is not finite has been given; True for none.
+    pending: (number of the first batch, results) of each dispatch that has not been read.
     finished: what has been read and not been taken.
-    pending: (step, losses, what comes with them) of what has not been read.
+    last, lost: the newest finished loss, and the first that is not finite; None before any.
     """
 
-    def __init__(self, limit: int, early: bool = True):
-        self.limit, self.early, self.finished = limit, early, list[Metrics]()
-        self.pending = deque[tuple[int, jax.Array, Told]]()
+    def __init__(self, limit: int, early: bool = True, warned: bool = False):
+        self.limit, self.early, self.warned = limit, early, warned
+        self.pending = deque[tuple[int, Results]]()
+        self.finished: deque[Metrics] = deque(maxlen=MOST_KEPT)
+        self.last: Metrics | None = None
+        self.lost: Metrics | None = None
 
-    def add(self, step: int, losses: jax.Array, told: Told = NOTHING) -> None:
-        """Adds the losses of a dispatch, then reads what is finished.
-
-        Arguments:
-            step: the batch's number, or that of the first of several.
-            losses: [] of one batch, or [W] of several.
-            told: what comes with them.
-        """
-        self.pending.append((step, losses, told))
-        while self.pending and (len(self.pending) > self.limit or self.ready(*self.pending[0][1:])):
+    def add(self, step: int, results: Results) -> None:
+        """Adds the results of a dispatch, then reads what is finished. step: the number of its first batch."""
+        self.pending.append((step, results))
+        while self.pending and (len(self.pending) > self.limit or (self.early and self.ready())):
             self.read()
 
-    def ready(self, losses: jax.Array, told: Told) -> bool:
-        """Whether these arrays have been computed and are to be read now."""
-        return self.early and jax_internals.is_ready(losses) and all(map(jax_internals.is_ready, jax.tree.leaves(told)))
+    def ready(self) -> bool:
+        """Whether the oldest results have been computed."""
+        return all(map(jax_internals.is_ready, jax.tree.leaves(self.pending[0][1])))
 
     def read(self) -> None:
-        """Reads the oldest losses, and waits for them if they are not finished."""
-        step, losses, told = self.pending[0]
-        leaves, structure = jax.tree.flatten(told)
+        """Reads the oldest results, and waits for them if they are not finished."""
+        step, results = self.pending[0]
+        leaves, structure = jax.tree.flatten(results)
         # This may wait, so Ctrl-C may come here. Nothing has been removed by then.
-        losses, *leaves = jax_internals.fetch([losses, *leaves])
-        told = jax.tree.unflatten(structure, leaves)
-        refused = tuple(int(number) for stages in told.bad for number in np.ravel(stages))
-        read = []
-        for i, loss in enumerate(np.ravel(losses)):
-            metrics = {name: float(np.ravel(values)[i]) for name, values in told.metrics.items()}
-            norms = tuple(float(np.ravel(values)[i]) for values in told.norms)
-            read.append(Metrics(step + i, float(loss), refused, metrics, norms))
+        flat = [array.reshape(-1) for array in jax_internals.fetch(leaves)]
+        losses, bad, norms, metrics = jax.tree.unflatten(structure, flat)
+        refused = tuple(int(number) for stages in bad for number in stages)
         self.pending.popleft()
-        self.finished += read
+        for i, loss in enumerate(losses.tolist()):
+            values = {name: float(value[i]) for name, value in metrics.items()}
+            self.last = Metrics(step + i, loss, refused, values, tuple(float(norm[i]) for norm in norms))
+            self.lost = self.lost if self.lost or math.isfinite(loss) else self.last
+            self.finished.append(self.last)
 
     def read_all(self) -> None:
         """Reads all losses, and waits for them."""
         while self.pending:
             self.read()
 
-    def take(self) -> list[Metrics]:
-        """Removes and returns what has been read."""
-        taken, self.finished = self.finished, []
-        return taken
-
-
-class FinishedLosses:
-    """The finished losses of an engine that a caller has not taken yet.
-
-    engine: its `losses` are read, which `restore` replaces. warned: whether a warning of a loss that is not finite has
-        been given; True for none. lost: the first such loss.
-    """
-
-    def __init__(self, engine: Any, warned: bool):
-        self.engine, self.warned = engine, warned
-        self.last: Metrics | None = None
-        self.lost: Metrics | None = None
-        self.kept: deque[Metrics] = deque(maxlen=MOST_KEPT)
-
     def newest(self) -> Metrics | None:
         """The newest finished loss, None before any."""
-        finished = self.engine.losses.take()
-        if finished:
-            self.kept += finished
-            self.last = finished[-1]
-            self.lost = self.lost or next((each for each in finished if not math.isfinite(each.loss)), None)
         return self.last
 
     def take(self) -> list[Metrics]:
-        """All that finished since the last call, in order."""
-        self.newest()
-        taken = list(self.kept)
-        self.kept.clear()
+        """Removes and returns what has been read, in order."""
+        taken = list(self.finished)
+        self.finished.clear()
         return taken
 
     def warn(self) -> None:
         """Warns, once, of a finished loss that is NaN or infinite. It comes before a call changes anything, as a
         warning may be an error."""
-        self.newest()
         if self.lost is None or self.warned:
             return
         self.warned = True
         warnings.warn(
             f"the loss of batch {self.lost.step:,} is {self.lost.loss}. Look for a NaN in the data, labels outside the "
-            "classes or a learning rate that is too high. unsound(batch) names the stage; guard=True keeps such "
-            "gradients from the weights. This warning comes only once.",
+            "classes or a learning rate that is too high. first_nonfinite(batch) names the stage; guard=True keeps "
+            "such gradients from the weights. This warning comes only once.",
             stacklevel=3,
         )

@@ -9,7 +9,7 @@ weights alike (a memo refers to its old weights in both cases, see fdg_jax.stage
 `benchmarks/memory.py` measures the same from the arrays that exist.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from fdg_jax.engine.host_engine import HostEngine
+from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.scan_engine import ScanEngine
@@ -91,8 +92,7 @@ def predict(engine: Engine) -> list[Memory]:
         return []
     peaks: dict[int, Memory] = {}
     for k, memory in over_time(engine):
-        if k not in peaks or memory.total > peaks[k].total:
-            peaks[k] = memory
+        peaks[k] = max(peaks.get(k, memory), memory, key=lambda each: each.total)
     return [peaks[k] for k in engine.stages]
 
 
@@ -103,14 +103,17 @@ def initial(k: int, state: Any, weights: int) -> Memory:
 
 
 class StageContents:
-    """What a stage holds, counted operation by operation.
+    """Stands for a stage in the host loop, with sizes in bytes as messages, and counts what the stage holds.
 
-    kept: by kind of operation, the (batch, weight version) of each thing that is kept until that operation.
+    kept: by kind of operation, the weight version of each thing that is kept until that operation.
     waiting: the weight versions of the gradients in the delay line.
     mail: bytes of messages that wait.
+    sent: bytes of messages of the last operation, which are on this device as well until they have arrived.
+    seen: where (k, what stage k holds) is added after every change.
     """
 
-    def __init__(self, stage: Stage, x: Tree, labels: Tree):
+    def __init__(self, stage: Stage, x: Tree, labels: Tree, seen: list[tuple[int, Memory]]):
+        self.seen = seen
         self.k, self.delay, self.accumulate = stage.k, stage.delay, stage.accumulate
         kept = stage.kept_shapes(x, labels)
         memo = kept["B"]
@@ -118,22 +121,30 @@ class StageContents:
         self.gradient = tree_bytes(stage.state.params)
         self.sizes = {kind: tree_bytes(tree) for kind, tree in kept.items()}
         self.sizes["B"] -= self.old
-        self.kept: dict[str, deque[tuple[int, int]]] = {kind: deque() for kind in kept}
+        self.kept: dict[str, deque[int]] = {kind: deque() for kind in kept}
         self.ahead, self.corrected = bool(stage.spec.correction.forward), bool(stage.spec.correction.gradient)
         self.waiting: deque[int] = deque()
         self.shown: int | None = None  # the version whose corrected weights the stage keeps for its next forward passes
-        self.updates, self.passes, self.mail = 0, 0, 0
+        self.updates, self.passes, self.mail, self.sent = 0, 0, 0, 0
         self.base = initial(stage.k, stage.state, tree_bytes(jax.eval_shape(stage.variables)["params"]))
 
-    def run(self, op: Op) -> None:
-        """Counts an operation of the stage."""
-        if op.kind == "F":
+    def run(self, kind: str, batch: int, messages: dict[str, int]) -> dict[str, int]:
+        """Counts an operation of the stage. Whoever sends its messages knows their sizes (`over_time`)."""
+        self.mail -= sum(messages.values())
+        self.sent = 0
+        if kind == "F":
             for pile in self.kept.values():
-                pile.append((op.batch, self.updates))
+                pile.append(self.updates)
             self.shown = self.updates
-            return
-        _, version = self.kept[op.kind].popleft()
-        if op.kind == "B":
+        else:
+            self.go_back(kind)
+        self.note()
+        return defaultdict(int)
+
+    def go_back(self, kind: str) -> None:
+        """Counts a backward pass, or an operation of the method's own."""
+        version = self.kept[kind].popleft()
+        if kind == "B":
             self.passes += 1
             self.waiting.append(version)
             if len(self.waiting) > self.delay:
@@ -141,14 +152,14 @@ class StageContents:
             before, self.updates = self.updates, max(0, self.passes - self.delay) // self.accumulate
             self.shown = None if self.updates > before else self.shown
 
-    def now(self, sent: int) -> Memory:
-        """What it holds. sent: bytes of messages of its last operation that are still on this device as well."""
-        versions = {version for _, version in self.kept["B"]} | (set(self.waiting) if self.corrected else set())
+    def note(self, sent: int = 0) -> None:
+        """Notes what the stage holds now. sent: bytes of messages that are still on this device as well."""
+        versions = {*self.kept["B"], *(self.waiting if self.corrected else ())}
         shown = set() if self.shown is None else {self.shown}
         # The newest weights are counted already, but not what a correction makes of them.
         versions = versions | shown if self.ahead else versions - {self.updates}
         under_way = len(self.waiting) + (max(0, self.passes - self.delay) % self.accumulate > 0)
-        return self.base._replace(
+        now = self.base._replace(
             memos=sum(len(pile) * self.sizes[kind] for kind, pile in self.kept.items()),
             old_weights=len(versions) * self.old,
             gradients=under_way * self.gradient,
@@ -156,46 +167,37 @@ class StageContents:
             kept=len(self.kept["B"]),
             memo=self.sizes["B"],
         )
+        self.seen.append((self.k, now))
 
 
 def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
-    """(k, what stage k holds) after every operation that made it more, until the pipeline runs steadily."""
+    """(k, what stage k holds) after every change, counted by the host loop itself until the pipeline runs steadily."""
     schedule, specs = engine.loop.schedule, engine.problem.specs
-    of_part = micro_batch_specs(specs, schedule.micro_batches)
+    of_part, seen = micro_batch_specs(specs, schedule.micro_batches), list[tuple[int, Memory]]()
     held = {
-        spec.k: StageContents(engine.stages[spec.k], spec.x, labels_at(spec, engine))
+        spec.k: StageContents(engine.stages[spec.k], spec.x, labels_at(spec, engine), seen)
         for spec in of_part
         if spec.k in engine.stages
     }
     devices = {k: place.device for k, place in enumerate(engine.problem.places, 1)}
-    sizes: dict[Box, int] = {}
 
-    def post(box: Box, giver: Op | None) -> int:
+    def send(box: Box, _: Any, giver: Op | None) -> int | None:
         size = message_bytes(box, giver, of_part)
-        if box.k in held:
-            sizes[box] = size
-            held[box.k].mail += size
+        # A message to another device is a copy; on the same device it is the same array.
+        if giver and giver.k in held and devices[box.k] is not devices[giver.k]:
+            held[giver.k].sent += size
+            held[giver.k].note(held[giver.k].sent)
+        if box.k not in held:
+            return None
+        held[box.k].mail += size
+        held[box.k].note()
         return size
 
-    takes, gives, enters = schedule.messages
-    for t in range(1, 4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 3):
-        for part in range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1):
-            for box in enters(part):
-                if box.k in held:
-                    post(box, None)
-                    yield box.k, held[box.k].now(0)
-        for op in schedule.tick(t, None):
-            if op.k in held:
-                for box in takes(op):
-                    held[box.k].mail -= sizes.pop(box)
-                held[op.k].run(op)
-            boxes = [box for box in gives(op) if box.what != "loss"]
-            posted = {box: post(box, op) for box in boxes}
-            # A message to another device is a copy; on the same device it is the same array.
-            away = {box.what: n for box, n in posted.items() if devices[box.k] is not devices[op.k]}
-            if op.k in held:
-                yield op.k, held[op.k].now(sum(away.values()))
-            yield from ((box.k, held[box.k].now(0)) for box in boxes if box.k in held)
+    loop = HostLoop(schedule, held, send, lambda batch, loss: None)
+    for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 2):
+        loop.feed([defaultdict(int)] * schedule.micro_batches)
+        yield from seen
+        seen.clear()
 
 
 def message_bytes(box: Box, giver: Op | None, specs: Sequence[Spec]) -> int:

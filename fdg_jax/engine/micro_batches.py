@@ -40,17 +40,13 @@ class MicroBatches:
         self._shares: Any = None
         self._losses: list[Tree] = []
 
-    def check(self, labels: Tree) -> None:
-        """Raises BadInput if a batch has fewer examples than M."""
+    def sizes(self, labels: Tree) -> list[int]:
+        """How many examples each part of a batch has. Raises BadInput if the batch has fewer examples than M."""
         n = len(jax.tree.leaves(labels)[0])
         if n < self.M:
-            raise BadInput(
-                f"a batch of {n} cannot be cut into {self.M} micro-batches. Use fewer of them or larger batches."
-            )
-
-    def sizes(self, labels: Tree) -> list[int]:
-        """How many examples each part of a batch has."""
-        return [end - start for start, end in pairwise(bounds(len(jax.tree.leaves(labels)[0]), self.M))]
+            fact = f"a batch of {n} cannot be cut into {self.M} micro-batches"
+            raise BadInput(f"{fact}. Use fewer of them or larger batches.")
+        return [end - start for start, end in pairwise(bounds(n, self.M))]
 
     def enter(self, x: Tree, labels: Tree) -> list[dict[str, Tree]]:
         """What enters the pipeline.

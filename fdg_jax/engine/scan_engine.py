@@ -1,6 +1,6 @@
 """Delay lines on one accelerator: the data stay on the device, and one dispatch trains many batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -9,55 +9,44 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
-from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
-from fdg_jax.engine.losses import PendingLosses, Told
+from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
+from fdg_jax.engine.interface import SCAN, Engine, Problem, check_signature, signature_entry
+from fdg_jax.engine.losses import Results
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.engine.unsound import Unsound, first_unsound
 from fdg_jax.machine import programs
 from fdg_jax.stage import delay_line
 from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
-from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
+from fdg_jax.stage.nonfinite import guard_statistics
+from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import Reading, number
 
 Tree = Any
 
 
-class ScanEngine:
+class ScanEngine(Engine):
     """BP with a delay line for each stage's gradients (fdg_jax.stage.delay_line), under `lax.scan`.
-
-    Its members are those of `Engine` (fdg_jax.engine.interface).
 
     run: the state of the run.
     one: one step, (run, inputs, labels) -> (run, (report, first refused updates or None, norms of gradients)).
     """
 
     def __init__(self, problem: Problem):
-        self.problem = problem._replace(specs=[spec._replace(variables={}) for spec in problem.specs])
-        self.device = problem.places[0].device
-        stages = [
-            watch_updates(*make_stage_functions(spec), spec.guard, spec.norms) for spec in problem.specs
-        ]
-        self.functions, states = zip(*stages, strict=True)
+        super().__init__(problem)
+        self.last = problem.places[0]
+        self.device = self.last.device
+        made, states = zip(*map(make_stage_functions, problem.specs), strict=True)
+        guard = problem.specs[0].guard
+        self.functions = [f._replace(forward=guard_statistics(f.forward)) if guard else f for f in made]
         functions, schedule = self.functions, problem.schedule
-        lines = delay_line.LineOptions(
-            schedule.behind,
-            [spec.correction for spec in problem.specs],
-            schedule.accumulate,
-            schedule.accumulation == "mean",
-            problem.specs[0].guard,
-        )
+        rules = [UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms) for spec in problem.specs]
+        mean = schedule.accumulation == "mean"
+        lines = delay_line.LineOptions(schedule.behind, rules, schedule.accumulate, mean)
         self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
-        self.losses = PendingLosses(problem.read_behind)
-        self.entered = 0
-        self.within_tick = False  # stays True after a call that was cut off while the run was donated
-        self.unfinished: UnfinishedOperations | None = None
         self._resident: tuple[Any, Any, Tree] | None = None
-        self._evaluated = CompiledTransform(self.evaluated)
-        self._predicted = CompiledTransform(lambda transform: partial(self.outputs, transform=transform))
+        self._outputs = programs.jit(self.evaluated)
 
         def one(run, inputs, labels):
             x = problem.preprocess(inputs, run.entered) if problem.preprocess else inputs
@@ -72,10 +61,9 @@ class ScanEngine:
         self.one = one
         self._step = programs.jit(one, donate_argnums=0)
         self._window = programs.jit(window, donate_argnums=0)
-        self._drain = programs.jit(partial(delay_line.drain, functions, lines), donate_argnums=0)
+        self._drain = programs.jit(partial(delay_line.drain, lines), donate_argnums=0)
 
     def watch(self) -> UnfinishedOperations:
-        """From now on, notes every dispatch until it is finished."""
         self.unfinished = UnfinishedOperations()
         return self.unfinished
 
@@ -84,8 +72,7 @@ class ScanEngine:
         if self.unfinished is not None:
             self.unfinished.begin("window", 0, self.entered + 1, self.entered + batches)
 
-    def step(self, inputs: Tree, labels: Tree) -> None:
-        """Enters one batch. Dispatches and does not wait."""
+    def train_batch(self, inputs: Tree, labels: Tree) -> None:
         arrays = jax.device_put((inputs, labels), self.device)
         self.begin(1)
         with self.tick():
@@ -93,11 +80,6 @@ class ScanEngine:
             self.advance(1, *told)
 
     def train(self, images: np.ndarray, labels: np.ndarray, indices: np.ndarray) -> None:
-        """Enters the batches images[row], labels[row] for the rows of indices [W, batch], in one dispatch.
-
-        images and labels stay on the device between calls, so they must not be changed in place. Other arrays are put
-        there.
-        """
         if not len(indices):
             return
         if self._resident is None or self._resident[0] is not images or self._resident[1] is not labels:
@@ -124,108 +106,67 @@ class ScanEngine:
         """Notes the losses of a dispatch, and what comes with them."""
         if self.unfinished is not None:
             self.unfinished.end(loss_of(report))
-        told = Told(() if bad is None else [bad], norms, metrics_of(report))
-        self.losses.add(self.entered + 1, loss_of(report), told)
+        results = Results(loss_of(report), () if bad is None else [bad], norms, metrics_of(report))
+        self.losses.add(self.entered + 1, results)
         self.entered += batches
 
     def drain(self) -> None:
-        """Finishes what is in flight, so that every batch has updated every stage."""
         with self.tick():
             self.run = self._drain(self.run)
 
     def wait(self) -> None:
-        """Blocks until everything that was dispatched has been computed."""
         jax.block_until_ready(self.run)
 
     def stage_variables(self) -> list[dict[str, Tree]]:
-        """For each stage, the network's Flax variables."""
         pairs = [(evaluated(s.params, s.opt_state), s.extra) for s in self.run.stages]
         copies = jax.tree.map(jnp.copy, pairs)  # the next window donates these
         return [flax_variables(params, extra) for params, extra in copies]
 
     def auxiliary(self) -> list[Tree]:
-        """For each stage (): none of the methods that are delay lines adds parameters."""
         return [() for _ in self.run.stages]
 
-    def refused(self) -> tuple[int, ...]:
-        """For each guarded stage, the number of its first refused update, 0 if none. Waits for the devices."""
-        return tuple(map(int, jax.device_get(bad(self.run))))
+    def bad(self) -> list[jax.Array]:
+        return bad(self.run)
 
-    def gradient_norms(self) -> tuple[float, ...]:
-        """For each stage the norm of its newest gradient, where they are measured. Waits for the devices."""
-        return tuple(map(float, jax.device_get(norms(self.run))))
+    def norms(self) -> list[jax.Array]:
+        return norms(self.run)
 
     def staleness(self) -> list[int]:
-        """For each stage, the largest measured staleness, in updates."""
         return [int(value) for value in jax.device_get(self.run.staleness)]
 
     def updates(self) -> list[int]:
-        """For each stage, the number of its updates."""
         return [int(value) for value in jax.device_get(self.run.updates)]
 
-    def evaluated(self, transform: Callable[[Tree], Tree] | None) -> Callable:
-        """Makes run(stages, inputs, labels) -> Tally for a transform."""
-
-        def run(stages, inputs, labels):
-            return tally(self.problem.specs[-1].report, self.outputs(stages, inputs, transform), labels)
-
-        return run
-
-    def outputs(self, stages: Any, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
+    def evaluated(self, stages: Any, x: Tree) -> Tree:
         """The outputs of the whole network in evaluation mode. It can be traced."""
-        x = transform(inputs) if transform else inputs
         for f, s in zip(self.functions, stages, strict=True):
             x = f.outputs(evaluated(s.params, s.opt_state), s.extra, x)
         return x
 
-    def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None) -> Tree:
-        """The outputs of the last stage with the newest weights. transform: as in `evaluate`."""
-        with fitting_inputs(inputs, self.problem.specs[0].x):
-            return self._predicted(transform)(self.run.stages, jax.device_put(inputs, self.device))
+    def outputs(self, inputs: Tree, n: int, transform: Callable[[Tree], Tree] | None) -> Tree:
+        x = self.transformed(jax.device_put(inputs, self.device), transform)
+        return self._outputs(self.run.stages, x)
 
-    def evaluate(self, batches: Iterable, transform: Callable[[Tree], Tree] | None) -> Evaluation:
-        """Loss and error with the newest weights. transform: takes inputs to what stage 1 takes; or None."""
-        run = self._evaluated(transform)
-        expected = self.problem.specs[0].x, self.problem.specs[-1].labels
-
-        def on_device(inputs, labels):
-            return run(self.run.stages, *jax.device_put((inputs, labels), self.device))
-
-        return evaluate(on_device, batches, self.unfinished, expected)
-
-    def unsound(self, inputs: Tree, labels: Tree, step: int) -> Unsound | None:
-        """The first stage that produces a NaN or an infinity for a batch. step: number of batches before it."""
+    def first_nonfinite(self, inputs: Tree, labels: Tree, step: int) -> Nonfinite | None:
         x, labels = jax.device_put((inputs, labels), self.device)
-        if self.problem.preprocess:
-            x = programs.jit(self.problem.preprocess)(x, np.int32(step))
-        place = self.problem.places[0]
-        return first_unsound([(f, s, place) for f, s in zip(self.functions, self.run.stages, strict=True)], x, labels)
+        x = self._preprocess(x, np.int32(step)) if self._preprocess else x
+        for k, (functions, state) in enumerate(zip(self.functions, self.run.stages, strict=True), 1):
+            number, x = look(programs.jit(functions.forward), state, self.problem.places[0], x, labels)
+            if number:
+                return Nonfinite(k, WHAT[number])
+        return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        """The exact state, gradients in the delay lines included, as {path: array} on the host.
-
-        own: there is no other process.
-
-        The next dispatch donates all arrays, so they are read now. A copy on the device would need twice the memory.
-        """
         return signature_entry(self.problem, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `snapshot`.
-
-        Arguments:
-            state: what `snapshot` returned.
-
-        Raises:
-            BadInput: it is of another model, split, method or engine. Nothing has changed then.
-        """
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
         run, entered = checkpoint.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
         run = jax.device_put(run, self.device)
         self.within_tick = True
-        self.run, self.entered, self.losses = run, entered, PendingLosses(self.problem.read_behind)
+        self.run, self.entered, self.losses = run, entered, self.no_losses()
         self.within_tick = False
 
 

@@ -107,7 +107,6 @@ class TrackedStage:
 
     def __init__(self, stage: Any, unfinished: UnfinishedOperations, whole: Callable[[int], int]):
         self.stage, self.unfinished, self.whole = stage, unfinished, whole
-        self.extra, self.params = getter_of_smallest(stage.state.extra), getter_of_smallest(stage.state.params)
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
         """As Stage.run."""
@@ -127,26 +126,14 @@ class TrackedStage:
         For a forward pass that is a statistic, for a backward pass a weight, which are never donated. If there is none
         it is a message, which then stays in memory until it is computed.
         """
-        state = self.stage.state
-        if kind == "F" and self.extra is not None:
-            return self.extra(state.extra)
-        if kind == "B" and self.stage.updates > updates and self.params is not None:
-            return self.params(state.params)
-        return next(iter(jax.tree.leaves(sent)), None)
+        state, changed = self.stage.state, None
+        if kind == "F":
+            changed = smallest(state.extra)
+        elif kind == "B" and self.stage.updates > updates:
+            changed = smallest(state.params)
+        return next(iter(jax.tree.leaves(sent)), None) if changed is None else changed
 
 
-def getter_of_smallest(tree: Tree) -> Callable[[Tree], Any] | None:
-    """A fast function that picks the smallest array of such a tree; None if it finds none."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    known = (jax.tree_util.DictKey, jax.tree_util.SequenceKey)
-    ways = [(leaf.size, n, way) for n, (way, leaf) in enumerate(leaves) if all(isinstance(key, known) for key in way)]
-    if not ways:
-        return None
-    keys = [key.key if isinstance(key, jax.tree_util.DictKey) else key.idx for key in min(ways)[2]]  # type: ignore
-
-    def walk(tree: Tree) -> Any:
-        for key in keys:
-            tree = tree[key]
-        return tree
-
-    return walk
+def smallest(tree: Tree) -> Any:
+    """The smallest array of a tree; None if it has none."""
+    return min(jax.tree.leaves(tree), key=lambda leaf: leaf.size, default=None)

@@ -72,12 +72,12 @@ class Put:
         self.device, self.sharding = device, SingleDeviceSharding(device)
 
     def __call__(self, array: Any) -> Any:
+        if isinstance(array, jax.Array) and array.committed and array.sharding == self.sharding:
+            return array
         array = np.asarray(array) if isinstance(array, np.generic) else array
         shape = _one_piece(array) if batched_device_put else None
         if shape is None:
             return jax.device_put(array, self.device)
-        if isinstance(array, jax.Array) and array.committed and array.sharding == self.sharding:
-            return array
         with explicit_device_put_scope():  # marks the transfer as explicit for `jax.transfer_guard`
             return batched_device_put(shape, self.sharding, [array], [self.device])
 

@@ -100,7 +100,7 @@ def with_error(spec: Spec):
         report = report_of(y, labels)
         return add_sown(loss_of(report), sown), ({"loss": report, "dy": error}, changed)
 
-    return make_functions(objective, make_outputs(apply, spec.compute), spec.optimizer, spec.value.dtype, spec.compute)
+    return make_functions(objective, make_outputs(apply, spec.compute), spec.value.dtype, spec.compute)
 
 
 METHOD = Method(

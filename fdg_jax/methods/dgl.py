@@ -101,11 +101,10 @@ class LocalLossStage(Stage):
 
         params, extra = split_variables(spec.variables)
         aux_params, aux_extra = split_variables(programs.jit(lambda key: aux.init(key, zeros(spec.y), False))(spec.key))
-        pair = (params, aux_params)
-        state = StageState(pair, {**extra, "auxiliary": aux_extra}, spec.optimizer.init(pair))
+        state = StageState((params, aux_params), {**extra, "auxiliary": aux_extra})
         # The auxiliary network computes in float32, whatever the network does.
         pair_weights = lambda pair: (weights(pair[0]), pair[1])  # noqa: E731
-        return make_functions(objective, outputs, spec.optimizer, dtype, spec.compute, pair_weights), state
+        return make_functions(objective, outputs, dtype, spec.compute, pair_weights), state
 
     def variables(self):
         if self.spec.last:

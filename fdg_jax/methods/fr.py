@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fdg_jax.machine import programs
 from fdg_jax.methods.ddg import forward_locked
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage.functions import Spec
@@ -55,20 +54,21 @@ class ReplayStage(Stage):
 
     def __init__(self, spec: Spec, place, **options):
         super().__init__(spec, place, **options)
-        forward, packing = self.functions.forward, self.layout.extra
+        forward = self.functions.forward
 
         def again(params, extra, rng, x, labels):
             """The replay: with the first pass's random key, and the newest one is kept."""
             if rng is None:
                 return forward(params, extra, x, labels)
-            newest = packing.unpack(extra)
-            messages, changed, closure = forward(params, packing.pack({**newest, "rng": rng}), x, labels)
-            return messages, packing.pack({**packing.unpack(changed), "rng": newest["rng"]}), closure
+            messages, changed, closure = forward(params, {**extra, "rng": rng}, x, labels)
+            return messages, {**changed, "rng": extra["rng"]}, closure
 
-        self._again = programs.jit(again)
-        self._play = programs.jit(  # the first pass, which keeps its random key and no closure
-            lambda params, extra, *rest: (*forward(params, extra, *rest)[:2], packing.unpack(extra).get("rng"))
-        )
+        def play(params, extra, x, labels):
+            """The first pass, which keeps its random key and no closure."""
+            return *forward(params, extra, x, labels)[:2], extra.get("rng")
+
+        self._again = self.program(again, "params extra rng x labels", "messages extra closure")
+        self._play = self.program(play, "params extra x labels", "messages extra rng")
 
     def forward(self, batch: int, x, labels=None):
         messages, changed, rng = self._play(self.state.params, self.state.extra, x, labels)

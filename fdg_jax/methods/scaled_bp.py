@@ -43,18 +43,18 @@ def scaled_bp(K: int) -> Schedule:
 class Scaled(Stage):
     """A stage whose optimizer sees the gradient times scale**(K-k). Stage K is exempt, and scale = 1 is BP."""
 
-    def make(self, spec: Spec):
-        """The stage's functions; the update takes the gradient times the factor."""
+    def update_rule(self, spec: Spec):
+        """The update by the gradient times the factor."""
         factor = spec.options["scale"] ** (spec.K - spec.k)
         if factor == 1.0:
-            return super().make(spec)
+            return super().update_rule(spec)
         init, update = spec.optimizer
 
         def scaled(updates, state, params=None, **extra):
             return update(jax.tree.map(lambda leaf: factor * leaf, updates), state, params, **extra)
 
         # Not a chain, so that a checkpoint's paths are BP's.
-        return super().make(spec._replace(optimizer=optax.GradientTransformationExtraArgs(init, scaled)))
+        return super().update_rule(spec._replace(optimizer=optax.GradientTransformationExtraArgs(init, scaled)))
 
 
 METHOD = Method(

@@ -13,8 +13,8 @@ from flax.errors import FlaxError
 
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import Spec, StageState
-from fdg_jax.stage.gradient_norms import first_refused, newest_norm
 from fdg_jax.stage.packing import Layout, Packing, Unpacked
+from fdg_jax.stage.update import first_refused, newest_norm
 from fdg_jax.storage import checkpoint
 from fdg_jax.storage.restoring import number
 from fdg_jax.transport.devices import Place

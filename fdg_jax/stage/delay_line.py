@@ -15,42 +15,39 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.corrections.interface import Correction
-from fdg_jax.stage.correcting import keep_state_if_nonfinite, keep_state_if_refused
 from fdg_jax.stage.functions import Functions, StageState
-from fdg_jax.stage.nonfinite import select, was_made
+from fdg_jax.stage.nonfinite import select
+from fdg_jax.stage.update import UpdateRule, was_made
 
 Tree = Any
 
 
-class Line(NamedTuple):
-    """A delay line: a ring of D gradients.
+class Gradient(NamedTuple):
+    """A gradient; or a ring of D of them, the delay line of a stage, with leaves [D, ...].
 
-    grads: the gradients; leaves are [D, ...].
-    version: the weight version at which each was taken, [D] int32.
-    then: these weights, if a correction needs them, else (); leaves are [D, ...].
+    grads: the gradient.
+    version: the weight version at which it was taken, int32.
+    then: these weights, if a correction needs them, else ().
     """
 
-    grads: Tree  # leaves [D, ...]
-    version: jax.Array  # [D] int32
-    then: Tree = ()  # leaves [D, ...]
+    grads: Tree
+    version: jax.Array  # int32
+    then: Tree = ()
 
 
 class LineOptions(NamedTuple):
     """What does not change during a run.
 
     delays: for each stage, the length D of its delay line.
-    corrections: for each stage, what is done about late gradients.
+    rules: for each stage, how a gradient becomes new weights.
     accumulate: gradients per update (ADL's M).
     mean: whether these are averaged instead of summed.
-    guard: whether updates with non-finite gradients are refused.
     """
 
     delays: Sequence[int]
-    corrections: Sequence[Correction]
+    rules: Sequence[UpdateRule]
     accumulate: int = 1
     mean: bool = False
-    guard: bool = False
 
 
 class Sum(NamedTuple):
@@ -80,10 +77,33 @@ class DelayState(NamedTuple):
     entered: jax.Array  # int32
     batch: jax.Array  # int32
     stages: tuple[StageState, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[Gradient, ...]
     sums: tuple[Sum | None, ...]
     updates: tuple[jax.Array, ...]  # int32 each
     staleness: tuple[jax.Array, ...]  # int32 each, the largest measured
+
+
+class Progress(NamedTuple):
+    """What gradients change in a stage, named as in DelayState."""
+
+    state: StageState
+    sum: Sum | None
+    updates: jax.Array
+    staleness: jax.Array
+
+
+class Passed(NamedTuple):
+    """What is kept of a stage between the forward and the backward pass of a batch.
+
+    closure, x: its VJP closure and its inputs.
+    extra: its collections after the forward pass.
+    params: the weights of the forward pass.
+    """
+
+    closure: Any
+    x: Tree
+    extra: dict[str, Tree]
+    params: Tree
 
 
 def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
@@ -93,61 +113,32 @@ def start(stages: Sequence[StageState], lines: LineOptions) -> DelayState:
         stages: the initial states of the stages.
         lines: what does not change.
     """
-    zero = jnp.zeros((), jnp.int32)
-    stages = [s._replace(correction=c.start(s.params)) for s, c in zip(stages, lines.corrections, strict=True)]
-    each = zip(stages, lines.delays, lines.corrections, strict=True)
-    empty = tuple(empty_line(s.params, D, keeps_weights=c.gradient is not None) for s, D, c in each)
-    sums = tuple(Sum(jax.tree.map(jnp.zeros_like, s.params), zero, zero) for s in stages)
+    zero, first, rings, sums = jnp.zeros((), jnp.int32), [], [], []
+    for state, rule, D in zip(stages, lines.rules, lines.delays, strict=True):
+        opt_state, correction = rule.start(state.params)
+        slots = jax.tree.map(lambda p, D=D: jnp.zeros((D, *p.shape), p.dtype), state.params)
+        first.append(state._replace(opt_state=opt_state, correction=correction))
+        rings.append(Gradient(slots, jnp.zeros((D,), jnp.int32), slots if rule.correction.gradient else ()))
+        accumulates = lines.accumulate > 1
+        sums.append(Sum(jax.tree.map(jnp.zeros_like, state.params), zero, zero) if accumulates else None)
     counters = (zero,) * len(stages)
-    sums = sums if lines.accumulate > 1 else (None,) * len(stages)
-    return DelayState(zero, zero, tuple(stages), empty, sums, counters, counters)
+    return DelayState(zero, zero, tuple(first), tuple(rings), tuple(sums), counters, counters)
 
 
-class Gradient(NamedTuple):
-    """One gradient of a delay line.
-
-    grads: the gradient.
-    version: the weight version at which it was taken.
-    then: these weights; () if nobody needs them.
-    """
-
-    grads: Tree
-    version: jax.Array
-    then: Tree
-
-
-def empty_line(params: Tree, D: int, keeps_weights: bool) -> Line:
-    """A delay line of D zero gradients. keeps_weights: whether it holds the weights at which they were taken."""
-    slots = jax.tree.map(lambda p: jnp.zeros((D, *p.shape), p.dtype), params)
-    return Line(slots, jnp.zeros((D,), jnp.int32), slots if keeps_weights else ())
-
-
-def read_slot(line: Line, slot: jax.Array) -> Gradient:
+def read_slot(line: Gradient, slot: jax.Array) -> Gradient:
     """The gradient in a slot of the ring."""
-    return Gradient(*jax.tree.map(lambda ring: jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False), tuple(line)))
+    return jax.tree.map(lambda ring: jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False), line)
 
 
-def write_slot(line: Line, slot: jax.Array, gradient: Gradient) -> Line:
+def write_slot(line: Gradient, slot: jax.Array, gradient: Gradient) -> Gradient:
     """The ring with another gradient in a slot."""
     put = jax.lax.dynamic_update_index_in_dim
-    return Line(*jax.tree.map(lambda ring, new: put(ring, new, slot, 0), tuple(line), tuple(gradient)))
+    return jax.tree.map(lambda ring, new: put(ring, new, slot, 0), line, gradient)
 
 
-class ForwardResults(NamedTuple):
-    """What is kept between the forward and the backward pass of a batch, for each stage.
-
-    closures, inputs: its VJP closure and its inputs.
-    extras: its collections after the forward pass.
-    params: the weights of the forward pass.
-    """
-
-    closures: tuple[Any, ...]
-    inputs: tuple[Tree, ...]
-    extras: tuple[dict[str, Tree], ...]
-    params: tuple[Tree, ...]
-
-
-def forward(functions: Sequence[Functions], lines: LineOptions, stages: Sequence[StageState], x: Tree, labels: Tree):
+def forward(
+    functions: Sequence[Functions], lines: LineOptions, stages: Sequence[StageState], x: Tree, labels: Tree
+) -> tuple[Tree, list[Passed]]:
     """One batch forward through all stages.
 
     Arguments:
@@ -156,34 +147,23 @@ def forward(functions: Sequence[Functions], lines: LineOptions, stages: Sequence
         stages: the state of each stage.
         x, labels: the batch.
 
-    Returns: (loss, what the backward pass needs).
+    Returns: (loss, what the backward pass needs of each stage).
     """
-    held, K, messages = [], len(functions), {"x": x}
-    for k, (f, s, c) in enumerate(zip(functions, stages, lines.corrections, strict=True), 1):
-        x = messages["x"]
-        params = c.forward(s.params, s.correction) if c.forward else s.params
+    passed, K, messages = [], len(functions), {"x": x}
+    for k, (f, s, rule) in enumerate(zip(functions, stages, lines.rules, strict=True), 1):
+        x, ahead = messages["x"], rule.correction.forward
+        params = ahead(s.params, s.correction) if ahead else s.params
         messages, extra, closure = f.forward(params, s.extra, x, labels if k == K else None)
-        held.append((closure, x, extra, params))
-    return messages["loss"], ForwardResults(*zip(*held, strict=True))
+        passed.append(Passed(closure, x, extra, params))
+    return messages["loss"], passed
 
 
-class Progress(NamedTuple):
-    """What gradients change in a stage, named as in StageState and DelayState."""
-
-    params: Tree
-    opt_state: Tree
-    correction: Tree
-    sum: Sum | None
-    updates: jax.Array
-    staleness: jax.Array
-
-
-def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
+def use_late(rule: UpdateRule, lines: LineOptions, at: Progress, late: Gradient, due: jax.Array) -> Progress:
     """If `due`, corrects a gradient, adds it to the stage's sum, and updates the stage once the sum is complete."""
-    whole, grads, version = due, late.grads, late.version
-    if c.gradient:
-        grads, corrected = keep_state_if_nonfinite(c.gradient, lines.guard)(grads, late.then, at.params, at.correction)
-        at = at._replace(correction=select(due, corrected, at.correction))
+    whole, grads, version, state = due, late.grads, late.version, at.state
+    if rule.correction.gradient:
+        grads, corrected = rule.correct(grads, late.then, state.params, state.correction)
+        at = at._replace(state=state._replace(correction=select(due, corrected, state.correction)))
     if at.sum is not None:
         fresh = at.sum.summed == 0
         summed = Sum(
@@ -193,29 +173,32 @@ def apply(f: Functions, c: Correction, lines: LineOptions, at: Progress, late: G
         )
         at = at._replace(sum=select(due, summed, at.sum))
         whole = due & (summed.summed == lines.accumulate)
-    return step(f, c, lines, at, grads, version, whole)
+    return update_where(whole, rule, lines, at, grads, version)
 
 
-def step(
-    f: Functions, c: Correction, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array, whole: jax.Array
+def update_where(
+    whole: jax.Array, rule: UpdateRule, lines: LineOptions, at: Progress, grads: Tree, version: jax.Array
 ) -> Progress:
     """Where `whole` is true, updates the stage by the gradient, or by the sum if there is one."""
-    if at.sum is not None:
-        n = jnp.maximum(at.sum.summed, 1)
-        grads = jax.tree.map(lambda s: s / n.astype(s.dtype), at.sum.grads) if lines.mean else at.sum.grads
-        version = at.sum.since
-        at = at._replace(sum=at.sum._replace(summed=jnp.where(whole, 0, at.sum.summed)))
-    moved = f.update(at.params, at.opt_state, grads)
-    correction = at.correction
-    if c.updated:
-        made = was_made(at.opt_state, moved[1])
-        correction = keep_state_if_refused(c.updated)(at.params, moved[0], correction, made)
-    params, opt_state, correction = select(whole, (*moved, correction), (at.params, at.opt_state, at.correction))
+    state, total = at.state, at.sum
+    if total is not None:
+        n = jnp.maximum(total.summed, 1)
+        grads = jax.tree.map(lambda s: s / n.astype(s.dtype), total.grads) if lines.mean else total.grads
+        version, total = total.since, total._replace(summed=jnp.where(whole, 0, total.summed))
+    params, opt_state = rule.new_weights(state.params, state.opt_state, grads)
+    correction = state.correction
+    if rule.correction.updated:
+        correction = rule.remember(state.params, params, correction, was_made(state.opt_state, opt_state))
+    new, old = (params, opt_state, correction), (state.params, state.opt_state, state.correction)
+    params, opt_state, correction = select(whole, new, old)
     staleness = jnp.where(whole, jnp.maximum(at.staleness, at.updates - version), at.staleness)
-    return Progress(params, opt_state, correction, at.sum, at.updates + whole.astype(jnp.int32), staleness)
+    state = state._replace(params=params, opt_state=opt_state, correction=correction)
+    return Progress(state, total, at.updates + whole.astype(jnp.int32), staleness)
 
 
-def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState, held: ForwardResults) -> DelayState:
+def backward(
+    functions: Sequence[Functions], lines: LineOptions, run: DelayState, passed: Sequence[Passed]
+) -> DelayState:
     """One batch backward through all stages; applies the gradients that come out of the delay lines.
 
     Stage k applies the gradient of batch b-D. For b <= D (the fill) nothing happens to it, not even weight decay.
@@ -224,61 +207,56 @@ def backward(functions: Sequence[Functions], lines: LineOptions, run: DelayState
         functions: of each stage.
         lines: what does not change.
         run: the state before.
-        held: what `forward` returned for this batch.
+        passed: what `forward` returned for this batch.
 
     Returns: the state after the updates that are due.
     """
     batch, dy, grads = run.batch + 1, None, []
-    for f, params, closure, x in reversed(list(zip(functions, held.params, held.closures, held.inputs, strict=True))):
+    for f, (closure, x, _, params) in reversed(list(zip(functions, passed, strict=True))):
         g, dy = f.backward(closure, params, x, dy)
         grads.append(g)
     moved, rings = [], []
-    each = zip(functions, lines.delays, lines.corrections, reversed(grads), strict=True)
-    for i, (f, D, c, g) in enumerate(each):
-        line, late = run.lines[i], Gradient(g, run.updates[i], held.params[i] if c.gradient else ())
+    for i, (rule, D, g) in enumerate(zip(lines.rules, lines.delays, reversed(grads), strict=True)):
+        line, late = run.lines[i], Gradient(g, run.updates[i], passed[i].params if rule.correction.gradient else ())
         if D:
             slot = (batch - 1) % D
             late, line = read_slot(line, slot), write_slot(line, slot, late)
-        due = batch > D if D else jnp.asarray(True)
-        moved.append(apply(f, c, lines, progress_of(run, i), late, due))
+        at = progress_of(run, i)
+        at = at._replace(state=at.state._replace(extra=passed[i].extra))
+        moved.append(use_late(rule, lines, at, late, batch > D if D else jnp.asarray(True)))
         rings.append(line)
-    return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved, held.extras)
+    return with_progress(run._replace(entered=run.entered + 1, batch=batch, lines=tuple(rings)), moved)
 
 
-def drain(functions: Sequence[Functions], lines: LineOptions, run: DelayState) -> DelayState:
+def drain(lines: LineOptions, run: DelayState) -> DelayState:
     """Applies the gradients that are still in the delay lines, oldest first, and then what is left of the sums. What
     corrections predict from begins anew.
 
     Arguments:
-        functions: of each stage.
         lines: what does not change.
         run: the state before.
 
     Returns: the state, with empty delay lines and sums.
     """
     moved = []
-    for i, (f, D, c) in enumerate(zip(functions, lines.delays, lines.corrections, strict=True)):
-        at = progress_of(run, i)
+    for i, (rule, D) in enumerate(zip(lines.rules, lines.delays, strict=True)):
+        at, anew = progress_of(run, i), rule.correction.drained
         for late in range(1, D + 1):
             of = run.batch + late - D  # the batch whose gradient is next; below 1 if the run was that short
-            at = apply(f, c, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
+            at = use_late(rule, lines, at, read_slot(run.lines[i], (of - 1) % D), of >= 1)
         if at.sum is not None:
-            at = step(f, c, lines, at, at.sum.grads, at.sum.since, at.sum.summed > 0)
-        moved.append(at._replace(correction=c.drained(at.correction)) if c.drained else at)
-    return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved, [s.extra for s in run.stages])
+            at = update_where(at.sum.summed > 0, rule, lines, at, at.sum.grads, at.sum.since)
+        state = at.state
+        moved.append(at._replace(state=state._replace(correction=anew(state.correction)) if anew else state))
+    return with_progress(run._replace(batch=jnp.zeros((), jnp.int32)), moved)
 
 
 def progress_of(run: DelayState, i: int) -> Progress:
     """What gradients have changed in stage k = i + 1."""
-    s = run.stages[i]
-    return Progress(s.params, s.opt_state, s.correction, run.sums[i], run.updates[i], run.staleness[i])
+    return Progress(run.stages[i], run.sums[i], run.updates[i], run.staleness[i])
 
 
-def with_progress(run: DelayState, moved: Sequence[Progress], extras: Sequence[dict[str, Tree]]) -> DelayState:
+def with_progress(run: DelayState, moved: Sequence[Progress]) -> DelayState:
     """The state of the run after its stages have changed."""
-    stages = (
-        StageState(at.params, extra, at.opt_state, correction=at.correction)
-        for at, extra in zip(moved, extras, strict=True)
-    )
-    *_, sums, updates, staleness = zip(*moved, strict=True)
-    return run._replace(stages=tuple(stages), sums=sums, updates=updates, staleness=staleness)
+    stages, sums, updates, staleness = zip(*moved, strict=True)
+    return run._replace(stages=stages, sums=sums, updates=updates, staleness=staleness)

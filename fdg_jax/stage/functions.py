@@ -1,4 +1,7 @@
-"""A Flax module as pure functions: forward pass, backward pass, update, evaluation. Engines and methods share them."""
+"""A Flax module as pure functions: forward pass, backward pass, evaluation. Engines and methods share them.
+
+What a gradient does to the weights is in fdg_jax.stage.update.
+"""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -29,14 +32,14 @@ class StageState(NamedTuple):
     params: the weights.
     extra: the module's other collections ("batch_stats", ...). If the module draws random numbers (dropout) also "rng",
         a key that every forward pass splits. What the module sows is not kept.
-    opt_state: the state of the optax optimizer.
+    opt_state: the state of the optimizer; `UpdateRule.start` makes it, and `correction`.
     own: what a method adds to the stage, beside the network (a synthesizer, feedback weights).
     correction: the state of the correction of late gradients.
     """
 
     params: Tree
     extra: Tree
-    opt_state: Tree
+    opt_state: Tree = ()
     own: Tree = ()
     correction: Tree = ()
 
@@ -73,8 +76,8 @@ class Spec(NamedTuple):
     key: a random key for what the method adds.
     options: the method's options, by name.
     compute: how the module is computed.
-    guard: whether updates with non-finite gradients are refused (fdg_jax.stage.nonfinite).
-    norms: whether gradients are measured (fdg_jax.stage.gradient_norms).
+    guard: whether updates with non-finite gradients are refused.
+    norms: whether gradients are measured.
     correction: what is done about late gradients.
     """
 
@@ -116,13 +119,11 @@ class Functions(NamedTuple):
         can be given again.
     backward(closure, params, x, dy) -> (grads, dx): through the activations in the closure, at the given weights. dy:
         the cotangent of the outputs; None stands for the loss's own cotangent, 1.
-    update(params, opt_state, grads) -> (params, opt_state).
     outputs(params, extra, x) -> y: in evaluation mode, without the loss.
     """
 
     forward: Callable[..., tuple[dict[str, Tree], Tree, Any]]
     backward: Callable[..., tuple[Tree, Tree]]
-    update: Callable[..., tuple[Tree, Tree]]
     outputs: Callable[..., Tree]
 
 
@@ -217,7 +218,6 @@ def make_apply(
 
 def functions(
     module: nn.Module,
-    optimizer: optax.GradientTransformation,
     loss: Loss | None = None,
     loss_dtype: Any = None,
     compute: ComputeOptions = DEFAULT_COMPUTE,
@@ -226,7 +226,6 @@ def functions(
 
     Arguments:
         module: the Flax module.
-        optimizer: the optax optimizer.
         loss: loss(outputs, labels) -> scalar, or (scalar, metrics); for stage K only.
         loss_dtype: the dtype of the loss, for stage K only.
         compute: how the module is computed.
@@ -243,7 +242,7 @@ def functions(
         report = loss(y, labels)
         return add_sown(loss_of(report), sown), ({"loss": report}, changed)
 
-    return make_functions(objective, make_outputs(apply, compute), optimizer, loss_dtype, compute)
+    return make_functions(objective, make_outputs(apply, compute), loss_dtype, compute)
 
 
 def loss_of(report: Tree) -> Any:
@@ -270,7 +269,6 @@ def make_outputs(apply: Callable, compute: ComputeOptions) -> Callable[..., Tree
 def make_functions(
     objective: Callable,
     outputs: Callable,
-    optimizer: optax.GradientTransformation,
     loss_dtype: Any = None,
     compute: ComputeOptions = DEFAULT_COMPUTE,
     weights: Callable[[Tree], Tree] | None = None,
@@ -281,7 +279,6 @@ def make_functions(
         objective: objective(params, extra, x, labels) -> (value, (messages, extra)). Of a stage without a loss that
             sows losses, the value is (outputs, sown losses).
         outputs: the stage in evaluation mode, as `make_outputs` makes it.
-        optimizer: the optax optimizer.
         loss_dtype: the dtype of the value, if it is a loss.
         compute: how the stage computes.
         weights: what the objective takes, made from the stage's params; by default all, in the computing dtype.
@@ -303,11 +300,7 @@ def make_functions(
         grads, dx = pull((dy, jnp.float32(1)) if sows else dy)
         return precision.gradients(grads, params), precision.gradients(dx, x)
 
-    def update(params, opt_state, grads):
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    return Functions(forward, backward, update, outputs)
+    return Functions(forward, backward, outputs)
 
 
 def make_stage_functions(spec: Spec) -> tuple[Functions, StageState]:
@@ -320,8 +313,7 @@ def make_stage_functions(spec: Spec) -> tuple[Functions, StageState]:
     """
     params, extra = split_variables(spec.variables)
     loss, loss_dtype = (spec.report, spec.value.dtype) if spec.last else (None, None)
-    state = StageState(params, extra, spec.optimizer.init(params))
-    return functions(spec.module, spec.optimizer, loss, loss_dtype, spec.compute), state
+    return functions(spec.module, loss, loss_dtype, spec.compute), StageState(params, extra)
 
 
 def split_variables(variables: Mapping[str, Tree]) -> tuple[Tree, dict[str, Tree]]:

@@ -1,72 +1,36 @@
-"""A guard: updates with a NaN or an infinity in the gradients are refused, and the first one is recorded.
+"""What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity, and how a refused update is described.
 
-The host reads losses late, so it notices a non-finite gradient late: by then, several updates have used the weights
-that it spoilt. So the guard is inside the update, where nobody has to wait for it. What to do about a refused update is
-decided when the host reads `bad`.
-
-A batch that spoils a gradient often spoils the running statistics of its forward passes, too, which no update would
-ever mend. So these are refused as well.
-
-A refused update leaves the weights, the moments and all that counts them as they are. The counts of learning-rate
-schedules go on: every update of a stage, refused or not, has the learning rate of its batch, as the log tells it.
+A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
+mend those. So a guard refuses them as well. After a refused update the weights, the moments and their counts are the
+old ones. The counts of learning-rate schedules go on: every update of a stage, refused or not, has the learning rate of
+its batch, as the log has it.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fdg_jax.stage.functions import Functions, StageState, loss_of, metrics_of
+from fdg_jax.stage.functions import loss_of, metrics_of
 
 Tree = Any
 
 
-class Guarded(NamedTuple):
-    """The state of a guarded optimizer.
+def guard_statistics(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A stage's forward pass that keeps the old statistics where the new ones are not finite."""
 
-    inner: the state of the optimizer itself.
-    updates: how many updates were asked for, refused ones included.
-    bad: the number (from 1) of the first refused update; 0 if there is none.
-    refused: how many were refused.
-    """
-
-    inner: Tree
-    updates: jax.Array  # int32
-    bad: jax.Array  # int32
-    refused: jax.Array  # int32
-
-
-def guard_updates(functions: Functions, state: StageState) -> tuple[Functions, StageState]:
-    """Guards the updates of a stage, and what its forward passes remember.
-
-    Arguments:
-        functions, state: the stage's.
-
-    Returns: (functions whose update leaves weights and moments unchanged if a gradient is not finite, and whose
-        forward pass leaves statistics unchanged if the new ones are not finite; the state).
-    """
-
-    def forward(params, extra, x, labels=None):
-        messages, changed, closure = functions.forward(params, extra, x, labels)
+    def guarded(params, extra, x, labels=None):
+        messages, changed, closure = forward(params, extra, x, labels)
         kept = {name: value for name, value in changed.items() if name != "rng"}
         old, new = jax.tree.leaves({name: extra[name] for name in kept}), jax.tree.leaves(kept)
         if [(a.shape, a.dtype) for a in old] == [(a.shape, a.dtype) for a in new]:  # else refused in a sentence, later
             kept = jax.tree.unflatten(jax.tree.structure(kept), select(as_finite(new, old), new, old))
         return messages, {**changed, **kept}, closure
 
-    def update(params, opt_state, grads):
-        good, number = all_finite(grads), opt_state.updates + 1
-        moved = functions.update(params, opt_state.inner, grads)
-        # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
-        params, inner = select(good, moved, (params, after_refusal(opt_state.inner, moved[1])))
-        first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
-        return params, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
-
-    opt_state = Guarded(state.opt_state, *[jnp.zeros((), jnp.int32) for _ in range(3)])
-    return functions._replace(forward=forward, update=update), state._replace(opt_state=opt_state)
+    return guarded
 
 
 @jax.custom_vjp
@@ -117,11 +81,6 @@ def after_refusal(before: Tree, after: Tree) -> Tree:
 def counts(leaf: Any) -> bool:
     """Whether this is a single integer."""
     return getattr(leaf, "ndim", None) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
-
-
-def was_made(before: Tree, after: Tree) -> jax.Array | None:
-    """Whether an update was made and not refused, by the optimizer's states around it; None without a guard."""
-    return after.refused == before.refused if isinstance(after, Guarded) else None
 
 
 def all_finite(tree: Tree) -> jax.Array:

@@ -7,7 +7,7 @@ beginning and put it together again at their end, which copies them on the devic
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.stage.functions import Functions, StageState
+from fdg_jax.stage.functions import StageState
 
 Tree = Any
 Array = jax.Array
@@ -184,7 +184,7 @@ class Closure:
         self.arrays, self.packing = arrays, packing
 
     @classmethod
-    def of(cls, closure: Tree) -> "Closure":
+    def pack(cls, closure: Tree) -> "Closure":
         """Packs a closure."""
         packing = Packing(closure, small_vector)
         return cls(packing.pack(closure), packing)
@@ -201,31 +201,20 @@ class Closure:
         return cls(arrays, packing)
 
 
-def packed(functions: Functions, layout: Layout) -> Functions:
-    """Makes the functions of a stage work on packed trees.
+def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) -> Callable:
+    """A function on plain trees as one on packed trees.
 
     Arguments:
-        functions: the functions on plain trees.
-        layout: how the state is packed.
-
-    Returns: functions that take and return packed weights, collections, optimizer states, gradients and closures.
+        function: the function.
+        takes, gives: how each argument and each result is packed: a Packing or `Closure`; None if it is not packed. A
+            function with one result returns it, one with several returns a tuple.
     """
-    of_params, of_extra, of_optimizer = layout
 
-    def forward(params, extra, x, labels=None):
-        messages, extra, closure = functions.forward(of_params.unpack(params), of_extra.unpack(extra), x, labels)
-        return messages, of_extra.pack(extra), Closure.of(closure)
+    @wraps(function)  # a profile shows its name
+    def run(*arguments):
+        plain = [how.unpack(tree) if how else tree for how, tree in zip(takes, arguments, strict=True)]
+        results = function(*plain) if len(gives) > 1 else (function(*plain),)
+        packed = tuple(how.pack(tree) if how else tree for how, tree in zip(gives, results, strict=True))
+        return packed if len(gives) > 1 else packed[0]
 
-    def backward(closure, params, x, dy):
-        grads, dx = functions.backward(closure.unpack(), of_params.unpack(params), x, dy)
-        return of_params.pack(grads), dx
-
-    def update(params, opt_state, grads):
-        trees = of_params.unpack(params), of_optimizer.unpack(opt_state), of_params.unpack(grads)
-        params, opt_state = functions.update(*trees)
-        return of_params.pack(params), of_optimizer.pack(opt_state)
-
-    def outputs(params, extra, x):
-        return functions.outputs(of_params.unpack(params), of_extra.unpack(extra), x)
-
-    return Functions(forward, backward, update, outputs)
+    return run

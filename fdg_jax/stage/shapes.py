@@ -226,7 +226,7 @@ def check_told(who: str, module: nn.Module, seen: "TracedModule", x: Tree, untol
     told = Untold(trains, tell=True)
 
     def program() -> str | None:
-        forward = functions(module, optax.identity(), compute=seen.compute).forward
+        forward = functions(module, compute=seen.compute).forward
         try:
             made = jax.make_jaxpr(forward)(*state_shapes(seen.variables, seen.draws), x)
         except Exception:  # it draws random numbers, say
@@ -244,7 +244,7 @@ def check_evaluation(who: str, module: nn.Module, compute: ComputeOptions, varia
     """Raises BadInput if a module cannot be evaluated: dropout or batch statistics that are always in training mode."""
     params, extra = split_variables(variables)
     try:
-        jax.eval_shape(functions(module, optax.identity(), compute=compute).outputs, params, extra, x)
+        jax.eval_shape(functions(module, compute=compute).outputs, params, extra, x)
     except BadInput as error:
         raise BadInput(f"{who} can be trained but not evaluated: {error}") from error
     except flax.errors.InvalidRngError as error:
@@ -315,7 +315,7 @@ def forward_shapes(
 ) -> tuple[Tree, list[jax.ShapeDtypeStruct]]:
     """(outputs, arrays in the stripped closure) of a training forward pass, as shapes."""
     messages, _, closure = jax.eval_shape(
-        functions(module, optax.identity(), compute=compute).forward, params, extra, x
+        functions(module, compute=compute).forward, params, extra, x
     )
     return messages["x"], jax.tree.leaves(closure)
 
@@ -361,7 +361,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
     JAX keeps the vector in the shape of the product: so do all of flax.linen's norms with a scale.
     """
     params, extra = state_shapes(seen.variables, seen.draws)
-    forward = functions(module, optax.identity(), compute=compute).forward
+    forward = functions(module, compute=compute).forward
     paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
     found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)
     for kept, needed in zip(seen.kept, found, strict=True):

@@ -7,7 +7,8 @@ of `Stage` in its own file.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,11 +19,10 @@ from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.checkpointing import Checkpointed, Memo
-from fdg_jax.stage.correcting import gradient_program, updated_program, weights_program
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
-from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
-from fdg_jax.stage.nonfinite import was_made
-from fdg_jax.stage.packing import Layout, packed
+from fdg_jax.stage.nonfinite import guard_statistics
+from fdg_jax.stage.packing import Closure, Layout, on_packed
+from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm, was_made
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -70,15 +70,14 @@ class Stage(Checkpointed):
     ):
         self.k, self.place, self.stashed = spec.k, place, stashed
         self.accumulate, self.mean, self.delay = accumulate, mean, delay
-        functions, state = watch_updates(*self.make(spec), spec.guard, spec.norms)
+        functions, state = self.make(spec)
+        rule, correction, guard = self.update_rule(spec), spec.correction, spec.guard
+        opt_state, corrected = rule.start(state.params)
         # opt_state is donated, and some optimizers begin with the weights themselves (averages): hence a copy.
-        opt_state = jax.tree.map(jnp.copy, state.opt_state)
-        state = state._replace(opt_state=opt_state, correction=spec.correction.start(state.params))
-        self.layout = layout = Layout.of(state, self.packs)
-        self.functions = functions = packed(functions, layout) if self.packs else functions
+        state = state._replace(opt_state=jax.tree.map(jnp.copy, opt_state), correction=corrected)
+        self.functions = functions._replace(forward=guard_statistics(functions.forward)) if guard else functions
         self.spec = spec._replace(variables={})  # else the initial weights would stay in memory
-        is_end, guard = spec.k == 1 or not self.cotangent_down, spec.guard
-        remembers = spec.correction.updated is not None
+        self.layout = layout = Layout.of(state, self.packs)
         self.state = layout.pack_now(place.put_weights(state))
         self.memos: deque[Any] = deque()
         # (gradients, the weight version at which they were taken, those weights where a correction needs them)
@@ -90,41 +89,37 @@ class Stage(Checkpointed):
         # With a guard: the number of the first refused update, after the newest one. The copy in `state` is donated.
         self.bad: Any = np.int32(0) if guard else None
         self.norm: Any = np.float32(0) if spec.norms else None  # likewise, of the newest gradient
+        self.takes_labels = spec.last or self.local_loss
+        is_end, remembers = spec.k == 1 or not self.cotangent_down, correction.updated is not None
 
-        def backward(closure, params, x, dy):
+        def gradient(closure, params, x, dy):
             grads, dx = functions.backward(closure, params, x, dy)
             return grads, None if is_end else dx
 
-        def update(params, opt_state, grads):
-            before = layout.opt_state.unpack(opt_state)
-            params, opt_state = functions.update(params, opt_state, grads)
-            plain = layout.opt_state.unpack(opt_state)
-            copies = [None if told is None else told + 0 for told in (first_refused(plain), newest_norm(plain))]
-            return params, opt_state, (*copies, was_made(before, plain) if remembers else None)
+        def updated(params, before, grads):
+            params, opt_state = rule.new_weights(params, before, grads)
+            copies = [None if each is None else each + 0 for each in (first_refused(opt_state), newest_norm(opt_state))]
+            return params, opt_state, (*copies, was_made(before, opt_state) if remembers else None)
 
         # Forward and backward are separate programs: otherwise XLA's CPU backend recomputes activations inside the
         # transposed convolutions (docs/log.md, 2026-11-21). The update is separate, too. Compiled by itself it rounds
         # in the same way everywhere, so that both engines agree bit for bit. In a larger program, XLA contracts beta*g
         # + decay*p into one or the other fused multiply-add.
-        self.takes_labels = spec.last or self.local_loss
-        self._forward = programs.jit(functions.forward)
-        self._backward = programs.jit(backward)
-        self._update = programs.jit(update, donate_argnames="opt_state")
-        self._outputs = programs.jit(functions.outputs)
-
-        def evaluated(params, opt_state):
-            trees = layout.params.unpack(params), layout.opt_state.unpack(opt_state)
-            return layout.params.pack(evaluated_weights.evaluated(*trees))
-
-        self._evaluated = programs.jit(evaluated)
+        program = self.program
+        self._forward = program(self.functions.forward, "params extra x labels", "messages extra closure")
+        self._backward = program(gradient, "closure params x dy", "grads dx")
+        corrects = "grads params params state", "grads state"
+        self._correct = program(rule.correct, *corrects) if correction.gradient else None
+        self._add = programs.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+        self._divide = programs.jit(divided)
+        self._update = program(updated, "params opt_state grads", "params opt_state report", donate_argnums=1)
+        self._remember = program(rule.remember, "params params state made", "state") if remembers else None
+        self._ahead = program(correction.forward, "params state", "params") if correction.forward else None
+        self._back = program(correction.backward, "params state", "params") if correction.backward else None
+        self._evaluated = program(evaluated_weights.evaluated, "params opt_state", "params")
         self._elsewhere = evaluated_weights.elsewhere(state.opt_state)
-        self._forward_weights = weights_program(spec.correction.forward, layout.params)
-        self._backward_weights = weights_program(spec.correction.backward, layout.params)
-        self._correct = gradient_program(spec.correction, layout.params, guard)
-        self._updated = updated_program(spec.correction, layout.params)
-        self._add = programs.jit(lambda a, b: jax.tree.map(jnp.add, a, b), donate_argnums=0)
+        self._outputs = program(functions.outputs, "params extra x", "y")
         self._copy = programs.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-        self._divide = programs.jit(lambda a, n: jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), a))
 
     def make(self, spec: Spec) -> tuple[Functions, StageState]:
         """Makes the stage's pure functions and its initial state; a method's stages may have others.
@@ -132,6 +127,25 @@ class Stage(Checkpointed):
         The functions must not close over `spec`: that would keep the initial weights in memory.
         """
         return make_stage_functions(spec)
+
+    def update_rule(self, spec: Spec) -> UpdateRule:
+        """How a gradient becomes new weights; a method's stages may have another rule."""
+        return UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms)
+
+    def program(self, function: Callable, takes: str, gives: str, **options: Any) -> Callable[..., Any]:
+        """Compiles a function on plain trees as a program on the stage's packed arrays.
+
+        Arguments:
+            function: what to compile.
+            takes, gives: names of its arguments and results. "params", "grads", "extra", "opt_state" and "closure" are
+                packed; all others are left as they are.
+            options: further arguments of `jax.jit`.
+        """
+        params, extra, opt_state = self.layout
+        closure = Closure if self.packs else None
+        how = {"params": params, "grads": params, "extra": extra, "opt_state": opt_state, "closure": closure}
+        before, after = ([how.get(name) for name in names.split()] for names in (takes, gives))
+        return programs.jit(on_packed(function, before, after), **options)
 
     def run(self, kind: str, batch: int, messages: dict[str, Tree]) -> dict[str, Tree]:
         """Dispatches an operation of the schedule.
@@ -166,10 +180,10 @@ class Stage(Checkpointed):
 
     def forward_params(self) -> Tree:
         """The weights for a forward pass: the newest ones, or what a correction makes of them."""
-        if self._forward_weights is None:
+        if self._ahead is None:
             return self.state.params
         if self.ahead is None:  # once per update, so that all memos of a weight version share them
-            self.ahead = self._forward_weights(self.state.params, self.state.correction)
+            self.ahead = self._ahead(self.state.params, self.state.correction)
         return self.ahead
 
     def backward_params(self, memo: Memo) -> Tree:
@@ -177,7 +191,7 @@ class Stage(Checkpointed):
         if self.stashed:
             return memo.params
         state = self.state
-        return self._backward_weights(state.params, state.correction) if self._backward_weights else state.params
+        return self._back(state.params, state.correction) if self._back else state.params
 
     def take_memo(self, batch: int) -> Any:
         """Removes and returns the oldest memo. Raises ScheduleError if it is of another batch."""
@@ -196,9 +210,9 @@ class Stage(Checkpointed):
         """
         self.line.append((grads, version, then))
         if len(self.line) > self.delay:
-            self.apply(*self.line.popleft())
+            self.add_gradient(*self.line.popleft())
 
-    def apply(self, grads: Tree, version: int, then: Tree) -> None:
+    def add_gradient(self, grads: Tree, version: int, then: Tree) -> None:
         """Corrects a gradient, adds it to the sum, and updates the weights once the sum is complete."""
         if self._correct:
             state = self.state
@@ -219,7 +233,7 @@ class Stage(Checkpointed):
             grads = self._divide(grads, self.place.put_weights(np.int32(summed)))
         before, correction = self.state.params, self.state.correction
         params, opt_state, (self.bad, self.norm, made) = self._update(before, self.state.opt_state, grads)
-        correction = self._updated(before, params, correction, made) if self._updated else correction
+        correction = self._remember(before, params, correction, made) if self._remember else correction
         self.state = self.state._replace(params=params, opt_state=opt_state, correction=correction)
         self.ahead = None
         self.staleness = max(self.staleness, self.updates - since)
@@ -229,7 +243,7 @@ class Stage(Checkpointed):
     def drain(self) -> None:
         """Applies the gradients in the delay line, then what is left of the sum; nothing is predicted from these."""
         while self.line:
-            self.apply(*self.line.popleft())
+            self.add_gradient(*self.line.popleft())
         if self.summed:
             self.update()
         if begin_anew := self.spec.correction.drained:
@@ -267,3 +281,8 @@ class Stage(Checkpointed):
     def auxiliary(self) -> Tree:
         """The trained parameters that the method adds to the network's."""
         return ()
+
+
+def divided(grads: Tree, n: jax.Array) -> Tree:
+    """The mean of n gradients from their sum, in their own dtypes."""
+    return jax.tree.map(lambda leaf: leaf / n.astype(leaf.dtype), grads)

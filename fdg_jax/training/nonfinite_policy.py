@@ -75,7 +75,7 @@ class NonFinitePolicy:
 
     def first_stage(self, step: int) -> str:
         """Words that name the first stage that batch `step` makes non-finite; "" if all stages are finite by now."""
-        where = self.pipeline.unsound(self.batch_after(step - 1), step - 1) if step else None
+        where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
         return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
 

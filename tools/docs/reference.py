@@ -44,7 +44,7 @@ PARTS = {
                       "[corrections](../adding-a-correction.md), [models](../adding-a-model.md), "
                       "[data sets](../adding-a-data-set.md) and [transports](../adding-a-transport.md).",
                       {"fdg_jax.methods.interface": ["Method"], "fdg_jax.stage.stage": ["Stage"],
-                       "fdg_jax.stage.functions": ["Spec", "StageState"],
+                       "fdg_jax.stage.functions": ["Spec", "StageState"], "fdg_jax.stage.update": ["UpdateRule"],
                        "fdg_jax.corrections.interface": ["Kind", "Late", "Correction"],
                        "fdg_jax.options.fields": ["option"], "fdg_jax.models": ["Family"],
                        "fdg_jax.data": ["Dataset", "Stream", "Text"],

@@ -1,8 +1,6 @@
-"""Lets one thread at a time use a pipeline, and nobody after a call that was cut off after a batch had entered."""
+"""Lets one thread at a time call a pipeline, and nobody after a call that was cut off after a batch had entered."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from fdg_jax.errors import BadInput, first_line
@@ -18,7 +16,7 @@ INTERRUPTED = (
 )
 
 
-class Turn:
+class CallGuard:
     """A context in which one thread works with an engine. It costs the host well under a microsecond.
 
     A plain lock would stay locked if Ctrl-C came between taking the lock and the first line under it. So this notes the
@@ -27,20 +25,20 @@ class Turn:
 
     def __init__(self, engine: Any):
         self.engine = engine
-        self._owner: dict[str, int] = {}  # {"thread": its number} while one has the turn; setdefault is atomic
-        self._entered = 0  # batches before the turn
+        self._owner: dict[str, int] = {}  # {"thread": its number} within a call; setdefault is atomic
+        self._entered = 0  # batches before the call
 
     def __enter__(self) -> None:
         self.take()
         self._entered = self.engine.entered
         if self.engine.within_tick:
-            self._owner.clear()
+            self.release()
             self.check_whole()
 
     def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
         if error is not None and self.engine.entered != self._entered:  # who gives the batch again would train it twice
             self.engine.within_tick = True
-        self._owner.clear()
+        self.release()
         if isinstance(error, RuntimeError) and "deleted" in str(error):
             raise BadInput(
                 f"an array of a batch was deleted or donated while the batch was in flight ({first_line(error)}) "
@@ -48,29 +46,23 @@ class Turn:
             ) from error
 
     def take(self) -> None:
-        """Waits for nothing: raises BadInput if another live thread is within a call, or within jax.set_mesh."""
-        check_no_mesh()
-        me = threading.get_ident()
-        owner = self._owner.setdefault("thread", me)
-        if owner != me:
-            if any(thread.ident == owner for thread in threading.enumerate()):
-                raise BadInput(BUSY)
-            self._owner["thread"] = me
+        """Begins a call, also after an interruption. Raises BadInput if another live thread is within one, or within
+        jax.set_mesh."""
+        self.check_alone(self._owner.setdefault("thread", threading.get_ident()))
+        self._owner["thread"] = threading.get_ident()
 
-    @contextmanager
-    def even_if_interrupted(self) -> Iterator[None]:
-        """A turn that is also given after an interruption."""
-        self.take()
-        try:
-            yield
-        finally:
-            self._owner.clear()
+    def release(self) -> None:
+        """Ends a call."""
+        self._owner.clear()
+
+    def check_alone(self, owner: int | None) -> None:
+        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another one that lives."""
+        check_no_mesh()
+        if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
+            raise BadInput(BUSY)
 
     def check_whole(self) -> None:
         """Raises BadInput if another thread is within a call, or if a call was cut off."""
-        check_no_mesh()
-        owner = self._owner.get("thread", threading.get_ident())
-        if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
-            raise BadInput(BUSY)
+        self.check_alone(self._owner.get("thread"))
         if self.engine.within_tick:
             raise BadInput(INTERRUPTED)

@@ -1,0 +1,130 @@
+"""The update: how a late gradient becomes new weights. Nothing else in this library changes weights.
+
+    grads -> correct -> (sum over `accumulate` passes) -> new_weights -> remember
+
+- `correct`: the correction's `gradient`, at the moment when a late gradient is used.
+- `new_weights`: measures the gradient, lets the optax chain make new weights of it, and refuses the result if the
+  gradient has a NaN or an infinity. FDG's beta and other corrections stand in front of the chain or around it.
+- `remember`: the correction's `updated`.
+
+These are pure functions on plain trees. `Stage` compiles them with packed arguments (fdg_jax.stage.packing), and
+fdg_jax.stage.delay_line traces them inside its scan. The host reads losses late, so it would notice a spoilt gradient
+after several updates; that is why the guard is inside the update. In a pipeline `optax.clip_by_global_norm` clips by
+the norm of one stage's gradient; the measured norms show what a threshold for each stage would have to be.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fdg_jax.corrections.interface import NONE, Correction
+from fdg_jax.stage.nonfinite import after_refusal, all_finite, select
+
+Tree = Any
+
+
+class Guarded(NamedTuple):
+    """The state of a guarded optimizer.
+
+    inner: the state of the optimizer itself.
+    updates: how many updates were tried, refused ones included.
+    bad: the number (from 1) of the first refused update; 0 if none was refused.
+    refused: how many were refused.
+    """
+
+    inner: Tree
+    updates: jax.Array  # int32
+    bad: jax.Array  # int32
+    refused: jax.Array  # int32
+
+
+class Measured(NamedTuple):
+    """The state of an optimizer whose gradients are measured.
+
+    inner: the state of the optimizer itself.
+    norm: of the newest gradient that the stage was updated by, float32; 0 before the first.
+    """
+
+    inner: Tree
+    norm: jax.Array  # float32
+
+
+class UpdateRule(NamedTuple):
+    """The update of a stage.
+
+    optimizer: the optax chain, with what the correction adds to it.
+    correction: of late gradients.
+    guard: whether updates with non-finite gradients are refused.
+    norms: whether gradients are measured.
+    """
+
+    optimizer: optax.GradientTransformation
+    correction: Correction = NONE
+    guard: bool = False
+    norms: bool = False
+
+    def start(self, params: Tree) -> tuple[Tree, Tree]:
+        """The first states of (the optimizer, the correction)."""
+        state = self.optimizer.init(params)
+        state = Measured(state, jnp.float32(0)) if self.norms else state
+        state = Guarded(state, *[jnp.zeros((), jnp.int32) for _ in range(3)]) if self.guard else state
+        return state, self.correction.start(params)
+
+    def correct(self, grads: Tree, then: Tree, now: Tree, state: Tree) -> tuple[Tree, Tree]:
+        """(the corrected gradient, the correction's state). A guard keeps the state from a NaN or an infinity.
+
+        Arguments:
+            grads: the late gradient.
+            then, now: the weights of its forward pass, and the newest ones.
+            state: the correction's.
+        """
+        assert self.correction.gradient
+        corrected, after = self.correction.gradient(grads, then, now, state)
+        return corrected, select(all_finite(grads) & all_finite(corrected), after, state) if self.guard else after
+
+    def new_weights(self, params: Tree, opt_state: Tree, grads: Tree) -> tuple[Tree, Tree]:
+        """(the new weights, the optimizer's new state). After a refusal the weights and the moments are the old ones,
+        and schedules have counted on."""
+        inner = opt_state.inner if self.guard else opt_state
+        changes, moved = self.optimizer.update(grads, inner.inner if self.norms else inner, params)
+        updated = optax.apply_updates(params, changes)
+        if self.norms:
+            squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(grads)]
+            moved = Measured(moved, jnp.sqrt(sum(squares, jnp.float32(0))))
+        if not self.guard:
+            return updated, moved
+        # Computed in any case and then selected: so it is compiled, and rounded, as without a guard.
+        good, number = all_finite(grads), opt_state.updates + 1
+        updated, inner = select(good, (updated, moved), (params, after_refusal(inner, moved)))
+        first = jnp.where((opt_state.bad == 0) & ~good, number, opt_state.bad)
+        return updated, Guarded(inner, number, first, opt_state.refused + (~good).astype(jnp.int32))
+
+    def remember(self, before: Tree, after: Tree, state: Tree, made: jax.Array | None) -> Tree:
+        """The correction's state after an update, of which a refused one moves only the counts of schedules.
+
+        Arguments:
+            before, after: the weights around the update.
+            state: the correction's.
+            made: whether the update was made; None without a guard.
+        """
+        assert self.correction.updated
+        remembered = self.correction.updated(before, after, state)
+        return remembered if made is None else select(made, remembered, after_refusal(state, remembered))
+
+
+def was_made(before: Tree, after: Tree) -> jax.Array | None:
+    """Whether an update was made and not refused, by the optimizer's states around it; None without a guard."""
+    return after.refused == before.refused if isinstance(after, Guarded) else None
+
+
+def first_refused(opt_state: Tree) -> Any:
+    """The number of the first update that was refused, 0 if none; None of a stage without a guard."""
+    return opt_state.bad if isinstance(opt_state, Guarded) else None
+
+
+def newest_norm(opt_state: Tree) -> Any:
+    """The norm of the newest gradient; None of a stage whose gradients are not measured."""
+    inner = opt_state.inner if isinstance(opt_state, Guarded) else opt_state
+    return inner.norm if isinstance(inner, Measured) else None
