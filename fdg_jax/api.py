@@ -11,6 +11,8 @@ import jax
 import numpy as np
 import optax
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import check_finite, check_state
 from fdg_jax.checks.arguments import check_read_behind
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
@@ -25,8 +27,6 @@ from fdg_jax.engine.unsound import Unsound
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.outcome import Outcome
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import check_finite, check_state
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -306,7 +306,7 @@ class Pipeline(Outcome):
 
     def state_sha256(self) -> str:
         """sha256 over everything a resumed run would need."""
-        return checkpoint.sha256(self.state())
+        return states.sha256(self.state())
 
     def restore(self, state: Mapping[str, Any], finite: bool = True) -> None:
         """Goes on exactly where `state()` was taken. Call init first, with the same stages and method.

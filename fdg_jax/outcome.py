@@ -8,11 +8,12 @@ import flax.linen as nn
 import jax
 
 from fdg_jax import split
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint import weights
+from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.checks.batches import check_inputs, copy_arrays
 from fdg_jax.engine.interface import Engine
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import checkpoint, saved_pipeline
-from fdg_jax.storage.weights import HASH
 
 Tree = Any
 
@@ -65,7 +66,7 @@ class Outcome:
     def parameters_sha256(self) -> str:
         """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
         experiments' have, the order is that of the whole network and does not depend on K."""
-        return checkpoint.parameters_sha256([stage["params"] for stage in self.params])
+        return states.parameters_sha256([stage["params"] for stage in self.params])
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
         """What stage K gives for inputs, with the newest weights, batches in flight or not, in evaluation mode.
@@ -131,6 +132,6 @@ class Outcome:
         """
         state, variables = self.state(), self.export()
         if jax.process_index() == 0:
-            sha256 = checkpoint.parameters_sha256([stage.get("params", {}) for stage in variables])
+            sha256 = states.parameters_sha256([stage.get("params", {}) for stage in variables])
             about = {**self.about(), HASH: sha256, "jax": jax.__version__}
-            saved_pipeline.save(path, state, variables, about)
+            weights.save(path, state, variables, about)

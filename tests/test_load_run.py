@@ -14,10 +14,11 @@ from stored_runs import asked, stored_run
 
 import fdg_jax
 from fdg_jax import evaluate, export, models, split
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint import weights
+from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
-from fdg_jax.storage import checkpoint, tensor_file
-from fdg_jax.storage.weights import HASH
 from fdg_jax.training import load_run
 from fdg_jax.training.trained import Inputs, Trained, network_shapes, read_inputs
 
@@ -47,7 +48,7 @@ def untrained():
     blocks = models.blocks("resnet8", 10)
     variables = jax.device_get(split.init_whole(blocks, jax.random.key(0), INPUTS.example(1)))
     variables["batch_stats"] = jax.tree.map(lambda leaf: leaf + np.float32(0.25), variables["batch_stats"])
-    about = {"step": 7, "drained": False, HASH: checkpoint.parameters_sha256([variables["params"]]), "data": None}
+    about = {"step": 7, "drained": False, HASH: states.parameters_sha256([variables["params"]]), "data": None}
     options = asked(model="resnet8", dataset="digits", K=2, split="3", beta=0.5, data_dir="/home/someone", run_dir="a")
     return Trained(options, INPUTS, variables, about)
 
@@ -102,7 +103,7 @@ def test_an_exported_file_with_a_value_that_cannot_be_is_refused(change, said, u
     variables, about = fdg_jax.load_weights(tmp_path / "w")
     [(name, value)] = change.items()
     value = {**json.loads(about["options"]), **value} if isinstance(value, dict) else value
-    about = {n: text for n, text in about.items() if n not in tensor_file.OWN} | {name: json.dumps(value)}
+    about = {n: text for n, text in about.items() if n not in weights.OWN} | {name: json.dumps(value)}
     fdg_jax.save_weights(tmp_path / "w", variables, about)
     with pytest.raises(BadInput, match=said):
         fdg_jax.load_run(tmp_path / "w")

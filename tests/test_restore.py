@@ -6,10 +6,10 @@ import optax
 import pytest
 from small import batches, mostly_slow, pipeline, recipe
 
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import find, names
 from fdg_jax.schedule.in_flight import in_flight
-from fdg_jax.storage import checkpoint
 
 DATA = batches(10)
 
@@ -127,7 +127,7 @@ def aligned(array):
 def overwritten(whole, ours):
     state = {name: aligned(np.asarray(value)) for name, value in whole.items()}
     ours.restore(state)
-    before = checkpoint.sha256(state)
+    before = states.sha256(state)
     for value in state.values():
         value[...] = 0
     assert ours.state_sha256() == before
@@ -158,7 +158,7 @@ def test_what_is_not_finite_can_be_restored_on_demand_and_a_single_infinity_of_a
     state = dict(whole)
     put(["stage2", "state/.params", "kernel"], nan)(state)
     ours.restore(state, finite=False)
-    assert ours.state_sha256() == checkpoint.sha256(state)
+    assert ours.state_sha256() == states.sha256(state)
     ours.restore(whole)
     best = optax.GradientTransformation(lambda params: jnp.full((), jnp.inf), lambda grads, state, _: (grads, state))
     ours = pipeline(1, DATA[0], optimizer=best)

@@ -10,11 +10,10 @@ from unittest import mock
 import pytest
 from stored_runs import asked, stored_run
 
-from fdg_jax import compare, evaluate
+from fdg_jax import compare, evaluate, strict_json
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import locking
-from fdg_jax.storage import strict_json
 
 
 def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):

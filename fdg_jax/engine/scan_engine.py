@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import Reading, number
 from fdg_jax.engine.evaluate import CompiledTransform, Evaluation, evaluate, fitting_inputs, tally
 from fdg_jax.engine.interface import SCAN, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import PendingLosses, Told
@@ -19,8 +21,6 @@ from fdg_jax.stage import delay_line
 from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import Reading, number
 
 Tree = Any
 
@@ -208,7 +208,7 @@ class ScanEngine:
 
         The next dispatch donates all arrays, so they are read now. A copy on the device would need twice the memory.
         """
-        return signature_entry(self.problem, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.run, "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `snapshot`.
@@ -221,7 +221,7 @@ class ScanEngine:
         """
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        run, entered = checkpoint.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
         run = jax.device_put(run, self.device)
         self.within_tick = True

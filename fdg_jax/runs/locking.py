@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import Options, Resume
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, METRICS, SUMMARY, there
-from fdg_jax.storage import durable
 
 # Bytes: what file systems and Linux allow, and what the longest path of a checkpoint's file adds (some of it by Orbax).
 LONGEST_PART, LONGEST_PATH, LONGEST_BELOW = 255, 4095, 200

@@ -17,8 +17,8 @@ import numpy as np
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
-from fdg_jax.stage.checkpointing import Checkpointed, Memo
 from fdg_jax.stage.correcting import gradient_program, updated_program, weights_program
+from fdg_jax.stage.exact_state import Checkpointed, Memo
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.gradient_norms import first_refused, newest_norm, watch_updates
 from fdg_jax.stage.nonfinite import was_made

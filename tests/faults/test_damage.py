@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small import batches, pipeline
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints
-from fdg_jax.storage import checkpoint
 
 DATA = batches(5)
 
@@ -46,7 +46,7 @@ def ends_in_the_one_before(kept: Kept, file, content: bytes | None, capsys) -> N
         found = checkpoints.load_newest(kept.root)
         assert aside.is_dir() and not kept.newest.exists()
         assert found is not None and int(found[1]["step"]) == len(DATA) - 1
-        assert checkpoint.sha256(found[0]) == kept.before
+        assert states.sha256(found[0]) == kept.before
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and f"Put aside as {aside.name}" in err
     finally:
