@@ -7,7 +7,6 @@ It is written under another name, sealed and flushed to the disk. The rename is 
 """
 
 import functools
-import gc
 import logging
 import math
 import shutil
@@ -211,8 +210,8 @@ def arrays_by_name(tree: Mapping[str, Any], listed: Sequence[Any]) -> Flat:
 def quiet_orbax() -> None:
     """From now on one failed save, or one damaged checkpoint, is reported once: by the exception that Orbax raises.
 
-    Orbax logs the other errors of the same failure with tracebacks, asyncio those of tasks that nobody awaited, and
-    tensorstore prints that the event loop is closed where it ends long after Orbax has failed.
+    Orbax logs the other errors of the same failure with tracebacks, asyncio those of failed tasks, Python warns of
+    coroutines that nobody awaited, and tensorstore prints that the event loop is closed where it ends late.
     """
 
     def wanted(record: logging.LogRecord) -> bool:
@@ -226,10 +225,4 @@ def quiet_orbax() -> None:
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(wanted)
     hook, sys.unraisablehook = sys.unraisablehook, print_unless_closed
-
-
-def forget_failed_tasks() -> None:
-    """Frees Orbax's failed coroutines, of which Python warns when their memory is freed."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-        gc.collect()
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)

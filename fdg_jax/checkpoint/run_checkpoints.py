@@ -159,7 +159,6 @@ class Saver:
             self.failure = not_written(step, error)
             if self.peers.process == 0:
                 sweep(self.root, SWEEPS)
-            folder.forget_failed_tasks()
 
     def write_now(
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None
