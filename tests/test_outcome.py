@@ -205,9 +205,8 @@ def weights(tmp_path_factory):
     (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "damaged: its content does not match its sha256"),
     (lambda content: content.replace(b'"7"', b'"8"'), "damaged: its content does not match its sha256"),
     (lambda content: content.replace(b"weights 1", b"weights 9"), r"not written by this version .*'fdg_jax weights 9'"),
-    (lambda content: b"", "is damaged or is no safetensors file"),
     (lambda content: b"PK\x03\x04 something else altogether", "is damaged or is no safetensors file"),
-], ids=["cut off", "a bit", "header", "version", "empty", "foreign"])  # fmt: skip
+], ids=["cut off", "a bit", "header", "version", "foreign"])  # fmt: skip
 def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weights, tmp_path):
     file = tmp_path / "spoilt"
     file.write_bytes(spoil(weights.read_bytes()))
@@ -220,11 +219,11 @@ def test_a_damaged_or_foreign_file_is_refused_in_a_sentence(spoil, match, weight
     (["a/b", "a/b/c"], {"format": weight_files.WEIGHTS}, "names of its arrays make no tree"),
     (["a/b"], {"format": weight_files.WEIGHTS, "containers": '{"a": "tuple"}'}, "names of its arrays make no tree"),
     *((["a"], {"format": weight_files.WEIGHTS, "dtypes": f'{{"a": {dtype}}}'}, "does not fit its arrays")
-      for dtype in ("3", '"O"', '"key none"', '"key threefry2x32"')),
+      for dtype in ("3", '"O"', '"key none"')),
     (["a"], {"format": weight_files.WEIGHTS, "containers": "[]"}, "does not fit its arrays"),
     (["a"], {"format": weight_files.WEIGHTS, "containers": '{"a": []}'}, "names of its arrays make no tree"),
     *((["stage/1/a"], {"format": weight_files.PIPELINE, **K}, "which is no number of stages")
-      for K in ({}, {"K": "x"}, {"K": "0"}, {"K": "1000000000"})),
+      for K in ({}, {"K": "0"}, {"K": "1000000000"})),
     *(([name], {"format": weight_files.PIPELINE, "K": "1"}, "which no pipeline of 1 stages has")
       for name in ("stage/2/a", "state", "else/a")),
 ])  # fmt: skip
@@ -236,12 +235,11 @@ def test_a_file_that_somebody_made_up_is_refused_although_its_hash_is_right(name
         (fdg_jax.load if texts["format"] == weight_files.PIPELINE else fdg_jax.load_weights)(file)
 
 
-@pytest.mark.parametrize("header", [b"", b'{"a":{"dtype":"F32","shape":[4294967296],"data_offsets":[0,17179869184]}}'])
-def test_a_file_of_zeros_that_declares_much_is_refused_without_being_read(header, tmp_path):
-    file = tmp_path / "huge"
+def test_a_file_of_zeros_that_declares_much_is_refused_without_being_read(tmp_path):
+    file, header = tmp_path / "huge", b'{"a":{"dtype":"F32","shape":[4294967296],"data_offsets":[0,17179869184]}}'
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(file, 8 + len(header) + 2**34)  # of which nothing is on the disk
-    with pytest.raises(BadInput, match=r"is no safetensors file|its header names no format"):
+    with pytest.raises(BadInput, match="its header names no format"):
         fdg_jax.load_weights(file)
 
 
