@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import itertools
 import os
 import stat
 import tempfile
@@ -22,16 +23,6 @@ except ImportError:  # on Windows
     fcntl = None
 
 ATTEMPTS = 100  # to make a directory that other processes keep taking away
-
-
-def default_path(options: Options) -> Path:
-    """runs/<time>-<method>-<model>-K<K>, with a number behind it where two runs start in the same second."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
-    path, n = Path("runs") / stem, 1
-    while path.exists():
-        n += 1
-        path = Path("runs") / f"{stem}-{n}"
-    return path
 
 
 def holds_run(path: Path) -> bool:
@@ -115,16 +106,16 @@ def claim(path: Path, resume: Resume) -> Iterator[Claimed]:
 
 @contextlib.contextmanager
 def claim_new(options: Options) -> Iterator[Claimed]:
-    """The same for a directory of a name that no other process has."""
+    """The same for runs/<time>-<method>-<model>-K<K>, with a number behind it where runs start in the same second."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
+    path = Path("runs") / name
+    check_place(path)
     with contextlib.ExitStack() as stack:
-        path = None
-        while path is None:
-            path = default_path(options)
-            check_place(path)
-            try:
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):  # another process was faster
                 stack.enter_context(held(path, new=True))
-            except FileExistsError:  # another process was faster
-                path = None
+                break
+            path = path.with_name(f"{name}-{number}")
         yield Claimed(path, resume=False)
 
 
