@@ -38,11 +38,11 @@ import optax
 from benchmarks.harness import report
 from benchmarks.harness.children import say
 from fdg_jax import models, split
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import basic, convolution
 from fdg_jax.machine import compile_cache, programs
 from fdg_jax.stage.functions import functions, init_variables, split_variables
-from fdg_jax.storage import checkpoint
 
 # Batches of the first maps have more than 32,768 pixels, from where on rows were wrong.
 MODELS = (
@@ -175,7 +175,7 @@ def run(of: Problem, jit: Jit) -> Ran:
         "statistics": statistics,
         "evaluation": call("evaluation", made.outputs, of.params, of.extra, of.x),
     }
-    return Ran({name: jax.device_get(checkpoint.flatten(tree)) for name, tree in found.items()}, fused)
+    return Ran({name: jax.device_get(states.flatten(tree)) for name, tree in found.items()}, fused)
 
 
 def worst(found: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> float:

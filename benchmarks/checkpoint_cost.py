@@ -30,9 +30,10 @@ import numpy as np
 from benchmarks.harness import report
 from benchmarks.harness.children import ChildFailed, say
 from benchmarks.harness.turns import back_and_forth
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints, option_checks
+from fdg_jax.runs import option_checks
 from fdg_jax.runs.options import Options
 from fdg_jax.training import setup
 

@@ -18,10 +18,10 @@ _MODULE_OF = {
     "BadInput": "errors",
     "emulate_cpu": "transport.devices",
     "join_processes": "transport.joining",
-    "load": "storage.saved_pipeline",
+    "load": "checkpoint.weights",
     "load_run": "training.load_run",
-    "load_weights": "storage.weights",
-    "save_weights": "storage.weights",
+    "load_weights": "checkpoint.weights",
+    "save_weights": "checkpoint.weights",
 }
 __all__ = [
     "BadInput",
@@ -40,13 +40,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from fdg_jax.api import Pipeline
+    from fdg_jax.checkpoint.weights import load, load_weights, save_weights
     from fdg_jax.engine.evaluate import Evaluation
     from fdg_jax.engine.losses import Metrics
     from fdg_jax.errors import BadInput
     from fdg_jax.stage.from_nnx import from_nnx
     from fdg_jax.stage.weighted import Weighted
-    from fdg_jax.storage.saved_pipeline import load
-    from fdg_jax.storage.weights import load_weights, save_weights
     from fdg_jax.training.load_run import load_run
     from fdg_jax.transport.devices import emulate_cpu
     from fdg_jax.transport.joining import join_processes

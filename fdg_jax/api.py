@@ -13,6 +13,10 @@ import numpy as np
 import optax
 
 from fdg_jax import split as splits
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint import weights
+from fdg_jax.checkpoint.state import check_finite, check_state
+from fdg_jax.checkpoint.weights import HASH
 from fdg_jax.checks.arguments import check_read_behind
 from fdg_jax.checks.batches import as_pair, check_batch, check_indices, check_inputs, checked_batches, copy_arrays
 from fdg_jax.checks.configuration import Configuration
@@ -26,9 +30,6 @@ from fdg_jax.engine.losses import Metrics
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
-from fdg_jax.storage import checkpoint, saved_pipeline
-from fdg_jax.storage.restoring import check_finite, check_state
-from fdg_jax.storage.weights import HASH
 
 Tree = Any
 Batch = tuple[Tree, Tree] | Mapping[str, Tree]
@@ -318,7 +319,7 @@ class Pipeline:
     def parameters_sha256(self) -> str:
         """sha256 over the bytes of all parameters, sorted by (key path, k): where stages have distinct names, as the
         experiments' have, the order is that of the whole network and does not depend on K."""
-        return checkpoint.parameters_sha256([stage["params"] for stage in self.params])
+        return states.parameters_sha256([stage["params"] for stage in self.params])
 
     def predict(self, inputs: Tree, transform: Callable[[Tree], Tree] | None = None) -> Tree:
         """What stage K gives for inputs, with the newest weights, batches in flight or not, in evaluation mode.
@@ -384,9 +385,9 @@ class Pipeline:
         """
         state, variables = self.state(), self.export()
         if jax.process_index() == 0:
-            sha256 = checkpoint.parameters_sha256([stage.get("params", {}) for stage in variables])
+            sha256 = states.parameters_sha256([stage.get("params", {}) for stage in variables])
             about = {**self.about(), HASH: sha256, "jax": jax.__version__}
-            saved_pipeline.save(path, state, variables, about)
+            weights.save(path, state, variables, about)
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
         """What `state` gives, without waiting for it: arrays that are still being computed, and that a thread may
@@ -402,7 +403,7 @@ class Pipeline:
 
     def state_sha256(self) -> str:
         """sha256 over everything a resumed run would need."""
-        return checkpoint.sha256(self.state())
+        return states.sha256(self.state())
 
     def restore(self, state: Mapping[str, Any], finite: bool = True) -> None:
         """Goes on exactly where `state()` was taken. Call init first, with the same stages and method.

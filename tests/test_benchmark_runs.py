@@ -229,7 +229,7 @@ def test_corrected_sides_train_with_what_they_name_and_hold_the_bytes_that_were_
 
 def test_the_side_that_is_not_flushed_is_not(tmp_path, monkeypatch):
     from benchmarks import checkpoint_cost
-    from fdg_jax.storage import durable
+    from fdg_jax import durable
 
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle)))

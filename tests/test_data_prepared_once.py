@@ -10,10 +10,10 @@ import time
 import pytest
 from test_data_download import ARRAYS, CONTENT, WRONG
 
+from fdg_jax import durable
 from fdg_jax.data import cifar, directories, prepare
 from fdg_jax.data.download import Download, Unavailable, ask
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import temporary_files
 from tests.cifar_files import SETS, TEST, TRAIN, assert_same, own_directories_and_no_proxy, served, small
 
 
@@ -87,8 +87,9 @@ def test_what_killed_processes_left_is_removed_after_a_day(tmp_path):
     (old / "part").write_text("")
     young.write_text("")
     long_ago = time.time() - 25 * 3600
-    os.utime(old, (long_ago, long_ago))
-    temporary_files.temporary_beside(tmp_path / "file")
+    for each in (old / "part", old):
+        os.utime(each, (long_ago, long_ago))
+    durable.temporary_beside(tmp_path / "file")
     assert not old.exists()
     assert young.exists()
 
@@ -121,22 +122,22 @@ def test_what_a_killed_process_of_this_machine_left_is_removed_after_a_minute(de
     ended.wait()
     process = ended.pid if dead else os.getpid()
     archive = tmp_path / "archive"
-    first = f".archive.{temporary_files.host()}-{process}-1.tmp"
-    left = [tmp_path / first, tmp_path / f".{first}.{temporary_files.host()}-{process}-2.tmp"]
+    first = f".archive.{durable.host()}-{process}-1.tmp"
+    left = [tmp_path / first, tmp_path / f".{first}.{durable.host()}-{process}-2.tmp"]
     then = time.time() - age
     for file in left:
         file.write_text("")
         os.utime(file, (then, then))
-    temporary_files.temporary_beside(archive)
+    durable.temporary_beside(archive)
     assert [file.exists() for file in left] == [stays, stays]
 
 
 def test_the_names_that_are_swept_are_those_that_are_given(tmp_path):
-    first = temporary_files.temporary_beside(tmp_path / "archive")
-    second = temporary_files.temporary_beside(first)
+    first = durable.temporary_beside(tmp_path / "archive")
+    second = durable.temporary_beside(first)
     long_ago = time.time() - 25 * 3600
     for file in (first, second):
         file.write_text("")
         os.utime(file, (long_ago, long_ago))
-    temporary_files.temporary_beside(tmp_path / "archive")
+    durable.temporary_beside(tmp_path / "archive")
     assert list(tmp_path.iterdir()) == []

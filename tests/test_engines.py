@@ -242,7 +242,10 @@ def test_training_goes_on_after_a_drain_as_from_an_empty_pipeline(engine):
 
 RUNS = [("pipeline", {"weights": "current"}), ("delay-line", {"accumulate": 3}), ("pipeline", {})]
 LONG_RUNS = [("pipeline", {"order": "forward-first"}), ("pipeline", {"accumulate": 3}), ("scan", {"accumulate": 3})]
-@pytest.mark.parametrize(("name", "options"), [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS)])
+SOME_SLOW = [*RUNS, *(pytest.param(*run, marks=pytest.mark.slow) for run in LONG_RUNS)]
+
+
+@pytest.mark.parametrize(("name", "options"), SOME_SLOW)
 def test_a_restored_run_is_the_same_run_bit_for_bit(name, options):
     data, K = batches(10), 3
     kind = CurrentPart if "weights" in options else Part

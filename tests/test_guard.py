@@ -11,13 +11,14 @@ import pytest
 from flax import linen as nn
 from small import CLASSES, batches, cross_entropy, leaves, pipeline, recipe
 
+from fdg_jax.checkpoint.run_checkpoints import NotFinite, Saver
+from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.corrections import gap_aware
 from fdg_jax.corrections.interface import Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
-from fdg_jax.runs.checkpoints import NotFinite, Saver
-from fdg_jax.stage.nonfinite import after_refusal, as_finite, first_refused_updates
+from fdg_jax.stage.nonfinite import after_refusal, as_finite
 from fdg_jax.stage.update import UpdateRule
 from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
 
@@ -164,10 +165,10 @@ def test_what_an_update_was_refused_to_is_saved_where_that_is_known_only(tmp_pat
     saver.save(1, state, {}, refused=())
     with pytest.raises(NotFinite, match=r"stage k=3 got a gradient .* update 3, so there is no"):
         saver.wait()
-    for known in ((0, 3, 3), None):
-        saver.save(2, state, {}, refused=known)
+    for step, known in ((2, (0, 3, 3)), (3, None)):
+        saver.save(step, state, {}, refused=known)
         saver.wait()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000000002"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000002", "step-000000003"]
 
 
 def test_of_gradients_of_one_batch_the_highest_stage_is_named():

@@ -15,8 +15,8 @@ import pytest
 from small import CLASSES, Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
+from fdg_jax.checkpoint import folder
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import checkpoint
 
 DATA = batches(8)
 X, Y = DATA[0]
@@ -93,8 +93,8 @@ def test_integers_between_stages_go_to_disk_and_back(named, method, tmp_path):
     ours, again = made(), made()
     for batch in DATA[:5]:
         ours.step(batch)
-    checkpoint.save(tmp_path / "c", ours.state())
-    again.restore(checkpoint.load(tmp_path / "c")[0])
+    folder.save(tmp_path / "c", ours.state())
+    again.restore(folder.load(tmp_path / "c")[0])
     assert again.state_sha256() == ours.state_sha256()
     for one in (ours, again):
         one.step(DATA[5])

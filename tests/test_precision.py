@@ -10,10 +10,11 @@ import pytest
 from small import CLASSES, Part, batches, goes_on_exactly, leaves, pipeline
 
 from fdg_jax import layers, methods
+from fdg_jax.checkpoint import folder
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.functions import ComputeOptions, functions
 from fdg_jax.stage.precision import precision
-from fdg_jax.storage import checkpoint
 
 HALF = {"dtype": "bfloat16"}
 
@@ -127,9 +128,9 @@ def test_a_restored_bfloat16_run_is_the_same_run_and_no_float32_run(tmp_path):
     data, stages = batches(7), rounded(2)
     goes_on_exactly(lambda: pipeline(2, data[0], stages=stages, **HALF), data, 5)
     state = run(2, data[:4], **HALF).state()
-    checkpoint.save(tmp_path / "c", state)  # bfloat16 activations in flight among it
+    folder.save(tmp_path / "c", state)  # bfloat16 activations in flight among it
     assert any(value.dtype == jnp.bfloat16 for value in state.values())
-    assert checkpoint.sha256(checkpoint.load(tmp_path / "c")[0]) == checkpoint.sha256(state)
+    assert states.sha256(folder.load(tmp_path / "c")[0]) == states.sha256(state)
     with pytest.raises(BadInput, match=r"stashed weights in bfloat16, .* this one is .* stashed weights, "):
         pipeline(2, data[0], stages=stages).restore(state)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fdg_jax", "benchmarks", "experiments", "examples")
-BELOW_STAGES = ("errors", "machine", "storage", "transport")
+FILES = ("errors", "durable", "strict_json")
+BELOW_STAGES = (*FILES, "machine", "arrays", "checkpoint", "transport")
 BELOW_API = (*BELOW_STAGES, "options", "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -20,9 +21,12 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "options": ("errors",),
     "schedule": ("errors",),
     "layers": (),
-    "storage": ("errors",),
-    "machine": ("errors", "storage"),
-    "data": ("errors", "storage", "machine"),
+    "durable": (),
+    "strict_json": (),
+    "arrays": ("errors",),
+    "checkpoint": (*FILES, "arrays"),
+    "machine": FILES,
+    "data": (*FILES, "machine"),
     "models": ("errors", "options", "layers"),
     "transport": ("errors", "machine", "schedule"),
     "corrections": ("errors", "options"),
@@ -35,10 +39,10 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "explorer": ("errors", "options", "schedule", "methods", "checks"),
     "api": ("recipe", "split", *BELOW_API),
     "runs": (
-        *("errors", "options", "storage", "machine", "data", "models", "split", "corrections", "stage", "methods"),
+        *(*FILES, "options", "machine", "data", "models", "split", "corrections", "stage", "methods"),
         "checks",
     ),
-    "report": ("errors", "recipe", "storage", "machine", "schedule", "methods", "explorer", "runs"),
+    "report": (*FILES, "recipe", "machine", "schedule", "methods", "explorer", "runs"),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
     "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "block_times", "runs", "report"),
@@ -63,10 +67,10 @@ REGISTRIES = {
 LAZY = {
     "Pipeline": "fdg_jax.api",
     "Metrics": "fdg_jax.engine.losses",
-    "load": "fdg_jax.storage.saved_pipeline",
+    "load": "fdg_jax.checkpoint.weights",
     "load_run": "fdg_jax.training.load_run",
-    "load_weights": "fdg_jax.storage.weights",
-    "save_weights": "fdg_jax.storage.weights",
+    "load_weights": "fdg_jax.checkpoint.weights",
+    "save_weights": "fdg_jax.checkpoint.weights",
 }  # names that `fdg_jax` resolves on first use
 
 

@@ -10,29 +10,25 @@ from unittest import mock
 import pytest
 from stored_runs import asked, stored_run
 
-from fdg_jax import compare, evaluate
+from fdg_jax import compare, evaluate, strict_json
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import locking
-from fdg_jax.storage import strict_json
 
 
-def test_a_new_directory_is_made_and_kept_once_something_is_in_it(tmp_path):
-    with locking.claim(tmp_path / "a" / "b", resume=False) as (path, _):
-        (path / "config.json").write_text("{}")
-    assert (tmp_path / "a" / "b" / "config.json").exists()
-
-
-def test_a_directory_in_which_nothing_was_written_is_taken_away_again(tmp_path):
-    with pytest.raises(BadInput, match="no data"), locking.claim(tmp_path / "a" / "b", resume=False):
+def test_a_directory_that_is_made_stays_once_something_is_in_it(tmp_path):
+    path = tmp_path / "a" / "b"
+    with pytest.raises(BadInput, match="no data"), locking.claim(path, resume=False):
         raise BadInput("no data")
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_directory_that_was_there_before_stays_though_it_is_empty(tmp_path):
-    with locking.claim(tmp_path, resume=False):
+    assert not path.parent.exists()
+    with locking.claim(path, resume=False):
+        (path / "notes.txt").write_text("keep")
+    with locking.claim(path, resume=False):  # other people's files are no run
         pass
-    assert tmp_path.is_dir()
+    assert (path / "notes.txt").exists()
+    with locking.claim(tmp_path / "a", resume=False), locking.claim(tmp_path, resume=False):
+        pass
+    assert path.is_dir()
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json", "checkpoints"])
@@ -45,37 +41,13 @@ def test_a_directory_with_any_file_of_a_run_holds_a_run(tmp_path, name):
         pass
 
 
-def test_other_peoples_files_are_no_run(tmp_path):
-    (tmp_path / "notes.txt").write_text("keep")
-    with locking.claim(tmp_path, resume=False):
-        pass
-    assert (tmp_path / "notes.txt").read_text() == "keep"
-
-
-def test_resuming_needs_a_run(tmp_path):
-    with pytest.raises(BadInput, match="holds no run"), locking.claim(tmp_path / "none", resume=True):
-        pass
-    assert not (tmp_path / "none").exists()
-
-
-def test_a_file_or_an_impossible_place_is_refused_in_one_sentence(tmp_path):
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere/run", "n" * 256, "b\udcff"])
+def test_an_impossible_place_is_refused_in_one_sentence_before_anything_is_made(place, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere/run")):
-        with pytest.raises(BadInput, match="Choose another --run-dir"), locking.claim(place, resume=False):
-            pass
-
-
-@pytest.mark.parametrize(("name", "said"), [
-    ("n" * 256, "has 256 bytes, and names have at most 255"),
-    ("ä" * 128, "has 256 bytes, and names have at most 255"),
-    ("/".join(20 * ["n" * 200]), "the path of the run directory has"),
-    ("a\udcffb", "a\\udcffb' is not valid UTF-8"),
-])  # fmt: skip
-def test_a_name_under_which_nothing_can_be_written_is_refused_before_anything_is_made(tmp_path, name, said, capsys):
-    assert cifar.main(["--dataset", "digits", "--model", "resnet8", "--run-dir", str(tmp_path / "a" / name)]) == 2
+    assert cifar.main(["--dataset", "digits", "--model", "resnet8", "--run-dir", str(tmp_path / place)]) == 2
     err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
-    assert not (tmp_path / "a").exists()
+    assert "Choose another --run-dir" in err and err.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_second_process_cannot_write_the_same_run(tmp_path):
@@ -98,22 +70,11 @@ def test_a_second_process_cannot_write_the_same_run(tmp_path):
         pass
 
 
-def test_two_default_directories_never_are_the_same(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    seen = set()
-    for _ in range(3):
-        path = locking.default_path(asked(method="bp", model="resnet8", K=3))
-        path.mkdir(parents=True)
-        seen.add(path)
-        assert "-bp-resnet8-K3" in path.name
-    assert len(seen) == 3
-
-
 @pytest.mark.parametrize("link", [False, True], ids=["a file", "a link to a disk that is away"])
 def test_where_runs_cannot_be_made_a_run_without_a_directory_is_refused_at_once(link, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("runs").symlink_to("/nowhere/at/all") if link else Path("runs").write_text("")
-    said = "File exists" if link else "runs is a file"
+    said = "File exists" if link else "Not a directory"
     with pytest.raises(BadInput, match=said), locking.claim_new(asked(method="bp", model="resnet8", K=3)):
         pass
 
@@ -182,18 +143,18 @@ def test_a_directory_that_is_replaced_before_it_is_locked_is_not_taken_for_the_n
     monkeypatch.setattr(locking.os, "open", replaced)
     with locking.claim(path, resume=False):
         assert times
-        with pytest.raises(BadInput, match="another process"), locking.lock(path):
+        with pytest.raises(BadInput, match="another process"), locking.claim(path, resume=False):
             pass
 
 
 def test_what_another_process_put_into_a_directory_while_it_was_waited_for_is_seen(tmp_path, monkeypatch):
-    path, lock = tmp_path / "run", locking.lock
+    path, lock = tmp_path / "run", locking.made_and_locked
 
-    def late(path):
-        stored_run(tmp_path / "run")
-        return lock(path)
+    def late(path, new):
+        stored_run(path)
+        return lock(path, new)
 
-    monkeypatch.setattr(locking, "lock", late)
+    monkeypatch.setattr(locking, "made_and_locked", late)
     with pytest.raises(BadInput, match="already holds a run"), locking.claim(path, resume=False):
         pass
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from stored_runs import asked, stored_run
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.report import report_page, results
-from fdg_jax.runs import checkpoints, incidents, reading, run_files, thinning
+from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import closing, launch, session, session_run, training_loop
 from fdg_jax.training.peers import Peers
@@ -170,17 +171,6 @@ def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
     assert told["matmul_precision"] is None
     monkeypatch.setattr(facts, "cpuinfo", lambda: ["flags\t: fpu", "model name\t: A Processor: fast"])
     assert facts.processor_name() == "A Processor: fast"
-
-
-def test_what_a_killed_process_left_among_the_checkpoints_is_swept_away(tmp_path):
-    orbax = ".orbax-checkpoint-tmp"
-    leftovers = [".step-000000007.tmp", f".step-000000007.tmp{orbax}-9", f"step-000000007{orbax}"]
-    for name in ("step-000000003", "mine", *leftovers):
-        (tmp_path / name / "deep").mkdir(parents=True)
-    assert [path.name for path in checkpoints.stored(tmp_path)] == ["step-000000003"]
-    checkpoints.sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["mine", "step-000000003"]
-    checkpoints.sweep(tmp_path / "none")  # a new run has no checkpoints yet
 
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):

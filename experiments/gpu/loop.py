@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from benchmarks.harness.children import ChildFailed
 from experiments.gpu.settings import Settings
 from experiments.harness.estimate import duration
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import locking
 from fdg_jax.runs.run_files import git_commit
-from fdg_jax.storage import durable
 from fdg_jax.training.signals import Signals
 
 CHECK, SPEED, ROWS = "check", "speed", "rows"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from experiments.gpu.loop import Folder, Line, lines_of, write_lines
 from experiments.harness import markdown
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import durable
 
 LINES, PAGE = "gpu.jsonl", "gpu.md"
 HEAD = (

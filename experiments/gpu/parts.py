@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax import durable
 from fdg_jax.data import cache
 from fdg_jax.data.prepare import VERSION
 from fdg_jax.data.prepared import Arrays
 from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import durable
 
 MANIFEST, FORMAT, MIB = "cifar10-parts.json", 2, 2**20
 EXPECTED = cifar10.CIFAR10.expected

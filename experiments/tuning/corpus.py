@@ -9,8 +9,8 @@ import hashlib
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import durable
 
 WHEELS = {"optax": "0.2.8", "orbax-checkpoint": "0.12.8", "grain": "0.2.18"}  # as in requirements.txt
 SHA256 = "69f2e4a56da27704e188f2b119a2e3b29315b11ab2c206268c952ed696fb5434"

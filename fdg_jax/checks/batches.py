@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg_jax.arrays import check_usable
 from fdg_jax.checks.arguments import kind
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.shapes import describe
 from fdg_jax.stage.weighted import Weighted, without_weights
-from fdg_jax.storage.plain import check_usable
 
 Tree = Any
 Pair = tuple[Tree, Tree]

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from fdg_jax import corrections, split
+from fdg_jax.arrays import plain
 from fdg_jax.checks import cancelled, correction_parts, cutting, names, parts, schedules, sizes
 from fdg_jax.checks.arguments import (
     check_beta,
@@ -33,7 +34,6 @@ from fdg_jax.stage.precision import precision
 from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.stage.tracing import trace_or_refuse
-from fdg_jax.storage.plain import plain
 from fdg_jax.transport import agreement
 from fdg_jax.transport.devices import Place, all_here, check_no_mesh, is_here
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from fdg_jax.data.directories import list_directory
 from fdg_jax.data.prepared import Arrays, Expected
+from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.stderr import say
-from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
 FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
 

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from fdg_jax import durable
 from fdg_jax.data import cache, directories, prepared
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, check, fetch
 from fdg_jax.data.interruptible import long_wait
 from fdg_jax.data.prepare import Layout, prepare
 from fdg_jax.errors import BadInput
-from fdg_jax.storage import temporary_files
 
 
 class Cifar(NamedTuple):
@@ -77,7 +77,7 @@ def obtain(cifar: Cifar, data_dir: Path) -> Path:
             check(archive, cifar.download)
             return prepare(archive, cifar.layout, cifar.expected, data_dir)
         # Under a temporary name, so that another process does not take it for a user's archive.
-        fetched = temporary_files.temporary_beside(archive)
+        fetched = durable.temporary_beside(archive)
         fetch(cifar.download, fetched)
         try:
             return prepare(fetched, cifar.layout, cifar.expected, data_dir)

@@ -17,9 +17,9 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import Progress, say
-from fdg_jax.storage import temporary_files
 
 
 class Unavailable(BadInput):
@@ -104,7 +104,7 @@ def receive(response: http.client.HTTPResponse, download: Download, path: Path) 
     if declared is not None and declared != str(download.bytes):
         # Such as a network's login page.
         raise Unavailable(f"{download.url} has {declared} bytes and not the {download.bytes:,} expected.")
-    temporary = temporary_files.temporary_beside(path)
+    temporary = durable.temporary_beside(path)
     try:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from fdg_jax.data.prepared import Expected
+from fdg_jax.durable import temporary_beside
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import Progress
-from fdg_jax.storage.temporary_files import temporary_beside
 
 VERSION = "3.0.2"  # TFDS's version of cifar10 and cifar100, so that `tfds.data_source(name)` finds this
 

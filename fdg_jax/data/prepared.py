@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax import strict_json
 from fdg_jax.data.download import Unavailable
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import Progress
-from fdg_jax.storage import strict_json
 
 
 class Expected(NamedTuple):

@@ -19,8 +19,8 @@ import numpy as np
 
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.cache import cache_dir
+from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
 BLOCK_SIZE = 128  # the default
 TEST_PART = 10  # one block of so many

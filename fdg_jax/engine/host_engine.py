@@ -7,6 +7,9 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from fdg_jax.arrays import cotangent
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import Reading, number
 from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import HOST_LOOP, Engine, Problem, check_signature, signature_entry
@@ -21,9 +24,6 @@ from fdg_jax.schedule import Box, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.stage import Stage
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.plain import cotangent
-from fdg_jax.storage.restoring import Reading, number
 from fdg_jax.transport.devices import all_here
 
 Tree = Any
@@ -184,7 +184,7 @@ class HostEngine(Engine):
         for k, stage in self.stages.items():
             flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
         for box, message in self.loop.mail.items():
-            flat |= checkpoint.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
+            flat |= states.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
         return flat if own else self.transport.gather(flat)
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
+from fdg_jax.arrays import cotangent
 from fdg_jax.schedule import Box, Op
 from fdg_jax.stage.functions import Spec
-from fdg_jax.storage.plain import cotangent
 
 Tree = Any
 

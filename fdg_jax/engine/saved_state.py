@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import number
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule.in_flight import InFlight
 from fdg_jax.stage.stage import Stage
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import number
 
 
 def of_stage(name: str) -> int | None:
@@ -32,11 +32,11 @@ def check_in_flight(stage: Stage, flat: Mapping[str, Any], under_way: InFlight) 
         under_way: what is in flight in the pipeline, by the schedule.
     """
     for name, kind in stage.keeps.items():
-        found, needed = checkpoint.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
+        found, needed = states.numbers(flat, f"{name}/"), sorted(under_way.kept.get((stage.k, kind), []))
         if found != needed:
             fact = f"the checkpoint holds {name}s of the batches {found} for stage k={stage.k}, and {needed} are needed"
             raise BadInput(f"{fact}: it is not whole.")
-    passes, line = under_way.passes[stage.k - 1], checkpoint.numbers(flat, "line/")
+    passes, line = under_way.passes[stage.k - 1], states.numbers(flat, "line/")
     waiting = min(passes, stage.delay)
     summed = (passes - waiting) % stage.accumulate
     if (line, number(flat, "summed")) != (list(range(waiting)), summed):

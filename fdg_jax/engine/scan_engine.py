@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import Reading, number
 from fdg_jax.engine.first_nonfinite import WHAT, Nonfinite, look
 from fdg_jax.engine.interface import SCAN, Engine, Problem, check_signature, signature_entry
 from fdg_jax.engine.losses import Results
@@ -19,8 +21,6 @@ from fdg_jax.stage.evaluated_weights import evaluated
 from fdg_jax.stage.functions import flax_variables, loss_of, make_stage_functions, metrics_of
 from fdg_jax.stage.nonfinite import guard_statistics
 from fdg_jax.stage.update import UpdateRule, first_refused, newest_norm
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import Reading, number
 
 Tree = Any
 
@@ -157,12 +157,12 @@ class ScanEngine(Engine):
         return None
 
     def snapshot(self, own: bool = False) -> dict[str, Any]:
-        return signature_entry(self.problem, SCAN) | jax.device_get(checkpoint.flatten(self.run, "run/"))
+        return signature_entry(self.problem, SCAN) | jax.device_get(states.flatten(self.run, "run/"))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         flat = Reading(state)
         check_signature(self.problem, SCAN, flat)
-        run, entered = checkpoint.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
+        run, entered = states.unflatten(self.run, flat, "run/"), number(flat, "run/.entered")
         flat.check_all_read()
         run = jax.device_put(run, self.device)
         self.within_tick = True

@@ -11,10 +11,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import strict_json
+from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine import compile_cache
 from fdg_jax.machine.stderr import say
-from fdg_jax.storage import strict_json
-from fdg_jax.storage.temporary_files import make_private, temporary_beside
 
 
 def digest(content: Any) -> str:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.methods._auxiliary import Synthesizer
@@ -35,7 +36,6 @@ from fdg_jax.stage.functions import Spec, split_variables
 from fdg_jax.stage.nonfinite import all_finite, select
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
-from fdg_jax.storage import checkpoint
 
 LEARNING_RATE = 3e-5  # of the synthesizers' Adam, in DNI's paper
 
@@ -184,13 +184,13 @@ class SyntheticGradientStage(Stage):
     def saved_memos(self) -> dict[str, Any]:
         flat = super().saved_memos()
         for asked in self.asked:
-            flat |= checkpoint.flatten((asked.y, asked.labels), f"asked/{asked.batch}/")
+            flat |= states.flatten((asked.y, asked.labels), f"asked/{asked.batch}/")
         return flat
 
     def restore(self, flat: Mapping[str, Any]) -> None:
         super().restore(flat)
         self.asked.clear()
-        for batch in checkpoint.numbers(flat, "asked/"):
+        for batch in states.numbers(flat, "asked/"):
             y, labels = self.restored_message((self.spec.y, self.spec.labels), flat, f"asked/{batch}/")
             self.asked.append(Guess(batch, y, labels))
 

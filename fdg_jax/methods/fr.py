@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import number
 from fdg_jax.methods.ddg import forward_locked
 from fdg_jax.methods.interface import Method
 from fdg_jax.stage.functions import Spec
 from fdg_jax.stage.stage import Stage
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import number
 
 
 class StoredInput(NamedTuple):
@@ -96,15 +96,15 @@ class ReplayStage(Stage):
     def saved_memos(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}
         for stored in self.memos:
-            flat |= checkpoint.flatten((stored.x, stored.labels), f"memo/{stored.batch}/")
-            flat |= checkpoint.flatten({"rng": stored.rng}, f"memo/{stored.batch}/")
+            flat |= states.flatten((stored.x, stored.labels), f"memo/{stored.batch}/")
+            flat |= states.flatten({"rng": stored.rng}, f"memo/{stored.batch}/")
             flat[f"memo/{stored.batch}/version"] = np.int64(stored.version)
         return flat
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> StoredInput:
         template = (self.spec.x, self.spec.labels if self.takes_labels else None)
         x, labels = self.restored_message(template, flat, f"memo/{batch}/")
-        rng = self.place.put_weights(checkpoint.unflatten({"rng": self.key_shape}, flat, f"memo/{batch}/"))["rng"]
+        rng = self.place.put_weights(states.unflatten({"rng": self.key_shape}, flat, f"memo/{batch}/"))["rng"]
         return StoredInput(batch, x, labels, rng, number(flat, f"memo/{batch}/version"))
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fdg_jax import strict_json
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.report import options_part
 from fdg_jax.runs import option_checks, reading
 from fdg_jax.runs.options import FIELDS, Options, written
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
-from fdg_jax.storage import strict_json
 
 # Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
 # and the place of a text.

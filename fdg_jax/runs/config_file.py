@@ -12,12 +12,12 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fdg_jax import strict_json
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.options import spellings, values
 from fdg_jax.runs import joining_options, start_options
 from fdg_jax.runs.options import FIELDS, IN_CONFIG, SWITCHES, spelled
 from fdg_jax.runs.retired import RETIRED
-from fdg_jax.storage import strict_json
 
 MOST_BYTES = 2**20  # of a file that a person writes
 FACTS = frozenset((*IN_CONFIG, "devices", "stages"))  # of config.json, which are no options

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from fdg_jax.storage import strict_json
+from fdg_jax import strict_json
 
 INCIDENTS, STALLS = "incidents.jsonl", "stalls.jsonl"
 MOST = 1000  # lines that are read

@@ -1,32 +1,28 @@
 """Makes, checks and locks the run directory before any long work. Only one process at a time holds it."""
 
 import contextlib
+import errno
+import itertools
 import os
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from fdg_jax.errors import BadInput, Unreadable
+from fdg_jax import durable
+from fdg_jax.errors import BadInput, Unreadable, reason
 from fdg_jax.runs import reading
 from fdg_jax.runs.options import Options, Resume
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, METRICS, SUMMARY, there
-from fdg_jax.storage import durable
 
-# Bytes: what file systems and Linux allow, and what the longest path of a checkpoint's file adds (some of it by Orbax).
-LONGEST_PART, LONGEST_PATH, LONGEST_BELOW = 255, 4095, 200
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
 ATTEMPTS = 100  # to make a directory that other processes keep taking away
-
-
-def default_path(options: Options) -> Path:
-    """runs/<time>-<method>-<model>-K<K>, with a number behind it where two runs start in the same second."""
-    stem = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
-    path, n = Path("runs") / stem, 1
-    while path.exists():
-        n += 1
-        path = Path("runs") / f"{stem}-{n}"
-    return path
 
 
 def holds_run(path: Path) -> bool:
@@ -62,18 +58,14 @@ def holds_results(path: Path) -> bool:
 
 def check_place(path: Path) -> None:
     """Raises BadInput where a path cannot be a run directory, whatever is in it."""
-    check_name(path)
     try:
-        path.stat()
+        str(path).encode()  # config.json has it as a text
+        if not stat.S_ISDIR(path.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a directory")
     except FileNotFoundError:
         pass
-    except NotADirectoryError:
-        file = next(folder for folder in path.parents if folder.is_file())
-        raise BadInput(f"--run-dir {path} cannot be made: {file} is a file. Choose another --run-dir.") from None
-    except OSError as error:
-        raise BadInput(f"--run-dir {path} cannot be used: {error.strerror}. Choose another --run-dir.") from None
-    if path.exists() and not path.is_dir():
-        raise BadInput(f"--run-dir {path} is a file, not a directory. Choose another --run-dir.")
+    except (OSError, UnicodeEncodeError) as error:
+        raise BadInput(f"--run-dir {str(path)!r} cannot be used: {reason(error)}. Choose another --run-dir.") from None
 
 
 def check_content(path: Path, resume: bool) -> None:
@@ -114,127 +106,73 @@ def claim(path: Path, resume: Resume) -> Iterator[Claimed]:
 
 @contextlib.contextmanager
 def claim_new(options: Options) -> Iterator[Claimed]:
-    """The same for a directory of a name that no other process has."""
+    """The same for runs/<time>-<method>-<model>-K<K>, with a number behind it where runs start in the same second."""
+    name = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
+    path = Path("runs") / name
+    check_place(path)
     with contextlib.ExitStack() as stack:
-        while True:
-            path = default_path(options)
-            check_place(path)
-            try:
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):  # another process was faster
                 stack.enter_context(held(path, new=True))
                 break
-            except FileExistsError:  # another process was faster
-                continue
+            path = path.with_name(f"{name}-{number}")
         yield Claimed(path, resume=False)
 
 
 @contextlib.contextmanager
 def held(path: Path, flag: str = "--run-dir", new: bool = False) -> Iterator[None]:
-    """Makes the directory, locks it, and at the end takes away again what was made and is still empty.
+    """Makes the directory, locks it, and at the end removes again what was made and is still empty.
 
     flag: what messages call it. new: it must not exist; else FileExistsError.
 
     Raises BadInput where it cannot be written, or another process has it.
     """
-    missing = [folder for folder in path.parents if not folder.exists()]
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with contextlib.ExitStack() as stack:
-        made = False
-        stack.callback(lambda: forget(missing))
         try:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    made = make(path, new)
-                    stack.enter_context(lock(path))
-                    break
-                except (FileNotFoundError, Replaced):  # another process has just taken away its empty folders
-                    if attempt == ATTEMPTS:
-                        raise
+            handle = made_and_locked(path, new)
+            stack.callback(os.close, handle)
+            stack.callback(remove_empty, missing)  # before the lock is given up
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
             if new and isinstance(error, FileExistsError) and os.path.lexists(path):
                 raise
-            if made:
-                forget([path])
+            remove_empty(missing)
             fact = f"run directory {path} cannot be written: {error.strerror}"
             raise BadInput(f"{fact}. Choose another {flag}.") from None
-        if made:
-            stack.callback(lambda: forget([path]))  # before the lock is given back
         yield
 
 
-def make(path: Path, new: bool) -> bool:
-    """Makes the directory and those above it; returns whether it was not there before."""
-    durable.make_folder(path.parent)
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if new or not path.is_dir():
-            raise
-        return False
-    durable.flush_folder(path.parent)
-    return True
-
-
-def check_name(path: Path) -> None:
-    """Raises BadInput for a name under which no file can be made, or no checkpoint written."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise BadInput(f"--run-dir {str(path)!a} is not valid UTF-8. Choose another name.") from None
-    too_long = [part for part in path.parts if len(part.encode()) > LONGEST_PART]
-    if too_long:
-        fact = f"{too_long[0][:40]}... has {len(too_long[0].encode())} bytes, and names have at most {LONGEST_PART}"
-        raise BadInput(f"--run-dir: {fact}. Choose a shorter one.")
-    room, length = LONGEST_PATH - LONGEST_BELOW, len(str(path.absolute()).encode())
-    if length > room:
-        fact = f"the path of the run directory has {length} bytes, and its files' need at most {room}"
-        raise BadInput(f"--run-dir: {fact}. Choose a shorter one.")
-
-
-def forget(folders: list[Path]) -> None:
+def remove_empty(folders: Sequence[Path]) -> None:
     """Removes empty folders, innermost first, until one is not empty."""
-    for folder in folders:
-        try:
+    with contextlib.suppress(OSError):
+        for folder in folders:
             folder.rmdir()
-        except OSError:
-            return
 
 
-class Replaced(OSError):
-    """Another folder has the path than the one that was locked."""
+def made_and_locked(path: Path, new: bool) -> int:
+    """Makes the directory and locks it. Returns its handle: closing it, or the end of the process, unlocks it.
 
-    strerror = "it is removed and made again by other processes all the time"
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """Held as long as the process lives, also when it is killed; nothing on systems without fcntl.
-
-    Raises BadInput where another process holds it, and Replaced where the folder is no longer the one at that path.
+    Nothing is locked on systems without fcntl and on file systems without locks. Raises OSError, and BadInput where
+    another process holds the lock.
     """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"another process is writing the run in {path}. Wait for it, or stop it first.") from None
-        except OSError:  # a file system without locks: go on without
-            pass
-        if not same(handle, path):
-            raise Replaced
-        yield
-    finally:
-        os.close(handle)
-
-
-def same(handle: int, path: Path) -> bool:
-    """Whether an open folder is the one at that path."""
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed its empty folders
+            durable.make_folder(path.parent)
+            path.mkdir(exist_ok=not new)
+            durable.flush_folder(path.parent)
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                if fcntl:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                fact = f"another process is writing the run in {path}"
+                raise BadInput(f"{fact}. Wait for it, or stop it first.") from None
+            except OSError:  # a file system without locks
+                pass
+            if durable.is_same_folder(path, os.fstat(handle)):
+                return handle
+            os.close(handle)  # another process has replaced the folder in the meantime
+    raise OSError(errno.EAGAIN, "other processes remove it and make it again all the time")

@@ -18,11 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import durable, strict_json
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.machine import facts
 from fdg_jax.runs.options import FIELDS, Options
-from fdg_jax.storage import durable, strict_json
-from fdg_jax.storage.strict_json import finite
+from fdg_jax.strict_json import finite
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "fdg_jax")

@@ -8,7 +8,7 @@ import types
 from collections.abc import Mapping
 from pathlib import Path
 
-from fdg_jax.storage import durable
+from fdg_jax import durable
 
 
 def kind_of(curves: Mapping[str, float | None]) -> str:

@@ -1,4 +1,4 @@
-"""What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity, and how a refused update is described.
+"""What a guarded stage (fdg_jax.stage.update) does about a NaN or an infinity.
 
 A batch that spoils a gradient often spoils the running statistics of its forward passes too, and no later update would
 mend those. So a guard refuses them as well. After a refused update the weights, the moments and their counts are the
@@ -6,8 +6,7 @@ old ones. The counts of learning-rate schedules go on: every update of a stage, 
 its batch, as the log has it.
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -98,36 +97,6 @@ def as_finite(after: Tree, before: Tree) -> jax.Array:
 def floats(tree: Tree) -> list[jax.Array]:
     """The floating-point arrays of a tree."""
     return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-
-
-def first_refused_updates(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """Reads the first refused updates from a pipeline's state.
-
-    Arguments:
-        state: what Pipeline.state() returns.
-
-    Returns: for each guarded stage, the number of its first refused update; 0 if there is none.
-    """
-    found = refused_by_stage(state)
-    return tuple(found[k] for k in sorted(found))
-
-
-def refused_by_stage(state: Mapping[str, Any]) -> dict[int, int]:
-    """The same as {k: number} of the guarded stages in a state, which may be that of one of several processes."""
-    found = {int(re.findall(r"\d+", name)[0]): value for name, value in state.items() if name.endswith("opt_state.bad")}
-    return {k: int(number) for k, number in found.items()}
-
-
-def describe_first_refused(bad: Sequence[int]) -> str:
-    """Describes the first refused update in words.
-
-    Arguments:
-        bad: for each stage, the number of its first refused update, 0 if there is none; at least one is not 0.
-
-    Returns: the words. If several stages refused that update they name the highest one, because cotangents go down.
-    """
-    number, k = min((number, -k) for k, number in enumerate(bad, 1) if number)
-    return f"stage k={-k} got a gradient that is not finite, for its update {number:,}"
 
 
 def select(condition: jax.Array, yes: Tree, no: Tree) -> Tree:

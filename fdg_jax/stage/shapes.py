@@ -14,6 +14,8 @@ import numpy as np
 import optax
 from flax.core import unfreeze
 
+from fdg_jax.arrays import check_usable, flattened, native
+from fdg_jax.checkpoint import state as states
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
@@ -34,9 +36,6 @@ from fdg_jax.stage.sharing import Owners, check_shared
 from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.stage.weighted import Weighted
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.named import flattened
-from fdg_jax.storage.plain import check_usable, native
 
 Tree = Any
 CURRENT = "weights=current"  # as Method.other_weights spells it
@@ -189,7 +188,7 @@ def check_first_variables(who: str, make: Callable, x: Tree) -> None:
 
 def check_trainable(who: str, params: Tree) -> None:
     """Raises BadInput if a parameter has no gradient, as integers have none."""
-    for path, leaf in checkpoint.flatten(params).items():
+    for path, leaf in states.flatten(params).items():
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             fact = f"{who} has the parameter {path}, {describe(leaf)}, which has no gradient"
             raise BadInput(f'{fact}. Keep it in a collection of its own: self.variable("constants", ...).')
@@ -362,7 +361,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
     """
     params, extra = state_shapes(seen.variables, seen.draws)
     forward = functions(module, compute=compute).forward
-    paths, others = list(checkpoint.flatten(params)), len(jax.tree.leaves(extra))
+    paths, others = list(states.flatten(params)), len(jax.tree.leaves(extra))
     found = dependences(lambda *arguments: forward(*arguments)[2], params, extra, x)
     for kept, needed in zip(seen.kept, found, strict=True):
         weights = [paths[number] for number in sorted(needed) if number < len(paths)]
@@ -377,7 +376,7 @@ def check_kept_weights(who: str, module: nn.Module, compute: ComputeOptions, see
 
 def fitting_variables(k: int, needed: Tree, given: Mapping, x: Tree) -> dict[str, Tree]:
     """The variables given for stage k in the containers that its module has. Those that are given may have others: a
-    file has dictionaries only for containers with a class of their own (fdg_jax.storage.named).
+    file has dictionaries only for containers with a class of their own (fdg_jax.arrays).
 
     Raises BadInput if names, shapes or dtypes are not those that the module needs.
     """

@@ -18,7 +18,7 @@ import numpy as np
 from fdg_jax.errors import ScheduleError
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
-from fdg_jax.stage.checkpointing import Checkpointed, Memo
+from fdg_jax.stage.exact_state import Checkpointed, Memo
 from fdg_jax.stage.functions import Functions, Spec, StageState, flax_variables, make_stage_functions
 from fdg_jax.stage.nonfinite import guard_statistics
 from fdg_jax.stage.packing import Closure, Layout, on_packed

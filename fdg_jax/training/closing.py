@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.interpreter import python_command
 from fdg_jax.report import report_page
-from fdg_jax.runs import checkpoints, run_files
+from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training.signals import Stopped
 

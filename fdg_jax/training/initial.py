@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
+from fdg_jax.arrays import shown
+from fdg_jax.checkpoint.weights import HASH, load_weights
 from fdg_jax.errors import BadInput
 from fdg_jax.runs.run_files import CONFIG, there
-from fdg_jax.storage.plain import shown
-from fdg_jax.storage.weights import HASH, load_weights
 from fdg_jax.training import load_run
 
 Variables = Mapping[str, Any]

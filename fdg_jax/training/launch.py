@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fdg_jax import durable
 from fdg_jax.machine import output, terminal
 from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
 from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.start_options import ONE_RUN, Start
-from fdg_jax.storage import durable
 from fdg_jax.training.command_line import Program
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.signals import Signals, Stopped
@@ -158,8 +158,8 @@ def loudly(note: str) -> None:
 
 def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run itself, then summary.json and the report."""
+    from fdg_jax.checkpoint.run_checkpoints import SaveFailed
     from fdg_jax.data.damaged import Damaged
-    from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.rescue import Broken
@@ -197,8 +197,8 @@ def train(job: "Job", path: Path, program: Program, signals: Signals, begun: "Se
 
 def follow(job: "Job", path: Path, program: Program, signals: Signals, begun: "Session") -> int:
     """The run in the other processes of several. What all of them learn is told by process 0, which writes files."""
+    from fdg_jax.checkpoint.run_checkpoints import SaveFailed
     from fdg_jax.data.damaged import Damaged
-    from fdg_jax.runs.checkpoints import SaveFailed
     from fdg_jax.training import closing, session_run
     from fdg_jax.training.nonfinite_policy import Diverged
     from fdg_jax.training.rescue import Broken

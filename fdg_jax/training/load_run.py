@@ -11,12 +11,13 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.weights import HASH, load_weights
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.runs import checkpoints, reading
+from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.weights import HASH, load_weights
 from fdg_jax.training import setup
 from fdg_jax.training.partition import Partition
 from fdg_jax.training.trained import (
@@ -85,20 +86,20 @@ def read(
     step, last = chosen(path, which)
     if as_it_ran:
         setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
-    state, _, about = checkpoints.load(checkpoints.folder(path / CHECKPOINTS, step))
+    state, _, about = checkpoints.load(checkpoints.path_of(path / CHECKPOINTS, step))
     inputs = inputs_of_run(path, config, options, data_dir)
     blocks = blocks_of(options, inputs)
     variables, drained, remark = network_variables(state, network_shapes(blocks, inputs, path / CONFIG)), False, ""
     expected = final_sha256(path, step) if last else None
     if expected:
         drained = options.drain
-        if drained and checkpoint.parameters_sha256([variables["params"]]) != expected:
+        if drained and states.parameters_sha256([variables["params"]]) != expected:
             try:
                 variables = drain(state, options, inputs, blocks)
             except BadInput as error:  # of an accelerator, or of another version
                 way_out = f"Ask for the checkpoint after batch {step}, which leaves the batches in flight out"
                 raise BadInput(f"{error} {way_out}.") from None
-    found = checkpoint.parameters_sha256([variables["params"]])
+    found = states.parameters_sha256([variables["params"]])
     if expected not in (None, found):
         fact = f"the weights differ from those of {path} in last bits: this machine computes the batches in flight"
         remark = f"{fact} in another way. From Python, call load_run before anything that makes an array."

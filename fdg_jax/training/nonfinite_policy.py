@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from fdg_jax.checkpoint.run_checkpoints import NotFinite, SaveFailed
+from fdg_jax.checkpoint.state import describe_first_refused
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.checkpoints import NotFinite, SaveFailed
-from fdg_jax.stage import nonfinite
 
 MOST_WARNINGS = 10  # warnings about non-finite values before going quiet
 
@@ -23,7 +23,7 @@ def raise_diverged(metrics: Metrics) -> None:
     """Raises Diverged for a batch whose loss is not finite, or whose metrics report a refused update."""
     facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
     if any(metrics.bad):
-        facts.append(nonfinite.describe_first_refused(metrics.bad))
+        facts.append(describe_first_refused(metrics.bad))
     raise Diverged(" and ".join(facts), metrics.step)
 
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from fdg_jax.checkpoint.state import Reading, number, numbers, real, reals
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.trackers import NO_TRACKERS
-from fdg_jax.storage.checkpoint import numbers
-from fdg_jax.storage.restoring import Reading, number, real, reals
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import CountedLog, RunLog
 from fdg_jax.training.speed import Speed

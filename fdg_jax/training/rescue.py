@@ -1,7 +1,7 @@
 """The checkpoint that a session leaves when it cannot go on, if its state is that of whole batches."""
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.errors import reason
-from fdg_jax.runs import checkpoints
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.training_loop import Loop
 

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import jax
 
 from fdg_jax import data
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints, reading, run_files
+from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CHECKPOINTS
 from fdg_jax.runs.start_options import ONE_RUN, Start
-from fdg_jax.stage import nonfinite
 from fdg_jax.training.record import Record
 from fdg_jax.training.setup import Job
 
@@ -83,7 +84,7 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
     step = job.peers.told(choose)
     if step is None:
         return None
-    return job.peers.each(lambda: found or checkpoints.load(checkpoints.folder(root, step)))
+    return job.peers.each(lambda: found or checkpoints.load(checkpoints.path_of(root, step)))
 
 
 def versions() -> dict[str, str]:
@@ -126,7 +127,7 @@ def begin_again(job: Job, record: Record, state: Any, loop: Any, about: Mapping[
     check_data(job.dataset, about, "--resume")
     job.pipeline.restore(state)
     record.restore(loop)
-    record.bad = nonfinite.first_refused_updates(state)
+    record.bad = first_refused_updates(state)
 
 
 def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> None:

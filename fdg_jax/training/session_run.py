@@ -3,10 +3,10 @@
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
+from fdg_jax import durable
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.data.damaged import Damaged
-from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
-from fdg_jax.storage import durable
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.record import Record
 from fdg_jax.training.rescue import Broken, leave_checkpoint, try_checkpoint
@@ -52,10 +52,9 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
                 except (Stopped, Damaged) as ended:
                     if isinstance(ended, Damaged):
                         job.peers.lost = True
-                        if job.peers.processes > 1 or loop.saving.drained:
-                            loop.saving.allow_repaired_data_since()
-                            raise
                         loop.saving.allow_repaired_data()
+                        if job.peers.processes > 1 or loop.saving.drained:
+                            raise  # a checkpoint needs all processes, and batches in flight that are not used up
                     leave_checkpoint(loop)
                     raise
                 except (Diverged, checkpoints.SaveFailed):  # the state is wrong or cannot be saved

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fdg_jax import durable
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
@@ -23,7 +24,6 @@ from fdg_jax.options import spellings, values
 from fdg_jax.runs import locking, optimizers, option_checks, reading, run_files
 from fdg_jax.runs.options import FIELDS, SWITCHES, Options, spelled, words, written
 from fdg_jax.runs.start_options import Start
-from fdg_jax.storage import durable
 from fdg_jax.training import child_runs, launch
 from fdg_jax.training.command_line import Program, Words, settled
 from fdg_jax.training.signals import Signals

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax import models, split
+from fdg_jax import models, split, strict_json
+from fdg_jax.arrays import shown
+from fdg_jax.checkpoint.weights import HASH, Weights, save_weights
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.text import Text
@@ -25,9 +27,6 @@ from fdg_jax.runs import reading
 from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
-from fdg_jax.storage import strict_json
-from fdg_jax.storage.plain import shown
-from fdg_jax.storage.weights import HASH, Weights, save_weights
 from fdg_jax.training import feeding, session, setup
 
 Tree = Any

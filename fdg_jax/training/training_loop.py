@@ -8,8 +8,9 @@ written by a thread, from arrays that may still be unfinished, while the loop go
 import math
 from pathlib import Path
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.engine.unfinished import UnfinishedOperations
-from fdg_jax.runs import checkpoints, incidents
+from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training import feeding
 from fdg_jax.training.evaluating import Evaluation
@@ -17,7 +18,7 @@ from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.profiling import Profile
 from fdg_jax.training.record import Record
-from fdg_jax.training.saving import Saving
+from fdg_jax.training.save_policy import Saving
 from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals, Stopped
 from fdg_jax.training.throughput import ThroughputClock

@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from fdg_jax import methods
-from fdg_jax.runs import checkpoints
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.runs.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,9 @@ import subprocess
 import pytest
 from fault_runs import SMALL, STEPS, assert_same, newest
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import checkpoints, progress
+from fdg_jax.runs import progress
 from fdg_jax.runs.run_files import read_metrics
 from fdg_jax.training import training_loop
 

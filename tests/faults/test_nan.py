@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from fault_runs import SMALL, STEPS
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import checkpoints, incidents
+from fdg_jax.runs import incidents
 from fdg_jax.stage.stage import Stage
 from fdg_jax.training import training_loop
 

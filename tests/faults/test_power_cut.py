@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from fault_runs import Config, Process, assert_same, moment, newest
 
+from fdg_jax import durable
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs import checkpoints, run_files
-from fdg_jax.storage import durable
+from fdg_jax.runs import run_files
 from fdg_jax.training.record import Record
 
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587D, 2  # of linux/fs.h: FS_IOC_SHUTDOWN, FS_SHUTDOWN_FLAGS_NOLOGFLUSH

@@ -12,7 +12,7 @@ from fault_runs import Config, assert_same, newest
 from launched_runs import EPOCH, STEPS, Launched, moment
 from training_processes import each_needs_a_core
 
-from fdg_jax.runs import checkpoints
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 
 pytestmark = each_needs_a_core
 PHASES = ("compile", "step", "evaluate", "save")

@@ -11,9 +11,10 @@ import pytest
 from toys import WORDS, small_command
 
 from fdg_jax import api
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.report import report_page
-from fdg_jax.runs import checkpoints, progress
+from fdg_jax.runs import progress
 from fdg_jax.training import feeding, record, training_loop
 
 AT = 5  # the batch that something happens at

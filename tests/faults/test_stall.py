@@ -11,10 +11,10 @@ import pytest
 from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import Dispatched, UnfinishedOperations
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import checkpoints
 from fdg_jax.training import feeding
 from fdg_jax.training.watchdog import STALLS, Watchdog
 

@@ -18,11 +18,11 @@ from stored_runs import asked
 
 import fdg_jax
 from fdg_jax import models, split
+from fdg_jax.checkpoint import folder, manifest, weights
+from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.errors import BadInput
 from fdg_jax.report import comparison, comparison_page, results
-from fdg_jax.runs import checkpoints
-from fdg_jax.storage import checkpoint, manifest, tensor_file
-from fdg_jax.storage.strict_json import DECODER
+from fdg_jax.strict_json import DECODER
 from fdg_jax.training.record import Record
 from fdg_jax.training.trained import Inputs, Trained
 
@@ -70,13 +70,13 @@ class Strange:
             self.pipeline.step(batch)
         self.loop = record().state()
         self.state = {**self.pipeline.state(), **{f"loop/{name}": value for name, value in self.loop.items()}}
-        checkpoint.save(place / "whole", self.state, {"data": None, "options": {}})
-        checkpoint.save_part(place / "parts", 0, self.state)
-        (place / ".parts.parts").rename(place / "unsealed")
+        folder.save(place / "whole", self.state, {"data": None, "options": {}})
+        folder.save_part(place / "parts", 0, self.state)
+        (place / ".parts.tmp").rename(place / "unsealed")
         sealed = manifest.size_and_sha256(place / "unsealed" / "process0" / manifest.NAME)
-        (place / ".parts.parts").mkdir()
-        shutil.move(place / "unsealed" / "process0", place / ".parts.parts" / "process0")
-        checkpoint.commit_parts(place / "parts", [sealed], {"data": None})
+        (place / ".parts.tmp").mkdir()
+        shutil.move(place / "unsealed" / "process0", place / ".parts.tmp" / "process0")
+        folder.commit_parts(place / "parts", [sealed], {"data": None})
         self.pipeline.save(place / "pipeline")
         blocks = models.blocks("resnet8", 10)
         variables = jax.device_get(split.init_whole(blocks, jax.random.key(0), INPUTS.example(1)))
@@ -104,7 +104,7 @@ class Strange:
     def make_checkpoint(self, made: Path, rng: random.Random) -> None:
         file_of_part, how, whole = True, rng.random(), self.place / rng.choice(["whole", "whole", "parts"])
         if how < 0.4:
-            checkpoint.save(made, spoilt_arrays(rng, self.state), {"data": None})
+            folder.save(made, spoilt_arrays(rng, self.state), {"data": None})
             return
         shutil.copytree(whole, made)
         within = made / "process0" if whole.name == "parts" and rng.random() < 0.5 else made
@@ -118,7 +118,7 @@ class Strange:
             if file.name != manifest.NAME:  # and the hashes are right
                 (file.parents[len(file.relative_to(within).parts) - 1] / manifest.NAME).unlink()
                 listed = [[name, str(np.asarray(v).dtype), list(np.shape(v))] for name, v in sorted(self.state.items())]
-                manifest.write(within, {"arrays": listed, "about": {}})
+                manifest.seal(within, {"arrays": listed, "about": {}})
         if within != made and file_of_part:  # the manifest above lists this one's hash
             body = json.loads((made / manifest.NAME).read_text())["content"]
             size = list(manifest.size_and_sha256(within / manifest.NAME))
@@ -144,7 +144,7 @@ class Strange:
                 texts = {name: text.encode(errors="replace").decode() for name, text in texts.items()}
             if how > 0.7:
                 arrays = {name: value.copy() for name, value in spoilt_arrays(rng, arrays).items()}
-            sealed = tensor_file.seal(arrays, texts)
+            sealed = weights.seal(arrays, texts)
             made.write_bytes(safetensors.numpy.save(arrays, {**texts, "sha256": sealed}))
 
     def outcome(self, kind: str, made: Path) -> str | None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from flax.errors import FlaxError
 
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.state import number
 from fdg_jax.errors import BadInput, sentence
 from fdg_jax.stage.functions import Spec, StageState
 from fdg_jax.stage.packing import Layout, Packing, Unpacked
 from fdg_jax.stage.update import first_refused, newest_norm
-from fdg_jax.storage import checkpoint
-from fdg_jax.storage.restoring import number
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -80,13 +80,13 @@ class Checkpointed:
         if self.accumulate > 1:  # the next addition donates its first argument
             line = self._copy(line)
         state = self.layout.unpack_now(self.state._replace(opt_state=opt_state, own=own))
-        flat: dict[str, Any] = checkpoint.flatten(state, "state/")
+        flat: dict[str, Any] = states.flatten(state, "state/")
         counters = {"updates": self.updates, "staleness": self.staleness, "summed": self.summed, "since": self.since}
         flat |= {name: np.int64(value) for name, value in counters.items()}
         if summed is not None:
-            flat |= checkpoint.flatten(of_params.unpack_now(summed), "sum/")
+            flat |= states.flatten(of_params.unpack_now(summed), "sum/")
         for i, grads in enumerate(line):
-            flat |= checkpoint.flatten(of_params.unpack_now(grads), f"line/{i}/")
+            flat |= states.flatten(of_params.unpack_now(grads), f"line/{i}/")
             flat[f"line/{i}/version"] = np.int64(self.line[i][1])
         flat |= self.saved_weights({version: then for _, version, then in self.line if then is not None})
         return flat | self.saved_memos()
@@ -95,17 +95,17 @@ class Checkpointed:
         """Weights by their version, each once, however many memos refer to it."""
         flat: dict[str, Any] = {}
         for version, params in weights.items():
-            flat |= checkpoint.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
+            flat |= states.flatten(self.layout.params.unpack_now(params), f"weights/{version}/")
         return flat
 
     def saved_memos(self) -> dict[str, Any]:
         """What the memos' forward passes began with, and the weights of these."""
         flat: dict[str, Any] = {}
         for memo in self.memos:
-            flat |= checkpoint.flatten(memo.x, f"memo/{memo.batch}/x")
-            flat |= checkpoint.flatten(self.layout.extra.unpack_now(memo.extra), f"memo/{memo.batch}/extra")
+            flat |= states.flatten(memo.x, f"memo/{memo.batch}/x")
+            flat |= states.flatten(self.layout.extra.unpack_now(memo.extra), f"memo/{memo.batch}/extra")
             flat[f"memo/{memo.batch}/version"] = np.int64(memo.version)
-            flat |= {} if memo.labels is None else checkpoint.flatten(memo.labels, f"memo/{memo.batch}/labels")
+            flat |= {} if memo.labels is None else states.flatten(memo.labels, f"memo/{memo.batch}/labels")
         return flat | self.saved_weights({memo.version: memo.params for memo in self.memos})
 
     def empty_copy(self) -> Self:
@@ -126,7 +126,7 @@ class Checkpointed:
             BadInput: it is of another stage. This one is then in an undefined state.
         """
         template = StageState(*self.layout.shapes, self.state.own, self.state.correction)
-        state = checkpoint.unflatten(template, flat, "state/")
+        state = states.unflatten(template, flat, "state/")
         summed = number(flat, "summed")
         self.sum = self.restored_packed(self.layout.params, flat, "sum/") if summed else None
         self.state = self.layout.pack_now(self.place.put_weights(state))
@@ -137,11 +137,11 @@ class Checkpointed:
         self.summed, self.since = summed, number(flat, "since")
         self.line.clear()
         self.memos.clear()
-        for i in checkpoint.numbers(flat, "line/"):
+        for i in states.numbers(flat, "line/"):
             grads = self.restored_packed(self.layout.params, flat, f"line/{i}/")
             version = number(flat, f"line/{i}/version")
             self.line.append((grads, version, self.restored_weights(version, flat) if self._correct else None))
-        for batch in checkpoint.numbers(flat, "memo/"):
+        for batch in states.numbers(flat, "memo/"):
             self.memos.append(self.restored_memo(batch, flat))
 
     def restored_memo(self, batch: int, flat: Mapping[str, Any]) -> Any:
@@ -169,7 +169,7 @@ class Checkpointed:
 
     def restored_packed(self, packing: Packing | Unpacked, flat: Mapping[str, Any], prefix: str) -> Tree:
         """Saved weights, gradients or statistics on the stage's device, packed."""
-        return packing.pack_now(self.place.put_weights(checkpoint.unflatten(packing.shapes, flat, prefix)))
+        return packing.pack_now(self.place.put_weights(states.unflatten(packing.shapes, flat, prefix)))
 
     def restored_message(self, template: Tree, flat: Mapping[str, Any], prefix: str) -> Tree:
         """A saved message on the stage's device.
@@ -182,4 +182,4 @@ class Checkpointed:
         Raises:
             BadInput: a path is missing, or a shape or dtype differs.
         """
-        return self.place.put_batch(checkpoint.unflatten(template, flat, prefix, any_lengths=True))
+        return self.place.put_batch(states.unflatten(template, flat, prefix, any_lengths=True))

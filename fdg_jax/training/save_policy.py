@@ -4,13 +4,11 @@
 import contextlib
 from pathlib import Path
 
+from fdg_jax.checkpoint import manifest, run_checkpoints
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import checkpoints
 from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
-from fdg_jax.runs.shared_saver import SharedSaver
-from fdg_jax.storage import manifest
 from fdg_jax.training.nonfinite_policy import NonFinitePolicy
 from fdg_jax.training.record import Record
 from fdg_jax.training.session import about_job
@@ -19,7 +17,7 @@ from fdg_jax.training.watchdog import HostOperations
 
 
 class Saving:
-    """Asks a checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
+    """Asks a run_checkpoints.Saver, which writes in a thread, for the checkpoints of one session.
 
     Arguments:
         run: the run directory.
@@ -40,14 +38,10 @@ class Saving:
         self.record, self.progress = record, progress
         self.nonfinite, self.operations = nonfinite, operations
         self.root = run / CHECKPOINTS
-        about, keep, peers = about_job(job), job.options.keep, job.peers
-        if peers.processes == 1:
-            self.saver = checkpoints.Saver(self.root, about, keep, record.flush)
-        else:
-            self.saver = SharedSaver(self.root, about, keep, peers, record.flush)
+        self.saver = run_checkpoints.Saver(self.root, about_job(job), job.options.keep, record.flush, job.peers)
         self.saver.best = record.best_step if job.options.keep_best else None
         self.saver.step = -1 if fresh else record.step
-        if peers.first:
+        if job.peers.first:
             self.saver.prune()  # a process that was killed may not have got to it
         self.last_save_attempt = record.step  # the newest step at which a checkpoint was due
         self.drained = False  # whether batches in flight have been used up: such a state is never saved
@@ -89,34 +83,25 @@ class Saving:
         try:
             with self.operations.waiting("C", self.saver.step):
                 self.saver.wait()
-        except checkpoints.SaveFailed as failed:
+        except run_checkpoints.SaveFailed as failed:
             if needed or last or self.options.on_failed_save == "stop" or self.saver.is_gone():
                 raise
-            earlier = "The earlier ones stay, and the" if checkpoints.stored(self.root) else "The"
+            earlier = "The earlier ones stay, and the" if run_checkpoints.stored(self.root) else "The"
             self.progress.say(f"WARNING: {failed} {earlier} run goes on.")
-        except checkpoints.NotFinite as found:
+        except run_checkpoints.NotFinite as found:
             self.nonfinite.handle_state(found, needed)
 
     def allow_repaired_data(self) -> None:
-        """Makes the next checkpoint one that can be resumed after a damaged image has been repaired. A text that was
-        cut short has to be the same again."""
-        if self.job.dataset.unit == "tokens":
-            return
-        now = self.job.dataset.fingerprint
-        self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
-        self.saver.step = -1  # a checkpoint of this very batch is written again
-
-    def allow_repaired_data_since(self) -> None:
-        """The same for the checkpoints that are there, where none can be written: that needs all processes, and the
-        others may have gone on to later batches; or the batches in flight have been used up."""
+        """Makes all checkpoints, and the next, ones that can be resumed after a damaged image has been repaired. A text
+        that was cut short has to be the same again."""
         self.saver.close()
         now = self.job.dataset.fingerprint
-        if now is None or self.job.dataset.unit == "tokens":
+        if self.job.dataset.unit == "tokens":
             return
-        about = {**self.saver.about, "data": fingerprint.without_content(now)}
-        for path in checkpoints.stored(self.root):
+        self.saver.about = {**self.saver.about, "data": now and fingerprint.without_content(now)}
+        for path in run_checkpoints.stored(self.root):
             with contextlib.suppress(OSError, BadInput):  # then it is refused after the repair
-                manifest.change(path, {"about": about})
+                manifest.change_about(path, self.saver.about)
 
     def abandon(self) -> None:
         """Waits for the checkpoint under way, before the run goes back to an earlier one. Warns if it has failed."""

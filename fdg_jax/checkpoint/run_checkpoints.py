@@ -1,11 +1,14 @@
-"""Checkpoints of a training loop: the pipeline's exact state and the loop's own few numbers, one folder per step.
+"""The checkpoints of a run: the pipeline's exact state and the loop's own few numbers, one folder per step.
 
 A thread writes them while training goes on, and flushes them to the disk. The newest are kept, and the best one if that
-is wanted. A damaged one (fdg_jax.storage.manifest) is set aside with a warning, and the one before it is used. One that
-cannot be read at the moment is left as it is.
+is wanted. A damaged one (fdg_jax.checkpoint.manifest) is set aside with a warning, and the one before it is used. One
+that cannot be read at the moment is left as it is.
+
+The processes of one training write a checkpoint together, into a folder that all of them see. Each writes what its own
+stages need. When all have sealed their parts, process 0 gives the whole its name, which is the commit. No process goes
+on to the next checkpoint before that, so all of them learn what became of it.
 """
 
-import contextlib
 import errno
 import math
 import os
@@ -16,17 +19,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
+from fdg_jax import durable
+from fdg_jax.checkpoint import folder
+from fdg_jax.checkpoint import state as states
+from fdg_jax.checkpoint.manifest import Damaged
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.storage import durable, finite, quiet
-from fdg_jax.storage.manifest import REPLACED, Damaged
 
 LOOP, DAMAGED = "loop/", "damaged-"
-REMAINDER = re.compile(r"step-.*\.orbax-checkpoint-tmp")
-MOST_LOOKS, LOOK_SECONDS = 100, 0.1
+SWEEPS, SWEEP_SECONDS = 10, 0.1  # after a failed checkpoint, as Orbax's threads still write
 
 
 class SaveFailed(Exception):
@@ -44,22 +49,50 @@ class NotFinite(Exception):
         self.step, self.lasting = step, lasting
 
 
-def folder(root: Path, step: int) -> Path:
+class Processes(Protocol):
+    """The processes of a training (fdg_jax.training.peers)."""
+
+    process: int
+    processes: int
+
+    def share(self, value: Any, name: str = "") -> list[Any]:
+        """Sends a value to all processes, and returns that of each."""
+        ...
+
+
+class Alone:
+    """A training in one process."""
+
+    process, processes = 0, 1
+
+    def share(self, value: Any, name: str = "") -> list[Any]:
+        return [value]
+
+
+def path_of(root: Path, step: int) -> Path:
     """The folder of a checkpoint."""
     return root / f"step-{step:09d}"
 
 
 class Saver:
-    """Writes one checkpoint at a time in the background.
+    """Writes one checkpoint at a time in the background. Of several processes, all ask for the same checkpoints.
 
     root: the folder of the checkpoints. about: for the manifest. keep: how many of the newest to keep.
-    best: the step of one more to keep, once it is there.
+    best: the step of one more to keep, once it is written.
     flush: called in the thread before a checkpoint gets its name; what the checkpoint refers to must then be on the
         disk.
+    peers: the processes; None: one.
     """
 
-    def __init__(self, root: Path, about: Mapping[str, Any], keep: int, flush: Callable[[], None] = lambda: None):
-        self.root, self.about, self.keep, self.flush = root, about, keep, flush
+    def __init__(
+        self,
+        root: Path,
+        about: Mapping[str, Any],
+        keep: int,
+        flush: Callable[[], None] = lambda: None,
+        peers: Processes | None = None,
+    ):
+        self.root, self.about, self.keep, self.flush, self.peers = root, about, keep, flush, peers or Alone()
         self.run = os.stat(root.parent)
         self.best: int | None = None
         self.thread: Thread | None = None
@@ -79,7 +112,7 @@ class Saver:
 
         Arguments:
             step: the batches that have entered.
-            state: Pipeline.snapshot().
+            state: Pipeline.snapshot(); of several processes, its own part.
             loop: numbers and arrays of the training loop.
             refused: for each stage, the number of the first refused update that is expected in the state
                 (fdg_jax.stage.nonfinite); NotFinite is raised for any other. None: accept whatever there is.
@@ -87,13 +120,11 @@ class Saver:
         """
         self.wait()
         self.step, self.saves = step, self.saves + 1
-        thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
+        self.thread = Thread(target=self.write, args=(step, state, loop, refused, best), name=f"checkpoint {step}")
         try:
-            thread.start()
+            self.thread.start()
         except RuntimeError as error:  # the system has no more threads for us
-            self.failure = not_written(step, error)
-        else:
-            self.thread = thread
+            self.thread, self.failure = None, not_written(step, error)
 
     def has_failed(self) -> bool:
         """Whether a checkpoint has failed since the last `wait`. Does not wait."""
@@ -101,8 +132,7 @@ class Saver:
 
     def wait(self) -> None:
         """Waits until nothing is being written. Raises SaveFailed or NotFinite if a checkpoint has failed."""
-        if self.thread is not None:
-            self.thread.join()
+        self.close()
         self.thread, failure, self.failure = None, self.failure, None
         if failure is not None:
             self.step = -1
@@ -117,59 +147,86 @@ class Saver:
         self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
     ) -> None:
         """The thread: writes a checkpoint and records a failure."""
-        with quiet.orbax():
-            try:
-                self.write_now(step, state, loop, refused, best)
-            except NotFinite as error:
-                self.failure = error
-            except Exception as error:  # of Orbax, too, which wraps what the system says
-                self.failure = not_written(step, error)
-            if isinstance(self.failure, SaveFailed):
-                self.sweep()
-                quiet.forget_tasks()
+        folder.quiet_orbax()
+        try:
+            self.write_now(step, state, loop, refused)
+            self.best = step if best else self.best
+            if self.peers.process == 0:
+                self.prune()
+        except NotFinite as error:
+            self.failure = error
+        except Exception as error:  # of Orbax, too, which wraps what the system says
+            self.failure = not_written(step, error)
+            if self.peers.process == 0:
+                sweep(self.root, SWEEPS)
 
     def write_now(
-        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None, best: bool
+        self, step: int, state: Mapping[str, Any], loop: Mapping[str, Any], refused: Sequence[int] | None
     ) -> None:
-        """Writes a checkpoint. Raises NotFinite, and whatever Orbax and the system raise."""
-        import jax
+        """Writes a checkpoint, or fails in all processes. Raises NotFinite, and whatever Orbax and the system raise."""
+        process, path, name = self.peers.process, path_of(self.root, step), f"checkpoint {self.saves}"
+        self.peers.share(None, f"{name} begun by")  # so process 0 is no longer removing what another one has left
+        of_loop = {LOOP + key: value for key, value in loop.items()} if process == 0 else {}
+        part: dict[str, Any] = {}
 
-        from fdg_jax.stage import nonfinite
-        from fdg_jax.storage import checkpoint
+        def check() -> tuple[int, list[tuple[int, int]]]:
+            """(bytes of this process's part, (k, first refused update) of each stage in it)."""
+            part.update(jax.device_get({**state, **of_loop}))
+            check_finite(part, step, losses=refused is not None)
+            size = sum(np.asarray(value).nbytes for value in part.values())
+            return size, list(states.refused_by_stage(part).items())
 
-        content = jax.device_get({**state, **{LOOP + name: value for name, value in loop.items()}})
-        check_finite(content, step, losses=refused is not None)
-        check_refused(nonfinite.refused_by_stage(content), refused, step)
-        self.make_root()
-        self.flush()
-        check_room(self.root, sum(np.asarray(value).nbytes for value in content.values()))
-        checkpoint.save(folder(self.root, step), content, self.about)
-        self.best = step if best else self.best
-        self.prune()
+        found = self.on_all(check, f"{name} of", step)
+        check_refused({k: number for _, by_stage in found for k, number in by_stage}, refused, step)
+        self.on_all(lambda: self.make_ready(sum(size for size, _ in found)), f"{name} has room at", step)
+        if self.peers.processes == 1:
+            folder.save(path, part, self.about)
+            return
+        sealed = self.on_all(lambda: folder.save_part(path, process, part), f"{name} written by", step)
+        commit = (lambda: folder.commit_parts(path, sealed, self.about)) if process == 0 else (lambda: None)
+        self.on_all(commit, f"{name} committed by", step)
 
-    def sweep(self) -> None:
-        """Removes what a checkpoint that failed has left."""
-        sweep(self.root, looks=10)
+    def on_all(self, make: Callable[[], Any], name: str, step: int) -> list[Any]:
+        """What each process makes, as JSON has it. Raises the first error of any process in all of them."""
+        if self.peers.processes == 1:
+            return [make()]
+        made = failed = None
+        try:
+            made = make()
+        except NotFinite as error:
+            failed = [str(error), error.lasting]
+        except Exception as error:  # of Orbax, too, which wraps what the system says
+            failed = [f"{reason(error)}, in process {self.peers.process}", None]
+        found = self.peers.share([made, failed], name)
+        text, lasting = next((failed for _, failed in found if failed), ["", None])
+        if text and lasting is not None:
+            raise NotFinite(text, step, lasting)
+        if text:
+            raise OSError(errno.EIO, text)
+        return [made for made, _ in found]
 
-    def is_gone(self) -> bool:
-        """Whether the run directory is not there any more, or another one is in its place."""
-        return not durable.is_same_folder(self.root.parent, self.run)
-
-    def make_root(self) -> None:
-        """Makes the folder of the checkpoints, in the run directory of the beginning only. Raises OSError."""
+    def make_ready(self, needed: int) -> None:
+        """Makes the folder of the checkpoints, in the run directory of the beginning only, and flushes what they refer
+        to. needed: bytes that all processes will write. Raises OSError, before anything is written."""
         if self.is_gone():
             fact = f"the run directory {self.root.parent} is gone: it was deleted, renamed or replaced"
             raise FileNotFoundError(errno.ENOENT, fact)
         if not self.root.exists():
             self.root.mkdir(exist_ok=True)
             durable.flush_folder(self.root.parent)
+        self.flush()
+        check_room(self.root, needed)
+
+    def is_gone(self) -> bool:
+        """Whether the run directory is not there any more, or another one is in its place."""
+        return not durable.is_same_folder(self.root.parent, self.run)
 
     def prune(self) -> None:
         """Removes all but the newest and the best.
 
         It renames them first, to names that `sweep` knows: so a power cut leaves no half that looks like a whole one.
         """
-        best = None if self.best is None else folder(self.root, self.best)
+        best = None if self.best is None else path_of(self.root, self.best)
         spare = [old for old in stored(self.root)[: -self.keep] if old != best]
         aside = [old.with_name(f".{old.name}.old") for old in spare]
         try:
@@ -189,7 +246,7 @@ def check_finite(content: Mapping[str, Any], step: int, losses: bool) -> None:
     def checked(name: str) -> bool:
         return not name.startswith(LOOP) or (losses and name.startswith(f"{LOOP}unread/"))
 
-    found = [(finite.PASSING.search(name) is not None, name) for name, *_ in finite.nonfinite_arrays(content, checked)]
+    found = [(states.PASSING.search(name) is not None, name) for name, *_ in states.nonfinite_arrays(content, checked)]
     if found:
         passing, name = min(found)
         fact = f"after batch {step:,} {readable(name)} is not finite, so there is no checkpoint of it"
@@ -204,13 +261,9 @@ def check_refused(found: Mapping[int, int], expected: Sequence[int] | None, step
         expected: those that are expected, in the order of k; None: any.
         step: of the state.
     """
-    from fdg_jax.stage import nonfinite
-
     now = tuple(found[k] for k in sorted(found))
     if expected is not None and any(now) and now != tuple(expected):
-        raise NotFinite(
-            f"{nonfinite.describe_first_refused(now)}, so there is no checkpoint after batch {step:,}", step
-        )
+        raise NotFinite(f"{states.describe_first_refused(now)}, so there is no checkpoint after batch {step:,}", step)
 
 
 def readable(name: str) -> str:
@@ -234,29 +287,17 @@ def not_written(step: int, error: BaseException) -> SaveFailed:
     return SaveFailed(f"the checkpoint after batch {step:,} could not be written: {reason(error)}.")
 
 
-def sweep(root: Path, looks: int = 1) -> None:
-    """Removes what a killed process left. looks: how often in a row to find nothing, as Orbax's threads still write."""
-    clean = looks - 1
-    for _ in range(MOST_LOOKS):
-        left = remainders(root)
-        clean = 0 if left else clean + 1
-        if clean == looks:
-            return
-        for path in left:
-            if path.name.endswith(REPLACED):  # its process ended before the other checkpoint had the name
-                with contextlib.suppress(OSError):
-                    durable.put_back(path, path.with_name(path.name.removeprefix(".").removesuffix(REPLACED)))
-            shutil.rmtree(path, ignore_errors=True)
-        time.sleep(LOOK_SECONDS)
-
-
-def remainders(root: Path) -> list[Path]:
-    """Folders that are no whole checkpoints; none if the folder cannot be listed, which is reported when it is read."""
-    try:
-        names = os.listdir(root)
-    except OSError:
-        return []
-    return [root / name for name in names if name.startswith(".step-") or REMAINDER.match(name)]
+def sweep(root: Path, times: int = 1) -> None:
+    """Removes what a checkpoint that failed, or a killed process, has left. Nothing is removed where the folder cannot
+    be listed, which is reported when it is read."""
+    for turn in range(times):
+        time.sleep(SWEEP_SECONDS if turn else 0)
+        try:
+            left = [name for name in os.listdir(root) if name.startswith(".step-")]
+        except OSError:
+            left = []
+        for name in left:
+            shutil.rmtree(root / name, ignore_errors=True)
 
 
 def listed(root: Path, beginning: str = "") -> list[Path]:
@@ -271,9 +312,13 @@ def listed(root: Path, beginning: str = "") -> list[Path]:
         if root.is_symlink():  # to a disk that is away
             raise
         return []
-    steps = {name: re.fullmatch(f"{beginning}step-([0-9]{{9,}})", name) for name in names}
-    found = {name: int(step[1]) for name, step in steps.items() if step}
-    return [root / name for name in sorted(found, key=lambda name: found[name])]
+    found = [name for name in names if re.fullmatch(f"{beginning}step-[0-9]{{9,}}", name)]
+    return [root / name for name in sorted(found, key=step_of)]
+
+
+def step_of(name: str) -> int:
+    """The batches after which a checkpoint of that name was written."""
+    return int(name.rpartition("-")[2])
 
 
 def stored(root: Path) -> list[Path]:
@@ -293,38 +338,35 @@ def load_newest(root: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, A
         BadInput: all are damaged, or one cannot be read. One that is not known to be damaged is never skipped.
     """
     try:
-        found, damaged = listed(root), listed(root, DAMAGED)
+        found, aside = listed(root), listed(root, DAMAGED)
     except OSError as error:
         raise BadInput(f"the checkpoints in {root} cannot be listed: {reason(error)}. Nothing was changed.") from None
-    put_aside = set(damaged)
     for path in reversed(found):
         try:
             return load(path)
         except Damaged as error:
-            aside = path.with_name(DAMAGED + path.name)
-            done = f"Put aside as {aside.name}"
-            try:
-                shutil.rmtree(aside, ignore_errors=True)
-                durable.rename(path, aside)
-                put_aside.add(aside)
-            except OSError as failed:
-                done = f"It cannot be put aside ({failed.strerror})"
-                damaged.append(path)
-            print(f"warning: {error} {done}; trying the one before.", file=sys.stderr, flush=True)
-    if found or damaged:
-        count = len(put_aside | set(damaged))
-        where = "were put aside" if count == len(put_aside) else "are there"
+            print(f"warning: {error} {put_aside(path)}; trying the one before.", file=sys.stderr, flush=True)
+    if damaged := {step_of(path.name) for path in (*found, *aside)}:
         raise BadInput(
-            f"no checkpoint in {root} is whole; {count} damaged ones {where}. Delete these to start the run from the "
+            f"no checkpoint in {root} is whole; {len(damaged)} damaged. Delete these to start the run from the "
             f"beginning, or start a new one in another --run-dir."
         )
     return None
 
 
+def put_aside(path: Path) -> str:
+    """Renames a damaged checkpoint. Returns what was done, in words."""
+    aside = path.with_name(DAMAGED + path.name)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        durable.rename(path, aside)
+    except OSError as error:
+        return f"It cannot be put aside ({error.strerror})"
+    return f"Put aside as {aside.name}"
+
+
 def load(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """(state, loop, about) of a checkpoint. Raises BadInput if it is damaged or cannot be read."""
-    from fdg_jax.storage import checkpoint
-
-    content, about = checkpoint.load(path)
+    content, about = folder.load(path)
     loop = {name[len(LOOP) :]: content.pop(name) for name in list(content) if name.startswith(LOOP)}
     return dict(content), loop, about

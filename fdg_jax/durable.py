@@ -1,4 +1,4 @@
-"""Writes files so that they survive a power cut. A disk keeps only what was flushed to it (fsync).
+"""Writes files so that they survive a power cut, and names temporary files. A disk keeps only what was flushed (fsync).
 
 A new file needs two flushes: one of the file, for its content, and one of its folder, for its name. A rename and a new
 folder are changes of the folder that they happen in, too.
@@ -7,6 +7,10 @@ folder are changes of the folder that they happen in, too.
 import contextlib
 import errno
 import os
+import re
+import shutil
+import socket
+import time
 from pathlib import Path
 
 # Errors that mean that a folder cannot be flushed at all: on some network file systems, on Windows, and in folders that
@@ -34,15 +38,9 @@ def flush_folder(path: Path) -> None:
 
 def flush_tree(folder: Path) -> None:
     """Flushes a folder and everything below it, from the inside outwards. Raises OSError."""
-    for place, _, names in os.walk(folder, topdown=False, onerror=reraise):
-        for name in names:
-            flush_file(Path(place, name))
-        flush_folder(Path(place))
-
-
-def reraise(error: OSError) -> None:
-    """Raises an error of os.walk, which otherwise skips folders that it cannot list."""
-    raise error
+    for entry in os.scandir(folder):
+        (flush_tree if entry.is_dir() else flush_file)(Path(entry.path))
+    flush_folder(folder)
 
 
 def make_folder(path: Path) -> None:
@@ -51,6 +49,13 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
         flush_folder(folder.parent)
+
+
+def make_private(folder: Path) -> None:
+    """Makes a folder, with missing ones above it, in which only its owner may write. Raises OSError."""
+    for each in reversed((folder, *folder.parents)):
+        if not each.is_dir():
+            each.mkdir(mode=0o700, exist_ok=True)
 
 
 def is_same_folder(path: Path, before: os.stat_result) -> bool:
@@ -66,12 +71,6 @@ def rename(old: Path, new: Path) -> None:
     """Renames within a folder and flushes it. `new` is replaced if it is a file. Raises OSError."""
     old.replace(new)
     flush_folder(new.parent)
-
-
-def put_back(aside: Path, path: Path) -> None:
-    """Renames `aside` to its old name `path`, unless something has that name by now."""
-    if aside.exists() and not path.exists():
-        rename(aside, path)
 
 
 def write(path: Path, content: bytes) -> None:
@@ -100,3 +99,40 @@ def write(path: Path, content: bytes) -> None:
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error says that a disk, or a user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A new name in the same folder, under which to write before renaming to `path`.
+
+    It also removes temporary files of this kind that killed processes have left.
+    """
+    for left in path.parent.glob(f".*{path.name}.*.tmp"):  # a temporary file's own temporary file begins with two dots
+        with contextlib.suppress(OSError):  # of another user, or just removed by another process
+            if is_abandoned(left):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path.with_name(f".{path.name}.{host()}-{os.getpid()}-{time.time_ns()}.tmp")
+
+
+def is_abandoned(left: Path) -> bool:
+    """Whether the process that wrote a temporary file has ended.
+
+    It has if it ran on this machine, does not exist and has not written for a minute; or, wherever it ran, if nothing
+    has been written for a day.
+    """
+    idle = time.time() - max(file.stat().st_mtime for file in (left, *left.rglob("*")))
+    process = re.fullmatch(rf".*\.{host()}-(\d+)-\d+\.tmp", left.name)
+    return idle > 24 * 3600 or (idle > 60 and process is not None and not is_alive(int(process[1])))
+
+
+def is_alive(process: int) -> bool:
+    """Whether a process with that number exists on this machine."""
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return error.errno != errno.ESRCH  # it may be of another user
+    return True
+
+
+def host() -> str:
+    """The name of this machine, in letters and digits."""
+    return re.sub(r"[^A-Za-z0-9]", "_", socket.gethostname())[:40]

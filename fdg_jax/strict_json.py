@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 DEEPEST = 32  # levels of nesting; our own files have 4
 LARGEST = 2**63  # integers; nothing here counts further
@@ -47,9 +47,7 @@ def parse(content: bytes) -> Any:
 
 def read(path: Path) -> Any:
     """The value in a file. Raises ValueError as `parse` does, and OSError if the file cannot be read."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-        raise ValueError("it is not a file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
@@ -61,38 +59,36 @@ def lines(path: Path) -> Iterator[bytes]:
 
     Raises ValueError where one has more than LONGEST_LINE bytes or it is no file, and OSError if it cannot be read.
     """
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for a writer
-        raise ValueError("it is not a file")
-    with path.open("rb") as file:
+    with opened(path) as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:
                 raise ValueError(f"it has a line of more than {LONGEST_LINE:,} bytes")
             yield line
 
 
+def opened(path: Path) -> BinaryIO:
+    """A file, open for reading. Raises OSError, and ValueError for a pipe and the like, whose opening would wait."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError("it is not a file")
+    return path.open("rb")
+
+
 def check(value: Any) -> None:
-    """Raises ValueError if a value is nested too deeply or has text that cannot be encoded. It does not recurse."""
+    """Raises ValueError if a value is nested too deeply or has text that cannot be encoded."""
     level = [value]
     for _ in range(DEEPEST):
-        inner: list[Any] = []
-        for each in level:
-            if isinstance(each, str):
-                check_text(each)
-            elif isinstance(each, dict):
-                inner += [*each, *each.values()]
-            elif isinstance(each, list):
-                inner += each
-        level = inner
+        level = [each for outer in level if isinstance(outer, dict | list) for each in inner(outer)]
     if level:
         raise ValueError("it is nested too deeply")
-
-
-def check_text(text: str) -> None:
-    """Raises ValueError if a text cannot be encoded."""
     try:
-        text.encode("utf-8")
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise ValueError("it has a text that is not Unicode (half of a surrogate pair)") from None
+
+
+def inner(value: dict | list) -> list[Any]:
+    """What an object or a list holds."""
+    return value if isinstance(value, list) else list(value.values())
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
