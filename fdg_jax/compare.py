@@ -7,7 +7,7 @@ from pathlib import Path
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
-from fdg_jax.report import comparison, comparison_page, results
+from fdg_jax.report import comparison, results
 
 EPILOG = """Runs that differ only in their seed are one row: the median, and the lowest and highest. Runs that go on, or
 were killed, are compared by what is known so far."""
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         made = comparison.compare([run for path in given.runs for run in results.read(path)])
         print(comparison.text(made))
         if given.html is not None:
-            output.write_file("--html", given.html, comparison_page.page(made, given.html.parent))
+            output.write_file("--html", given.html, comparison.page(made, given.html.parent))
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -246,7 +246,7 @@ def test_the_picture_has_every_operation_and_the_trace_an_arrow_for_every_backwa
     root = ElementTree.fromstring(figure.figure(shown, "<b> & co", 3, variant.method.words))
     assert root.find("{http://www.w3.org/2000/svg}title").text == "<b> & co"  # type: ignore[union-attr]
     end = min(max(op.end for op in shown if op.k == k) for k in range(1, 4))
-    drawn = [each for each in root.iter() if each.get("class") in ("F", "B", "other")]
+    drawn = [each for each in root.iter() if re.match(r"fill: var\(--c[013]\)", each.get("style", ""))]
     assert len(drawn) == sum(op.begin < end for op in shown)
     made = json.loads(json.dumps(trace.trace(shown, "title", 3)))["traceEvents"]
     check_trace(made)

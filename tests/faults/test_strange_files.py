@@ -19,7 +19,7 @@ from stored_runs import asked
 import fdg_jax
 from fdg_jax import models, split
 from fdg_jax.errors import BadInput
-from fdg_jax.report import comparison, comparison_page, results
+from fdg_jax.report import comparison, results
 from fdg_jax.runs import checkpoints
 from fdg_jax.storage import checkpoint, manifest, tensor_file
 from fdg_jax.storage.strict_json import DECODER
@@ -169,7 +169,7 @@ class Strange:
             fdg_jax.load_run(made)
         else:
             found = comparison.compare(results.read(made))
-            assert comparison.text(found) and comparison_page.page(found)
+            assert comparison.text(found) and comparison.page(found)
 
 
 def record() -> Record:
