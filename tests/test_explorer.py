@@ -94,7 +94,7 @@ def test_times_are_the_simulators_for_a_sample_of_all_choices(data):
 @pytest.mark.slow
 @pytest.mark.parametrize("K", choices.STAGES)
 def test_times_are_the_simulators_for_every_choice_up_to_2_stages_and_for_many_beyond(data, K):
-    asked = list(explored.times(K))[:: 1 if K <= 2 else 17]
+    asked = list(explored.times(K))[:: 1 if K <= 2 else 37]
     check_times(data, [(variant, K, at) for variant in VARIANTS for at in asked])
 
 

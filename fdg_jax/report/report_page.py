@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax import methods
-from fdg_jax.errors import BadInput
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
@@ -158,7 +157,7 @@ Writes report.html and curves.png of a run again, from the other files of its
 directory."""
 
 
-@output.forgiving()
+@output.command
 def main(arguments: list[str]) -> int:
     """The command. Returns its exit status."""
     if "-h" in arguments or "--help" in arguments:
@@ -169,9 +168,6 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         write(Path(arguments[0]))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
         print(f"error: the report in {arguments[0]} cannot be written: {error.strerror or error}.", file=sys.stderr)
         return 2
