@@ -20,6 +20,7 @@ from benchmarks.harness.machines import LINKS, BlockTimes
 from benchmarks.harness.paper_speeds import SPEEDS
 from fdg_jax import methods, models, split
 from fdg_jax.errors import BadInput
+from fdg_jax.pages.charts import canvas, plain
 from fdg_jax.schedule.ideal import COMPARED, tick_time
 from fdg_jax.schedule.simulator import Link, Prediction, predict
 
@@ -254,21 +255,12 @@ def table(rows: report.Rows, given: report.Given) -> str:
 
 
 def picture(rows: report.Rows, path: Path, host: float) -> None:
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     scaling = [r for r in rows if r["row"] == "K"]
     networks = list(dict.fromkeys(r["network"] for r in scaling))
-    with rc_context({"font.family": "sans-serif", "font.size": 10}):
-        figure = Figure(figsize=(12, 5.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(
-            f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch. "
-            "none, nvlink and pcie all but coincide.",
-            x=0.01, ha="left",
-        )  # fmt: skip
+    title = f"FDG, predicted (no GPU measured): speed-up over BP on one device; {host:g} us of the host a dispatch."
+    with canvas(path, f"{title} none, nvlink and pcie all but coincide.", (12, 5.6)) as figure:
         for axes, network in zip(figure.subplots(1, len(networks)), networks, strict=True):
             of = [r for r in scaling if r["network"] == network]
             Ks = sorted({r["K"] for r in of})
@@ -280,12 +272,11 @@ def picture(rows: report.Rows, path: Path, host: float) -> None:
                     axes.plot(r["K"], r["over_bp"], MARKERS[r["reason"]], color=colour, ms=6)
             axes.set(title=network, xlabel="K (devices)", ylabel="speed-up over BP", xlim=(0.5, max(Ks) + 0.5))
             axes.set_ylim(0, 1.15 * max(r["over_bp"] for r in of))
-            axes.grid(color="#dfe4ea", lw=0.6)
+            plain(axes, without=())
         handles = [Line2D([], [], color=colour, label=f"link: {name}") for name, colour in COLOURS.items()]
         handles += [Line2D([], [], color="#52606d", marker=m, ls="", label=f"limit: {r}") for r, m in MARKERS.items()]
         handles += [Line2D([], [], color="#52606d", ls=ls, label=order) for order, ls in ORDERS.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
-        figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 main = report.command(parser, results, table)

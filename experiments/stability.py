@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.harness import markdown, pictures
+from experiments.harness import markdown
 from experiments.harness.run_table import Lines, Run, Table
 from experiments.harness.table_command import main
+from fdg_jax.pages.charts import canvas, plain
 
 TAUS, MOMENTA = (1, 3, 7, 15), (0.0, 0.9, 0.99)
 ARMS = {
@@ -72,7 +73,7 @@ def table(lines: Lines, m: float) -> str:
 
 def picture(lines: Lines, path: Path) -> None:
     title = "The largest stable learning rate on the loss h x²/2: lines by eigenvalues, marks by training"
-    with pictures.canvas(path, title, (11, 4.6), font=9, title_font=11, dpi=110) as figure:
+    with canvas(path, title, (11, 4.6), font=9, title_font=11, dpi=110) as figure:
         panels = figure.subplots(1, len(MOMENTA), sharey=True)
         for m, axes in zip(MOMENTA, panels, strict=True):
             for arm, (colour, marker) in LOOKS.items():
@@ -88,7 +89,7 @@ def picture(lines: Lines, path: Path) -> None:
             axes.set_yticks([0.1, 1, 10], ["0.1", "1", "10"])
             axes.set_title(f"momentum m = {m:g}", loc="left", fontsize=10)
             axes.set_xlabel("staleness τ (updates)")
-            pictures.plain(axes)
+            plain(axes)
         panels[0].set_ylabel("largest stable rate · h / (1 - m)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)

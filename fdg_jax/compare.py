@@ -4,16 +4,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
-from fdg_jax.report import comparison, comparison_page, results
+from fdg_jax.report import comparison, results
 
 EPILOG = """Runs that differ only in their seed are one row: the median, and the lowest and highest. Runs that go on, or
 were killed, are compared by what is known so far."""
 
 
-@output.forgiving()
+@output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, or 2 for bad input."""
     parser = Parser(
@@ -22,24 +21,15 @@ def main(arguments: Sequence[str]) -> int:
         "over batches, examples and time.",
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="A run directory, or a *.jsonl file with a result in each line, as in experiments/results.",
-    )
+    runs = "A run directory, or a *.jsonl file with a result in each line, as in experiments/results."
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=runs)
     page = output.file_named(".html", ".htm")
     parser.add_argument("--html", type=page, metavar="FILE", help="Write a page with the curves, too.")
-    try:
-        given = parser.parse_args(arguments)
-        made = comparison.compare([run for path in given.runs for run in results.read(path)])
-        print(comparison.text(made))
-        if given.html is not None:
-            output.write_file("--html", given.html, comparison_page.page(made, given.html.parent))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    given = parser.parse_args(arguments)
+    made = comparison.compare([run for path in given.runs for run in results.read(path)])
+    print(comparison.text(made))
+    if given.html is not None:
+        output.write_file("--html", given.html, comparison.page(made, given.html.parent))
     return 0
 
 

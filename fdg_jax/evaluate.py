@@ -1,13 +1,17 @@
 """The command `python -m fdg_jax.evaluate RUN`: test loss and error of a run's weights, on the run's own data set."""
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
 from fdg_jax.training import command
+
+if TYPE_CHECKING:
+    from fdg_jax.training.trained import Trained
 
 EPILOG = """Without --checkpoint the weights of a finished run are those of its end, whose numbers summary.json has: the
 batches that its last checkpoint has in flight are used first. Of a run that is not finished, and with --checkpoint,
@@ -27,32 +31,31 @@ def parser(name: str, does: str) -> Parser:
     return made
 
 
-def which(text: str | None) -> int | str | None:
-    """The value of --checkpoint."""
-    return int(text) if text is not None and text.isdecimal() else text
+def trained(given: Namespace) -> "Trained":
+    """The weights that a command line names; prints what they are. Raises BadInput."""
+    from fdg_jax.machine import compile_cache
+    from fdg_jax.training import load_run
 
-
-@output.forgiving()
-def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    try:
-        made = parser("evaluate", "Prints the test loss and error of a trained network.")
-        made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: likewise.")
-        given = made.parse_args(arguments)
-        from fdg_jax.machine import compile_cache
-        from fdg_jax.training import load_run
-
-        compile_cache.enable()
-        trained, remark = load_run.read(Path(given.run), which(given.checkpoint), given.data_dir)
-        found = trained.evaluate(data_dir=given.data_dir, text=given.text)
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    compile_cache.enable()
+    which = given.checkpoint
+    which = int(which) if which is not None and which.isdecimal() else which
+    found, remark = load_run.read(Path(given.run), which, given.data_dir)
     if remark:
         print(f"warning: {remark}", file=sys.stderr)
-    o = trained.options
-    print(f"{o.model} on {o.dataset}, {o.method} with K={o.K}; {trained.which}")
-    unit = "images" if trained.inputs.mean else "blocks of text"
+    o = found.options
+    print(f"{o.model} on {o.dataset}, {o.method} with K={o.K}; {found.which}")
+    return found
+
+
+@output.command
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    made = parser("evaluate", "Prints the test loss and error of a trained network.")
+    made.add_argument("--text", metavar="FILE", nargs="+", help="The text of a run on text. Default: likewise.")
+    given = made.parse_args(arguments)
+    network = trained(given)
+    found = network.evaluate(data_dir=given.data_dir, text=given.text)
+    unit = "images" if network.inputs.mean else "blocks of text"
     print(f"test loss {found.loss:.6f}, test error {found.error_percent:.2f}% of {found.images:,} {unit}")
     return 0
 

@@ -11,37 +11,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.evaluate import parser, which
+from fdg_jax.evaluate import parser, trained
 from fdg_jax.machine import output
 from fdg_jax.training import command
 
 
-@output.forgiving()
+@output.command
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code: 0, 2 for bad input, 1 if the file cannot be written."""
     made = parser("export", "Writes the weights of a trained network into a safetensors file.")
     made.add_argument("--to", metavar="FILE", required=True, help="The new file, such as weights.safetensors.")
+    given = made.parse_args(arguments)
+    check_new(Path(given.to))
+    network = trained(given)
     try:
-        given = made.parse_args(arguments)
-        check_new(Path(given.to))
-        from fdg_jax.machine import compile_cache
-        from fdg_jax.training import load_run
-
-        compile_cache.enable()
-        trained, remark = load_run.read(Path(given.run), which(given.checkpoint), given.data_dir)
-        try:
-            trained.save(given.to)
-        except OSError as error:
-            print(f"error: {given.to} cannot be written: {reason(error)}.", file=sys.stderr)
-            return 1
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if remark:
-        print(f"warning: {remark}", file=sys.stderr)
-    o, about = trained.options, trained.about
-    print(f"{o.model} on {o.dataset}, {o.method} with K={o.K}; {trained.which}")
-    print(f"{given.to}: parameters_sha256 {about['parameters_sha256']}")
+        network.save(given.to)
+    except OSError as error:
+        print(f"error: {given.to} cannot be written: {reason(error)}.", file=sys.stderr)
+        return 1
+    print(f"{given.to}: parameters_sha256 {network.about['parameters_sha256']}")
     return 0
 
 

@@ -122,11 +122,19 @@ function ground(element) {
   }
   return parts("white");
 }
+const shapes = new Map();
 function behind(element) {
-  const shape = element.ownerSVGElement && [element.previousElementSibling, element.parentElement.querySelector("rect")]
-    .find((each) => each && ["rect", "circle"].includes(each.tagName));
-  const fill = shape && getComputedStyle(shape).fill;
-  return fill && fill !== "none" && !fill.startsWith("url") ? parts(fill) : ground(element);
+  const svg = element.ownerSVGElement;
+  if (!svg) return ground(element);
+  if (!shapes.has(svg)) {
+    const filled = [...svg.querySelectorAll("rect, circle, path, use")].filter((each) => !each.closest("defs"));
+    shapes.set(svg, filled.map((each) => [each, each.getBoundingClientRect(), getComputedStyle(each).fill])
+      .filter(([, , fill]) => fill !== "none" && !fill.startsWith("url")));
+  }
+  const own = element.getBoundingClientRect(), x = own.x + own.width / 2, y = own.y + own.height / 2;
+  const below = shapes.get(svg).filter(([each, box]) => box.left <= x && x <= box.right && box.top <= y && y <= box.bottom
+    && each.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING).at(-1);
+  return below ? parts(below[2]) : ground(element);
 }
 const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (walker.nextNode()) {

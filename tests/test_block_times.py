@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 
 import flax.linen as nn
 import jax
@@ -84,12 +83,10 @@ def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
 @pytest.mark.parametrize(
     ("blocks", "x"),
     [
-        (BLOCKS[:-1], X),
         ([*BLOCKS[:-1], Block(601)], X),
-        (BLOCKS, jax.ShapeDtypeStruct((16, 4), np.float32)),
         (BLOCKS, jax.ShapeDtypeStruct((8, 4), jax.numpy.bfloat16)),
     ],
-    ids=["fewer blocks", "a wider block", "another batch size", "another dtype"],
+    ids=["a wider block", "another dtype"],
 )
 def test_another_case_is_measured_for_itself(blocks, x, counted):
     block_times.seconds(BLOCKS, X, device())
@@ -97,7 +94,7 @@ def test_another_case_is_measured_for_itself(blocks, x, counted):
     assert len(counted) == 2
 
 
-@pytest.mark.parametrize("what", ["versions", "code", "processor", "cores", "device"])
+@pytest.mark.parametrize("what", ["versions", "code"])
 def test_another_machine_version_or_code_measures_anew(what, counted, monkeypatch):
     block_times.seconds(BLOCKS, X, device())
     conditions = block_times.conditions
@@ -116,13 +113,10 @@ def edited(text, name, value):
     "damage",
     [
         lambda text: text[:40],
-        lambda text: "",
-        lambda text: "[1, 2]",
         lambda text: edited(text, "seconds", [10.0] * 6),
         lambda text: edited(text, "seconds", None),
-        lambda text: text.replace("10.0", "11.0"),
     ],
-    ids=["cut off", "empty", "a list", "other seconds", "no seconds", "a digit"],
+    ids=["cut off", "other seconds", "no seconds"],
 )
 def test_a_damaged_file_is_said_and_measured_anew(damage, counted, own_cache, capsys):
     first = block_times.seconds(BLOCKS, X, device())
@@ -142,11 +136,6 @@ def test_a_cache_that_cannot_be_written_costs_time_only(counted, tmp_path, monke
         assert block_times.seconds(BLOCKS, X, device())[0] == 1.0
     assert len(counted) == 2
     assert "can't be kept" in capsys.readouterr().err
-
-
-def test_nothing_is_left_beside_the_file(counted, own_cache):
-    block_times.seconds(BLOCKS, X, device())
-    assert len(os.listdir(own_cache)) == 1
 
 
 def test_a_cut_from_measured_times_is_the_best_of_all_cuts():

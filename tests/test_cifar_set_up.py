@@ -108,7 +108,7 @@ def test_huge_pages_are_asked_for_once_and_only_where_they_help(monkeypatch):
 
 
 def test_a_title_has_the_options_of_the_method_that_were_chosen():
-    from fdg_jax.report.curves import title
+    from fdg_jax.report.options_part import title
 
     def of(**options):
         return title(dataclasses.asdict(Options(model="m", dataset="d", **options)))

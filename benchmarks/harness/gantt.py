@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.waiting import AWAY, HOST, UNMADE, WAITING
+from fdg_jax.pages.charts import canvas, plain
 from fdg_jax.schedule.simulator import Event
 
 COLOURS = {"F": "#0072b2", "B": "#d55e00", "U": "#009e73", "S": "#cc79a7", "enter": "#f0e442", "send": "#7b8794"}
@@ -30,17 +31,11 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
 
     runs: for each panel its events, in seconds. All panels have the same rows and the same time axis.
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     rows = sorted({row_of(event) for found in runs.values() for event in found})
     end = max(event.end for found in runs.values() for event in found)
-    with rc_context({"font.family": "sans-serif", "font.size": 10}):
-        figure = Figure(figsize=(14, 1.6 + len(runs) * (0.5 + 0.42 * len(rows))), layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(title, x=0.01, ha="left")
+    with canvas(path, title, (14, 1.6 + len(runs) * (0.5 + 0.42 * len(rows)))) as figure:
         panels: Any = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (name, found) in zip(panels, runs.items(), strict=True):
             for event in found:
@@ -49,17 +44,13 @@ def draw(runs: Mapping[str, Sequence[Event]], path: Path, title: str) -> None:
             axes.set_yticks(range(len(rows)), [name_of(row) for row in rows])
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlim(0, end * 1e3)
-            axes.grid(axis="x", color="#dfe4ea", lw=0.6)
-            axes.set_axisbelow(True)
-            for side in ("top", "right", "left"):
-                axes.spines[side].set_visible(False)
+            plain(axes, "x", ("top", "right", "left"))
         panels[-1].set_xlabel("milliseconds")
         kinds = dict.fromkeys(event.what for found in runs.values() for event in found)
         handles = [Patch(color=COLOURS.get(kind, OTHER), label=WORDS.get(kind, kind)) for kind in kinds]
         figure.legend(
             handles=handles, loc="outside lower center", ncols=min(len(handles), MOST_IN_A_ROW), frameon=False
         )
-        figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 def bar(axes: Any, event: Event, at: int, end: float) -> None:

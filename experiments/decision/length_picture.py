@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.pictures import INK, MARK, canvas, plain, say_empty
+from experiments.harness.pictures import INK, MARK, say_empty
+from fdg_jax.pages.charts import canvas, plain
 
 # Told apart by colour-blind eyes, and by their shapes.
 LOOKS = (("#d55e00", "s"), ("#0072b2", "o"), ("#009e73", "^"), ("#555555", "D"))

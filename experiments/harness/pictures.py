@@ -1,39 +1,17 @@
 """Every picture of a table is a PNG file in one style: curves over epochs, bars, or what a table draws on a canvas."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-INK, FAINT, MARK = "#1f2933", "#dfe4ea", "#9aa5b1"
+from fdg_jax.pages.charts import LIGHT, canvas, plain
+
+INK, MARK = LIGHT["ink"], "#9aa5b1"
 BAR, REFERENCE = "#0072b2", "#d55e00"
 NO_RESULT = "no result yet"  # where a picture would be empty; runs that only tune may have been made
 TEST_ERROR = "test error (% of the test images)"
-
-
-@contextmanager
-def canvas(
-    path: Path, title: str, size: tuple[float, float], font: float = 10, title_font: float = 12, dpi: int = 120
-) -> Iterator[Any]:
-    """A figure that is written to the file `path` when the block ends. size: in inches. font, title_font: in points."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"font.family": "sans-serif", "font.size": font, "text.color": INK}):
-        figure = Figure(figsize=size, layout="constrained")
-        if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=title_font)
-        yield figure
-        figure.savefig(path, dpi=dpi, metadata={"Software": None})
-
-
-def plain(axes: Any, grid: Any = "both", without: Sequence[str] = ("top", "right"), width: float = 0.6) -> None:
-    """A faint grid behind the data, and no frame on these sides."""
-    axes.grid(axis=grid, color=FAINT, lw=width)
-    axes.set_axisbelow(True)
-    axes.spines[list(without)].set_visible(False)
 
 
 def say_empty(axes: Any, text: str = NO_RESULT, height: float = 0.5) -> None:

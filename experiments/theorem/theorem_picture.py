@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.pictures import INK, MARK, canvas, plain, say_empty
+from experiments.harness.pictures import INK, MARK, say_empty
 from experiments.harness.run_table import Lines
+from fdg_jax.pages.charts import canvas, plain
 
 # Distinct for colour-blind readers, and by their dashes without colours: from the front to the back.
 BOUNDS = {

@@ -6,7 +6,8 @@ from itertools import cycle, product
 from pathlib import Path
 from statistics import fmean
 
-from experiments.harness.pictures import INK, canvas, plain, say_empty
+from experiments.harness.pictures import INK, say_empty
+from fdg_jax.pages.charts import canvas, plain
 
 # Told apart by colour-blind eyes, and by their shapes.
 STYLES, COLOURS = ("-", "--", ":"), ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#555555", "#b8860b", "#56b4e9")

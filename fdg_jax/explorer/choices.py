@@ -1,7 +1,7 @@
 """What can be chosen in the explorer: the methods, the values of their options, K, and how long things take.
 
-The page computes nothing that a schedule decides, so every combination of these values is computed beforehand. Times
-are therefore a few steps and no continuous ranges. All are multiples of the forward pass of an ordinary stage.
+The page has every schedule that can be chosen, and computes when its operations run. Times are multiples
+of the forward pass of an ordinary stage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,12 +37,6 @@ class Times(NamedTuple):
     link: Fraction = Fraction(0)
     slow: int = 0
     factor: Fraction = Fraction(1)
-
-
-def times(K: int) -> Iterator[Times]:
-    """All times that can be chosen with K stages, in the order of the page's tables."""
-    slow = [(0, Fraction(1)), *product(range(1, K + 1), FACTOR)]
-    return (Times(backward, link, *pair) for backward in BACKWARD for link in LINK for pair in slow)
 
 
 class Variant(NamedTuple):

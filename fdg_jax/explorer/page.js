@@ -1,6 +1,5 @@
-"use strict";
-/* Draws what Python has computed (fdg_jax/explorer/tables.py). It looks things up and counts what is in the picture; no
-   time, no order of operations and no version of weights is decided here. Names become text nodes, never HTML. */
+/* Draws the schedules that Python has written down (fdg_jax/explorer/tables.py), in the times of simulate.js. No order of
+   operations and no version of weights is decided here. Names become text nodes, never HTML. */
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -32,62 +31,32 @@ const kind = (op) => ("FB".includes(op.kind) ? op.kind : "S");
 
 /* ---------- reading the tables ---------- */
 
-/** "0*3,4" -> [0, 0, 0, 4] */
-function numbers(text) {
-  return text ? text.split(",").flatMap((part) => {
-    const [number, times] = part.split("*");
-    return Array(Number(times ?? 1)).fill(Number(number));
-  }) : [];
-}
-
-/** "4|0,1" -> the first n of 4, 0, 1, 0, 1, ... */
-function unfolded(text, n) {
-  const [first, again] = text.split("|");
-  const found = numbers(first), repeated = again === undefined ? [] : numbers(again);
-  while (repeated.length && found.length < n) found.push(...repeated);
-  return found.slice(0, n);
-}
-
-/** "n/d" -> a number */
-function fraction(text) {
-  const [n, d] = text.split("/");
-  return Number(n) / Number(d ?? 1);
-}
-
 const state = { K: 3, backward: 1, link: 0, slow: 0, factor: 1, now: null, panels: [], chosen: null };
 const methodOf = (panel) => data.methods.find((method) => method.name === panel.method);
 
+/** "F1.1:0 F2.1:0|B1.1:0!" -> the operations of each tick; B1.9:8! is stage 1's backward pass of batch 9, before which it has
+    made 8 updates, and which ends with one. */
+function read(text) {
+  return text.split("|").map((tick) => tick.split(" ").map((word) => {
+    const [, kind, k, batch, version, updates] = /^([A-Za-z]+)(\d+)\.(\d+):(\d+)(!?)$/.exec(word);
+    return { kind, k: Number(k), batch: Number(batch), version: Number(version), updates: Boolean(updates) };
+  }));
+}
+
 /** Everything about a panel's method at the present choices. Times are in forward passes. */
 function picture(panel) {
-  const { K, backward, link, slow, factor } = state, factors = data.factor.length;
+  const { K, backward, link, slow, factor } = state;
   const schedule = data.schedules[`${[panel.method, ...methodOf(panel).options.map((o) => panel.options[o.name])].join(",")} ${K}`];
-  const timing = data.timings[schedule.timing];
-  const at = (backward * data.link.length + link) * (1 + K * factors) + (slow ? 1 + (slow - 1) * factors + factor : 0);
-  timing.split ??= timing.seconds.split(" ");
-  const seconds = fraction(timing.split[at]) / timing.unit;
-  const times = (k) => (k === slow ? data.factor[factor] : 1) / timing.unit;
-  const ops = [];
-  for (let k = 1; k <= K; k++) {
-    const words = data.rows[schedule.rows[k - 1]].split(" ");
-    const place = 3 * (at * K + k - 1);
-    const gaps = unfolded(data.gaps[parseInt(timing.gaps.slice(place, place + 3), 36)], words.length);
-    const forward = new Map();
-    let end = 0;
-    ops.push(words.map((word, i) => {
-      const [, kind, batch, version, updates] = /^([A-Za-z]+)(\d+):(\d+)(!?)$/.exec(word);
-      const op = { kind, k, batch: Number(batch), version: Number(version), updates: Boolean(updates) };
-      op.begin = end + gaps[i] / timing.unit;
-      end = op.end = op.begin + timing.lengths[backward][kind][k === K ? 1 : 0] * times(k);
-      if (kind === "F") forward.set(op.batch, op);
-      if (kind === "B") op.forward = forward.get(op.batch);
-      return op;
-    }));
+  if (typeof schedule.ticks === "number") schedule.ticks = read(data.ticks[schedule.ticks]);
+  const made = timed(schedule, schedule.lengths[backward], data.link[link], slow, data.factor[factor]);
+  const rows = Array.from({ length: K }, () => []), forward = new Map();
+  for (const op of made.ops) {
+    rows[op.k - 1].push(op);
+    if (op.kind === "F") forward.set(`${op.k}.${op.batch}`, op);
+    if (op.kind === "B") op.forward = forward.get(`${op.k}.${op.batch}`);
   }
-  const work = timing.work[backward].map((units, i) => units * times(i + 1));
-  const total = work.reduce((a, b) => a + b, 0);
-  const busy = work.map((own) => (timing.spread ? total : own) / seconds);
-  const steady = ops[schedule.full[0] - 1][schedule.full[1]].begin;
-  return { ...schedule, ops, seconds, busy, steady, spread: timing.spread, method: methodOf(panel) };
+  const steady = made.ops.find((op) => op.t === schedule.full).begin;
+  return { ...schedule, ...made, ops: rows, steady, method: methodOf(panel) };
 }
 
 /* ---------- the timeline ---------- */

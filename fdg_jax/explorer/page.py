@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from html import escape
 from importlib.resources import files
 from typing import Any
 
 from fdg_jax.explorer.tables import tables
-
-# Nothing is loaded from anywhere, and the page says so to the browser as well.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+from fdg_jax.pages.templates import render
 
 
 def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | None = None) -> str:
@@ -23,16 +20,15 @@ def page(start: Mapping[str, Any] | None = None, measured: Mapping[str, Any] | N
         BadInput: the schedule of a method is wrong, or its file is.
     """
     folder = files("fdg_jax.explorer")
-    made = folder.joinpath("page.html").read_text(encoding="utf-8")
-    data = {**tables(start), "measured": measured}
-    for mark, content in (
-        ("{{policy}}", escape(POLICY)),
-        ("{{style}}", folder.joinpath("page.css").read_text(encoding="utf-8")),
-        ("{{script}}", folder.joinpath("page.js").read_text(encoding="utf-8")),
-        ("{{data}}", embedded(data)),
-    ):
-        made = made.replace(mark, content)
-    return made
+    style, *scripts = (folder.joinpath(f).read_text(encoding="utf-8") for f in ("page.css", "simulate.js", "page.js"))
+    return render(
+        "explorer/page.html",
+        title="Which weights does a gradient belong to?",
+        scripts="script-src 'unsafe-inline'; ",
+        style=style,
+        data=embedded({**tables(start), "measured": measured}),
+        script="\n".join(scripts),
+    )
 
 
 def embedded(data: Any) -> str:

@@ -1,81 +1,32 @@
-"""All that the page can show, as one object for its script: compact, and complete for every combination of choices.
+"""All that the page can show, as one object for its script: every schedule that can be chosen, tick by tick.
 
-A stage's operations are words such as `B9:8!`: the backward pass of batch 9, before it the stage has made 8 updates,
-and it makes one. When they run is told by the gaps before them, which soon repeat themselves: `0*5,4|0,1` is five
-times 0, then 4, and from there 0, 1, 0, 1 and so on. Few of these texts are different, so tables refer to them by
-number.
+An operation is a word such as `B1.9:8!`: stage 1's backward pass of batch 9, before which it has made 8 updates, and
+which ends with one. Ticks are separated by `|`. The page computes when the operations run
+(simulate.js). Many schedules have the same operations, so a table refers to these texts by number.
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import groupby
+from itertools import count
 from typing import Any
 
 from fdg_jax.errors import BadInput, ScheduleError
-from fdg_jax.explorer import choices, many_times, quadratic
+from fdg_jax.explorer import choices, quadratic
 from fdg_jax.explorer.choices import Variant
 from fdg_jax.explorer.timeline import durations, full_tick, unit, versions
 from fdg_jax.methods.interface import Method
-from fdg_jax.schedule import Schedule
+from fdg_jax.schedule import Op, Schedule
 from fdg_jax.schedule.ideal import Time, locks, tick_time
 from fdg_jax.schedule.running import steady_after, validate
-
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-WIDTH = 3  # digits of a number of `gaps`
-
-
-class Numbered:
-    """Gives each different text a number."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers))
-
-    def texts(self) -> list[str]:
-        return list(self.numbers)
-
-
-def base36(number: int) -> str:
-    """A number in WIDTH digits. ValueError where they are too few."""
-    digits = ""
-    for _ in range(WIDTH):
-        number, digit = divmod(number, 36)
-        digits = DIGITS[digit] + digits
-    if number:
-        raise ValueError(f"more than {36**WIDTH} different rows of gaps: tables.WIDTH is too small.")
-    return digits
-
-
-def folded(row: Sequence[int]) -> str:
-    """A row of numbers as `beginning|what is repeated`, as short as possible."""
-    n, best = len(row), (len(row), 0)
-    for period in range(1, n // 3 + 1):
-        beginning = n - period
-        while beginning and row[beginning - 1] == row[beginning - 1 + period]:
-            beginning -= 1
-        if beginning + 2 * period <= n and (beginning + period, period) < (sum(best), best[1]):
-            best = (beginning, period)
-    beginning, period = best
-    first, again = (runs(part) for part in (row[:beginning], row[beginning : beginning + period]))
-    return f"{first}|{again}" if period else first
-
-
-def runs(row: Sequence[int]) -> str:
-    """Numbers with commas between them; three or more equal ones in a row are written once, with their count."""
-    groups = [(number, len(list(same))) for number, same in groupby(row)]
-    return ",".join(f"{number}*{n}" if n > 2 else ",".join([str(number)] * n) for number, n in groups)
+from fdg_jax.schedule.walk import filling, walk
 
 
 class Tables:
-    """Collects the page's tables."""
+    """Collects the page's tables. ticks: text -> its number."""
 
     def __init__(self) -> None:
-        self.rows, self.gaps = Numbered(), Numbered()
+        self.ticks: dict[str, int] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
-        self.timings: dict[str, dict[str, Any]] = {}
-        self.known: dict[Any, str] = {}  # what decides the times -> the name of their table
 
     def add(self, variant: Variant, K: int) -> bool:
         """Adds a variant with K stages. Returns whether it takes that many. BadInput where its schedule is wrong."""
@@ -83,63 +34,67 @@ class Tables:
             schedule = variant.schedule(K)
         except BadInput:
             return False
-        ticks = choices.ticks_shown(schedule)
+        ticks, method = choices.ticks_shown(schedule), variant.method
         try:
             trace = validate(schedule, max(ticks, steady_after(schedule)))
         except ScheduleError as error:  # of a file of one's own
-            fact = f"fdg_jax/methods/{variant.method.name}.py: with K={K} its schedule is wrong: {error}"
+            fact = f"fdg_jax/methods/{method.name}.py: with K={K} its schedule is wrong: {error}"
             raise BadInput(f"{fact}\nMend the file, or take it away: the page has all methods.") from None
-        told = versions(schedule, ticks, trace)
-        words: list[list[str]] = [[] for _ in range(K)]
-        for op, (version, _, updates) in told.items():
-            words[op.k - 1].append(f"{op}:{version}{'!' * updates}")
-        first = schedule.tick(full_tick(schedule), None)[0]
+        told, cost = versions(schedule, ticks, trace), method.costs(K)
+        period, shift = repetition(schedule, ticks)
+        words = [[word(op, *told[op]) for op in schedule.tick(t, None)] for t in range(1, ticks + 1)]
+        text = "|".join(" ".join(tick) for tick in words)
         self.schedules[f"{variant.key} {K}"] = {
-            "rows": [self.rows(" ".join(row)) for row in words],
+            "K": K,
+            "ticks": self.ticks.setdefault(text, len(self.ticks)),
+            "period": period,
+            "shift": shift,
+            "sends": sends(schedule, ticks),
+            "unit": unit(schedule, cost),
+            # [value of BACKWARD] -> kind -> [an ordinary stage, stage K]
+            "lengths": [durations(schedule, cost, backward) for backward in choices.BACKWARD],
+            "spread": method.places is not None,
             "staleness": schedule.staleness,
             "mean": schedule.mean_staleness,
             "memos": trace.memos,
             "accumulate": schedule.accumulate,
             "parts": schedule.micro_batches,
-            **within_a_tick(schedule, variant.method),
-            "full": [first.k, [word.partition(":")[0] for word in words[first.k - 1]].index(str(first))],
-            "timing": self.timing(schedule, variant.method, ticks),
+            **within_a_tick(schedule, method),
+            "full": full_tick(schedule),
         }
         return True
 
-    def timing(self, schedule: Schedule, method: Method, ticks: int) -> str:
-        """The name of the table of a schedule's times, which is made if there is none for the same operations."""
-        K, cost = schedule.K, method.costs(schedule.K)
-        takes, gives, _ = schedule.messages
-        ops = [op for t in range(1, ticks + 1) for op in schedule.tick(t, None)]
-        decides = (K, tuple(ops), tuple(sorted(cost.items())), method.places is not None)
-        decides += (tuple((takes(op), gives(op)) for op in schedule.tick(4 * K + 2, None)),)
-        if decides not in self.known:
-            name = self.known[decides] = str(len(self.known))
-            self.timings[name] = self.timed(schedule, method, ticks)
-        return self.known[decides]
 
-    def timed(self, schedule: Schedule, method: Method, ticks: int) -> dict[str, Any]:
-        """The times of a schedule for all choices."""
-        K, cost, asked = schedule.K, method.costs(schedule.K), list(choices.times(schedule.K))
-        made = many_times.simulate(schedule, method, asked, ticks)
-        encoded: dict[bytes, str] = {}
-        for row in (row for each in made.gaps for row in each):
-            if row.tobytes() not in encoded:
-                encoded[row.tobytes()] = base36(self.gaps(folded(row.tolist())))
-        at = ["".join(encoded[each[i].tobytes()] for each in made.gaps) for i in range(len(asked))]
-        steady = schedule.tick(4 * K + 2, None)
-        lengths = [durations(schedule, cost, backward) for backward in choices.BACKWARD]
-        return {
-            "unit": unit(schedule, cost),
-            "spread": method.places is not None,
-            # [value of BACKWARD] -> kind -> [an ordinary stage, stage K]; and the units that stage k works for a batch
-            "lengths": lengths,
-            "work": [[sum(found[op.kind][op.k == K] for op in steady if op.k == k) for k in range(1, K + 1)]
-                     for found in lengths],
-            "gaps": "".join(at),
-            "seconds": " ".join(str(rate) for rate in made.seconds),
-        }  # fmt: skip
+def word(op: Op, version: int, used: int, updates: bool) -> str:
+    """An operation as the page reads it."""
+    return f"{op.kind}{op.k}.{op.batch}:{version}{'!' * updates}"
+
+
+def repetition(schedule: Schedule, ticks: int) -> tuple[int, int]:
+    """(p, n): after tick `ticks`, a tick is the one p ticks before it with batches whose numbers are n more."""
+
+    def tick(t: int, more: int = 0) -> list[Op]:
+        return [op._replace(batch=op.batch + more) for op in schedule.tick(t, None)]
+
+    for period in count(1):
+        shift = tick(ticks)[0].batch - tick(ticks - period)[0].batch
+        if all(tick(t + period) == tick(t, shift) for t in range(ticks - period + 1, ticks + 1)):
+            return period, shift
+    raise AssertionError
+
+
+def sends(schedule: Schedule, ticks: int) -> dict[str, list[tuple[str, int, int]]]:
+    """{"F1": [(kind, k, n), ...]}: who reads the messages of a kind of operation; its batch is n later."""
+    readers: dict[Op, list[tuple[str, int, int]]] = {}
+    for _, steps in walk(schedule, filling(schedule, ticks)):
+        for step in steps:
+            for op in step.inputs:
+                readers.setdefault(op, []).append((step.op.kind, step.op.k, step.op.batch - op.batch))
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for op, to in readers.items():
+        name = f"{op.kind}{op.k}"
+        found[name] = max(found.get(name, []), to, key=len)  # not all of the last ones have been read
+    return found
 
 
 def within_a_tick(schedule: Schedule, method: Method) -> dict[str, Any]:
@@ -198,10 +153,8 @@ def tables(start: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "link": [float(n) for n in choices.LINK],
         "factor": [float(n) for n in choices.FACTOR],
         "auxiliary": float(choices.AUXILIARY),
-        "rows": made.rows.texts(),
-        "gaps": made.gaps.texts(),
+        "ticks": [*made.ticks],
         "schedules": made.schedules,
-        "timings": made.timings,
         "momenta": quadratic.MOMENTA,
         "limits": [
             [round(quadratic.stability_limit(n, m), 6) for n in range(longest + 1)] for m in quadratic.MOMENTA

@@ -1,13 +1,13 @@
 """A schedule as a drawing needs it: every operation with its times, its weights and the update it makes.
 
-The times are the simulator's, the versions of the weights those of a run on integers. The page holds the same numbers
-for all choices (fdg_jax.explorer.tables).
+The times are the simulator's, the versions of the weights those of a run on integers. The page computes the same
+numbers (simulate.js).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fdg_jax.explorer.choices import AUXILIARY, Times, ticks_shown
 from fdg_jax.methods.interface import Costs, Method
@@ -68,29 +68,25 @@ def whole(number: Fraction) -> int:
     return int(number)
 
 
-def machine(schedule: Schedule, method: Method, seconds: Callable[[str, int], Any], message: Any) -> Machine:
-    """The simulator's machine on which operations take `seconds` units and every message takes `message`.
+def machine_at(schedule: Schedule, method: Method, at: Times) -> Machine:
+    """The simulator's machine for one choice of times, which are whole units.
 
     Where all devices work on every stage together (data parallel), nothing is sent from stage to stage.
     """
-    spread = method.places is not None
+    cost, spread = method.costs(schedule.K), method.places is not None
+    taken, message = durations(schedule, cost, at.backward), at.link * unit(schedule, cost) / schedule.micro_batches
+
+    def seconds(kind: str, k: int) -> int:
+        if kind in ("U", "enter"):
+            return 0
+        return whole(taken[kind][k == schedule.K] * (at.factor if k == at.slow else Fraction(1)))
+
     return Machine(
-        seconds=lambda kind, k: 0 if kind in ("U", "enter") else seconds(kind, k),
-        size=lambda box, op: 0 if spread else message,
+        seconds=seconds,
+        size=lambda box, op: 0 if spread else whole(message),
         link=Link() if spread else Link(seconds_per_byte=1),
         spread=spread,
     )
-
-
-def machine_at(schedule: Schedule, method: Method, at: Times) -> Machine:
-    """The machine for one choice of times."""
-    cost = method.costs(schedule.K)
-    taken = durations(schedule, cost, at.backward)
-
-    def seconds(kind: str, k: int) -> int:
-        return whole(taken[kind][k == schedule.K] * (at.factor if k == at.slow else Fraction(1)))
-
-    return machine(schedule, method, seconds, whole(at.link * unit(schedule, cost) / schedule.micro_batches))
 
 
 def tasks_at(schedule: Schedule, method: Method, at: Times, ticks: int) -> list[Task]:

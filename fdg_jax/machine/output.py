@@ -7,6 +7,7 @@ its exit code is that of the training.
 import argparse
 import contextlib
 import errno
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -125,6 +126,22 @@ def forgiving() -> Iterator[None]:
     finally:
         flush()
         sys.stdout, sys.stderr = before
+
+
+def command(main: Callable[..., int]) -> Callable[..., int]:
+    """Makes a command of a function that returns an exit code: printing raises nothing, and bad input is one message on
+    stderr and exit code 2."""
+
+    @functools.wraps(main)
+    def answered(*arguments: Any) -> int:
+        with forgiving():
+            try:
+                return main(*arguments)
+            except BadInput as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 2
+
+    return answered
 
 
 def flush() -> None:

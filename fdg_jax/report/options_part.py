@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax import methods
-from fdg_jax.runs.options import FIELDS, corrected_by, words
+from fdg_jax.runs.options import FIELDS, asked_of, corrected_by, words
 
 # Data sets that have a command of their own. Its defaults differ, so all options are named there.
 COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
@@ -65,3 +65,20 @@ def command(config: Mapping[str, Any]) -> str:
         given = [name for name in given if asked[name] != FIELDS[name].default]
     flags = [word for name in given for word in words(name, asked[name])]
     return shlex.join(["python", "-m", f"fdg_jax.experiments.{program or 'cifar'}", *flags])
+
+
+def shrinks(config: Mapping[str, Any]) -> bool:
+    """Whether the method, or a correction that takes it, has the factor β, and a stage that it is for."""
+    has = "beta" in methods.find(config["method"]).answers_to or config["beta"] != FIELDS["beta"].default
+    return has and config["K"] > 1
+
+
+def title(config: Mapping[str, Any]) -> str:
+    """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
+    own = [name for name, by in asked_of("corrections").items() if {*corrected_by(config)} & {*by}]
+    names = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
+    asked = [f", β={config['beta']:g}"] if shrinks(config) else []
+    for name in names:
+        if name != "beta" and config[name] != FIELDS[name].default:
+            asked.append(f", {name.replace('_', ' ')} {config[name]}")
+    return f"{config['model']} on {config['dataset']}: {config['method'].upper()} with K={config['K']}{''.join(asked)}"

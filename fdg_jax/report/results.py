@@ -5,10 +5,11 @@ finished run in each line.
 """
 
 import statistics
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from fdg_jax import strict_json
 from fdg_jax.errors import BadInput, sentence
@@ -21,8 +22,7 @@ from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 # and the place of a text.
 FREE = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps", "text"}
 OTHER = {"seed", "log_every", "window", *FREE}
-
-LONGEST = 48  # characters of a name that sentences can repeat
+FEW = 10  # logged losses: fewer say nothing about how the loss moves at the end
 
 
 class Point(NamedTuple):
@@ -73,86 +73,61 @@ def of_directory(path: Path) -> Result:
     reading.check_ranges(path / CONFIG, config)
     finished = (path / SUMMARY).exists()
     final = reading.summary(path) if finished else {}
-    train = [event for event in events if event.get("train_loss") is not None]
-    test = [event for event in events if event.get("test_error_percent") is not None]
+    options = {option: config[option] for option in FIELDS if option in config}
+    memory = [of["memory_bytes"]["total"] for of in config.get("stages") or [] if of.get("memory_bytes")]
+    return result(path.name or str(path), options, events, final, finished)._replace(memory_bytes=memory, path=path)
+
+
+def result(
+    name: str, options: dict[str, Any], events: Sequence[Mapping[str, Any]], final: dict[str, Any], finished: bool
+) -> Result:
+    """A run by its options, the lines of its metrics.jsonl and its summary.json ({} of a run that has not finished)."""
+    train, test = having(events, "train_loss"), having(events, "test_error_percent")
     if not finished:  # what is known so far
-        final = {name: train[-1][name] for name in ("train_loss",) if train}
-        final |= {"test_error_percent": test[-1]["test_error_percent"]} if test else {}
-    name = f"{unit(final if finished else train[-1] if train else {})}_per_second"
-    speeds = {event["step"]: event.get(name) for event in train}
-    per_example = config.get("block_size") or 1 if name.startswith("tokens") else 1
-    clock = seconds_at(speeds, config["batch_size"] * per_example, final.get(name))
-    memory = memory_of(path, config)
-    size = config["train_size"] or 0
-    return Result(
-        path.name or str(path),
-        {option: config[option] for option in FIELDS if option in config},
-        finished,
-        points(train, "train_loss", size, config["batch_size"], clock),
-        points(test, "test_error_percent", size, config["batch_size"], clock),
-        final,
-        memory,
-        path,
+        final = {key: each[-1][key] for key, each in (("train_loss", train), ("test_error_percent", test)) if each}
+    size, batch_size = options["train_size"] or 0, options["batch_size"]
+    speed = f"{unit(final if finished else train[-1] if train else {})}_per_second"
+    per_example = options.get("block_size") or 1 if speed == "tokens_per_second" else 1
+
+    def examples(event: Mapping[str, Any]) -> float:
+        return event["epoch"] * size if size else float(event["step"] * batch_size)
+
+    measured = [(examples(event), event.get(speed)) for event in train]
+    clock = clock_of(measured, per_example, final.get(speed))
+    losses, errors = (
+        [Point(event["step"], examples(event), clock(examples(event)), event[key]) for event in each]
+        for key, each in (("train_loss", train), ("test_error_percent", test))
     )
+    return Result(name, options, finished, losses, errors, final, [])
 
 
-def memory_of(run: Path, config: Mapping[str, Any]) -> list[int]:
-    """The predicted bytes of each stage, where they are predicted. Raises BadInput where config.json has something
-    else there."""
-    stages = config.get("stages") or []
-    found: list[int] = []
-    for number, stage in enumerate(stages if isinstance(stages, list) else [stages], 1):
-        memory = stage.get("memory_bytes") if isinstance(stage, dict) else stage
-        total = memory.get("total") if isinstance(memory, dict) else memory
-        if total is None and isinstance(stage, dict):
-            continue
-        if type(total) is not int or not isinstance(memory, dict) or total < 0:
-            fact = f"{run / CONFIG}: the memory of stage {number} is {reading.shown(total)}, no number of bytes"
-            raise BadInput(f"{fact}: the file is damaged. Leave the run out, or take the key stages out of the file.")
-        found.append(total)
-    return found
+def having(events: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
+    """The events that have a value of this name."""
+    return [event for event in events if event.get(key) is not None]
 
 
-def seconds_at(speeds: Mapping[int, float | None], units: int, mean: float | None) -> dict[int, float]:
-    """{batch: seconds of training until it}, by the speeds of the lines before it; {} if there are none.
+def clock_of(
+    measured: Sequence[tuple[float, float | None]], per_example: int, mean: float | None
+) -> Callable[[float], float | None]:
+    """Seconds of training until so many examples, by the speeds of the lines; None where no speed was measured.
 
     Arguments:
-        speeds: {batch: images/s or tokens/s since the line before}; None while programs may have been compiled.
-        units: images or tokens of a batch.
-        mean: what stands for a missing speed; None: the speed of the next line that has one.
+        measured: (examples until a line, images/s or tokens/s since the line before; None: programs may have compiled).
+        per_example: tokens of an example; 1 of an image.
+        mean: what stands for a missing speed; None: the median of the others.
     """
-    known = [speed for speed in speeds.values() if speed]
+    known = [speed for _, speed in measured if speed]
     usual = mean or (statistics.median(known) if known else 0.0)
-    found, before, seconds = {0: 0.0}, 0, 0.0
-    for step, speed in sorted(speeds.items()) if usual else ():
-        seconds += (step - before) * units / (speed or usual)
-        found[step], before = seconds, step
-    return found if usual else {}
+    if not usual:
+        return lambda examples: None
+    places = np.array([0.0, *(examples for examples, _ in measured)])
+    seconds = np.cumsum([0.0, *np.diff(places) * per_example / [speed or usual for _, speed in measured]])
 
+    def clock(examples: float) -> float:
+        after = max(0.0, examples - places[-1]) * per_example / usual
+        return float(np.interp(examples, places, seconds)) + after
 
-def points(
-    events: Sequence[Mapping[str, Any]], name: str, size: int, batch_size: int, clock: Mapping[int, float]
-) -> list[Point]:
-    """A run's values of one name. size: examples of the training set; 0 where that is unknown. clock: {batch: seconds
-    until it}."""
-    found, times = [], sorted(clock.items())
-    for event in events:
-        if event[name] is not None:
-            step = event["step"]
-            examples = event["epoch"] * size if size else float(step * batch_size)
-            found.append(Point(step, examples, between(times, step), event[name]))
-    return found
-
-
-def between(times: Sequence[tuple[int, float]], step: int) -> float | None:
-    """The time at a batch, which need have no line of its own; None outside. times: (batch, seconds), ascending."""
-    i = bisect_left(times, (step,))
-    if i < len(times) and times[i][0] == step:
-        return times[i][1]
-    if not 0 < i < len(times):
-        return None
-    (a, before), (b, after) = times[i - 1 : i + 1]
-    return before + (after - before) * (step - a) / (b - a)
+    return clock
 
 
 def of_file(path: Path) -> list[Result]:
@@ -174,55 +149,58 @@ def of_file(path: Path) -> list[Result]:
 def of_line(line: Any) -> Result:
     """The run in a line of a results file. Raises ValueError, which says what is wrong with it."""
     line = line if isinstance(line, dict) else {}
+    lists = {"training_curve": dict | None, "evaluations": list | None}
     reading.check("it", line, {"name": str, "options": dict}, "")
+    reading.check("it", line, lists, "", absent=None)
     reading.check_summary("it", line, "")
     options = {name: line["options"][name] for name in FIELDS if name in line["options"] and name != "resume"}
     reading.check("it", options, {name: FIELDS[name].type for name in ("train_size", "batch_size", *options)}, "")
     option_checks.check(Options(**options), frozenset())
-    steps, epochs, size, batch_size = line["steps"], line["epochs"], options["train_size"] or 0, options["batch_size"]
-    losses, errors = curve_of(line, steps / epochs if epochs else 1.0), line.get("evaluations")
-    errors = errors or [{"step": steps, "epoch": epochs, **line}]
+    steps, epochs = line["steps"], line["epochs"]
+    curve = line.get("training_curve") or {"epoch": [], "train_loss": []}
+    reading.check("its curve", curve, {"epoch": list, "train_loss": list}, "")
+    if wrong := impossible({"epoch": max([steps / epochs if epochs else 1.0, *curve["epoch"]])}):
+        raise BadInput(f"{wrong}.")
+    pairs = zip(curve["epoch"], curve["train_loss"], strict=True)
+    losses = [{"step": round(e * steps / epochs) if epochs else 0, "epoch": e, "train_loss": x} for e, x in pairs]
+    errors = line.get("evaluations") or [{"step": steps, "epoch": epochs, **line}]
     for value, events in (("train_loss", losses), ("test_error_percent", errors)):
         for event in events:
             reading.check("it", event, {"step": int, "epoch": float, value: float | None}, "")
             if wrong := impossible(event):
                 raise BadInput(f"{wrong}.")
-    name = f"{unit(line)}_per_second"
-    units = batch_size * (options.get("block_size") or 1 if name.startswith("tokens") else 1)
-    speed = line.get(name)
-    clock = {e["step"]: e["step"] * units / speed for e in (*losses, *errors)} if speed else {}
-    return Result(
-        line["name"],
-        options,
-        True,
-        points(losses, "train_loss", size, batch_size, clock),
-        points(errors, "test_error_percent", size, batch_size, clock),
-        {**line, "test_error_percent": float(line["test_error_percent"])},
-        [],
-    )
+    # Of an evaluation only what a curve of test errors needs.
+    errors = [{name: event[name] for name in ("step", "epoch", "test_error_percent")} for event in errors]
+    final = {**line, "test_error_percent": float(line["test_error_percent"])}
+    return result(line["name"], options, [*losses, *errors], final, True)
 
 
-def curve_of(line: Mapping[str, Any], per_epoch: float) -> list[dict[str, Any]]:
-    """The training losses of a line, like those in metrics.jsonl. per_epoch: batches. Raises ValueError."""
-    reading.check("it", line, {"training_curve": dict | None, "evaluations": list | None}, "", absent=None)
-    curve = line.get("training_curve") or {"epoch": [], "train_loss": []}
-    reading.check("its curve", curve, {"epoch": list, "train_loss": list}, "")
-    epochs = [float(epoch) for epoch in curve["epoch"]]
-    if wrong := impossible({"epoch": max([per_epoch, *epochs])}):
-        raise BadInput(f"{wrong}.")
-    columns = zip(epochs, curve["train_loss"], strict=True)
-    return [{"step": round(e * per_epoch), "epoch": e, "train_loss": loss} for e, loss in columns]
+class Movement(NamedTuple):
+    """How a training loss moved. first: its first line. last: the mean of its last tenth, as single lines are noisy.
+    percent: of the whole fall, what the last tenth brought; None of too few lines, or where it did not fall."""
+
+    first: float
+    last: float
+    percent: float | None
+
+
+def movement(losses: Sequence[float]) -> Movement | None:
+    """Of logged lines; None of fewer than two."""
+    if len(losses) < 2:
+        return None
+    tenth = max(1, len(losses) // 10)
+    first, before, last = losses[0], statistics.fmean(losses[-2 * tenth : -tenth]), statistics.fmean(losses[-tenth:])
+    fell = len(losses) >= FEW and first > last
+    return Movement(first, last, 100 * (before - last) / (first - last) if fell else None)
 
 
 class Group(NamedTuple):
     """Runs that differ in their seed only.
 
-    name: what tells it from the others. short: what a sentence calls it.
-    differs: {option: value} of those options that are not equal in all groups.
+    name: what tells it from the others. differs: {option: value} of those options that are not equal in all groups.
     """
 
     name: str
-    short: str
     differs: dict[str, Any]
     runs: list[Result]
 
@@ -258,24 +236,10 @@ def groups(runs: Sequence[Result]) -> tuple[list[Group], dict[str, Any]]:
     shared = [name for name in names if name not in differs and any(has(run, name) for run in firsts)]
     common = {name: value_of(firsts[0], name) for name in shared}
     made = []
-    for first, same in zip(firsts, found.values(), strict=True):
-        own = {name: value_of(first, name) for name in differs}
-        name = called(first, own)
-        made.append(Group(name, name, own, same))
-    if any(len(group.name) > LONGEST for group in made):  # then sentences call them by a letter
-        named = enumerate(made)
-        made = [g._replace(name=f"{letter(i)}: {g.name}", short=f"{letter(i)} ({method_of(g)})") for i, g in named]
+    for same in found.values():
+        own = {name: value_of(same[0], name) for name in differs}
+        made.append(Group(called(same[0], own), own, same))
     return made, common
-
-
-def letter(i: int) -> str:
-    """A, B, ..., Z, A1, B1, ..."""
-    return chr(ord("A") + i % 26) + (str(i // 26) if i >= 26 else "")
-
-
-def method_of(group: Group) -> str:
-    """A group's method and K."""
-    return f"{value_of(group.runs[0], 'method')}, K={value_of(group.runs[0], 'K')}"
 
 
 def called(run: Result, differs: Mapping[str, Any]) -> str:
@@ -285,18 +249,3 @@ def called(run: Result, differs: Mapping[str, Any]) -> str:
         if name not in ("method", "K") and value != FIELDS[name].default and has(run, name):
             shown.append(f"{name}={written(value)}")
     return ", ".join(shown)
-
-
-class Spread(NamedTuple):
-    """The median and the range of some runs' numbers. n: how many have one."""
-
-    median: float
-    least: float
-    most: float
-    n: int
-
-
-def spread(numbers: Sequence[float | None]) -> Spread | None:
-    """The median and range of those that are there; None of none."""
-    there = [number for number in numbers if number is not None]
-    return Spread(statistics.median(there), min(there), max(there), len(there)) if there else None

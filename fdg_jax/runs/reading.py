@@ -30,9 +30,12 @@ SUMMARY_MAY_HAVE = {
 }
 # Of the lists: what each holds.
 ELEMENTS = {
-    "devices": str, "resumed": dict, "staleness": int, "updates": int, "stage_parameters": int, "evaluations": dict,
-    "epoch": float, "train_loss": float | None,  # of a curve
+    "devices": str, "resumed": dict, "stages": dict, "staleness": int, "updates": int, "stage_parameters": int,
+    "evaluations": dict, "epoch": float, "train_loss": float | None,  # of a curve
 }  # fmt: skip
+# Of each of the stages, where it is known.
+OF_STAGE = {"first_block": int | None, "last_block": int | None, "share_percent": float | None, "share_of": str | None,
+            "parameters": int | None, "memory_bytes": dict | None}  # fmt: skip
 MOST_DEVICES = 4096
 
 
@@ -46,7 +49,13 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     asked = {name: found["asked"].get(name, found[name]) for name in kinds}
     check(run / CONFIG, asked, kinds, "Start a new run in another --run-dir.")
     optional = {"resumed": list | None, "cpu_devices": int | None, "xla_flags": str | None, "jax_settings": dict | None}
+    optional |= {"stages": list | None, "inputs": dict | None}
     check(run / CONFIG, found, optional, "Start a new run in another --run-dir.", absent=None)
+    for stage in found.get("stages") or []:
+        check(run / CONFIG, stage, OF_STAGE, "Take the key stages out of the file.", absent=None)
+        if stage.get("memory_bytes"):
+            check(run / CONFIG, stage["memory_bytes"], {"total": int}, "Take the key stages out of the file.")
+    check(run / CONFIG, found.get("inputs") or {}, {"classes": int | None}, "Start a new run.", absent=None)
     settings = found.get("jax_settings") or {}
     known = dict.fromkeys(jax_settings.DEFAULTS.keys() & settings.keys(), str | int | float | bool | None)
     check(run / CONFIG, settings, known, "Start a new run in another --run-dir.")

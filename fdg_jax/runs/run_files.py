@@ -113,17 +113,16 @@ def metrics(path: Path) -> Iterator[dict[str, Any]]:
     """
     if not os.path.lexists(path):
         return
-    lines = enumerate(strict_json.lines(path), 1)
-    while True:
-        try:
-            number, line = next(lines, (0, b""))
-        except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
-        except ValueError as error:
-            raise BadInput(f"{path} is damaged: {error}. Remove it, or start a new run in another --run-dir.") from None
-        if not line.endswith(b"\n"):
-            return
-        yield event_of(path, number, line)
+    try:
+        for number, line in enumerate(strict_json.lines(path), 1):
+            if line.endswith(b"\n"):
+                yield event_of(path, number, line)
+    except BadInput:
+        raise
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise BadInput(f"{path} is damaged: {error}. Remove it, or start a new run in another --run-dir.") from None
 
 
 def newest_points(run: Path) -> dict[str, int]:

@@ -21,7 +21,7 @@ from fdg_jax import models, split
 from fdg_jax.checkpoint import folder, manifest, weights
 from fdg_jax.checkpoint import run_checkpoints as checkpoints
 from fdg_jax.errors import BadInput
-from fdg_jax.report import comparison, comparison_page, results
+from fdg_jax.report import comparison, results
 from fdg_jax.strict_json import DECODER
 from fdg_jax.training.record import Record
 from fdg_jax.training.trained import Inputs, Trained
@@ -169,7 +169,7 @@ class Strange:
             fdg_jax.load_run(made)
         else:
             found = comparison.compare(results.read(made))
-            assert comparison.text(found) and comparison_page.page(found)
+            assert comparison.text(found) and comparison.page(found)
 
 
 def record() -> Record:

@@ -1,0 +1,1 @@
+"""How pages and pictures look: one style for pages, one drawer for charts."""
