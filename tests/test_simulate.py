@@ -1,6 +1,5 @@
 """What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
 
-import contextlib
 import json
 import time
 
@@ -34,38 +33,22 @@ def full(method, **options):
     return made
 
 
-@pytest.mark.parametrize(
-    ("text", "link"),
-    [
-        ("none", Link()),
-        ("10,12.5", Link(1e-5, 1 / 12.5e9)),
-        ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
-        ("10ms,1Gbit/s", Link(1e-2, 8e-9)),
-        ("0.5s,100Mbit/s+blocking", Link(0.5, 8e-8, overlaps=False)),
-        ("1e2us,2GB/s", Link(1e-4, 5e-10)),
-        ("7,250MB/s", Link(7e-6, 4e-9)),
+def test_a_link_is_a_name_or_two_numbers_and_what_is_no_link_or_no_times_is_refused(tmp_path):
+    for text, link in (
+        ("none", Link()), ("10,12.5", Link(1e-5, 1 / 12.5e9)), ("0,1+blocking", Link(0, 1e-9, overlaps=False)),
+        ("10ms,1Gbit/s", Link(1e-2, 8e-9)), ("1e2us,2GB/s", Link(1e-4, 5e-10)), ("7,250MB/s", Link(7e-6, 4e-9)),
         ("pcie+blocking", machines.LINKS["pcie"]._replace(overlaps=False)),
-    ],
-)
-def test_a_link_is_a_name_or_two_numbers(text, link):
-    found = machines.link(text)
-    assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units are multiplied in floats
-
-
-@pytest.mark.parametrize(
-    "text", ["", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "inf,1", "1,2,3", "1m,1", "1GB/s,1ms"]
-)
-def test_another_link_is_refused_with_the_way_out(text):
-    with pytest.raises(BadInput, match="--link"):
-        machines.link(text)
-
-
-@pytest.mark.parametrize("held", ["", "[]", "{}", '{"F": [1], "B": [1, 2]}', '{"F": [1, 2], "B": [1, -2]}'])
-def test_a_file_that_has_no_times_of_the_blocks_is_refused(held, tmp_path):
+    ):  # fmt: skip
+        found = machines.link(text)
+        assert found[:2] == pytest.approx(link[:2]) and found.overlaps == link.overlaps  # units multiplied in floats
+    for text in ("", "ethernet", "10", "10,0", "-1,3", "10,12+slowly", "1,nan", "1,2,3", "1m,1", "1GB/s,1ms"):
+        with pytest.raises(BadInput, match="--link"):
+            machines.link(text)
     file = tmp_path / "times.json"
-    file.write_text(held)
-    with pytest.raises(BadInput, match="2 blocks"):
-        machines.read(str(file), 2)
+    for held in ("", "[]", '{"F": [1], "B": [1, 2]}', '{"F": [1, 2], "B": [1, -2]}'):
+        file.write_text(held)
+        with pytest.raises(BadInput, match="2 blocks"):
+            machines.read(str(file), 2)
 
 
 def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says():
@@ -88,9 +71,7 @@ def test_stages_are_sums_of_blocks_and_a_methods_operations_what_its_cost_says()
     assert seconds("data_parallel") == pytest.approx({**half, ("B", 1): 5 + 8, ("B", 2): 30 + 16})
 
 
-@pytest.mark.parametrize(
-    "name", ["fr", *(pytest.param(name, marks=SLOW) for name in ("fdg", "bp", "ddg", "dgl", "dni", "dfa", "gpipe"))]
-)
+@pytest.mark.parametrize("name", ["fr", pytest.param("fdg", marks=SLOW), pytest.param("dni", marks=SLOW)])
 def test_batches_kept_are_those_that_memory_counts(name):
     engine = small.pipeline(3, DATA[0], method=name, devices=jax.local_devices()[:1] * 3).engine
     found = predict(engine.loop.schedule, Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0)))
@@ -99,7 +80,7 @@ def test_batches_kept_are_those_that_memory_counts(name):
 
 
 @SLOW
-@pytest.mark.parametrize("name", ["fdg", "bp", "fr", "dgl", "dni", "gpipe", "data_parallel"])
+@pytest.mark.parametrize("name", ["fdg", "dni", "data_parallel"])
 def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_training(name):
     timed, plain = full(name), full(name)
     told = operation_times.measure(timed.engine, IMAGES, LABELS, ROWS[FILL : FILL + N], cores=2)
@@ -119,34 +100,20 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
-@pytest.mark.parametrize("works", [0, 3])
-def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of(works):
+def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of():
     calls = []
 
     def program():
         calls.append(1)
-        if len(calls) > works > 0:
+        if len(calls) > 3:
             raise ValueError("memory is full")
         return jnp.zeros(1)
 
-    with contextlib.ExitStack() as stack:
-        if works:
-            stack.enter_context(pytest.raises(ValueError, match="memory is full"))
-        with operation_times.crowd([[operation_times.Recorder(program)]]):
-            assert calls
-            while works and len(calls) <= works:
-                time.sleep(0.001)
-
-
-def test_a_crowd_that_dies_at_once_is_not_waited_for():
-    def program():
-        raise ValueError("memory is full")
-
-    with (
-        pytest.raises(ValueError, match="memory is full"),
-        operation_times.crowd([[operation_times.Recorder(program)]]),
-    ):
-        raise AssertionError("nothing can be timed")
+    crowd = operation_times.crowd([[operation_times.Recorder(program)]])
+    with pytest.raises(ValueError, match="memory is full"), crowd:  # noqa: PT012
+        assert calls
+        while len(calls) <= 3:
+            time.sleep(0.001)
 
 
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):
@@ -159,16 +126,6 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
     assert fdg["over_bp"] == pytest.approx(15 / 9, abs=1e-3) and fdg["limiting"] == "stage"
     assert fdg["kept_batches"] == [2, 1] and len(fdg["memory_bytes"]) == 2
     assert fdg["waiting_bytes"][1] == 4 * 32 * 32 * 16 * 4  # a batch of stage 1's maps
-
-
-def test_the_page_about_scaling_gets_its_tables_between_its_words(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("# Words\n\n<!-- a -->\n\nold\n\n<!-- end -->\n\nmore words\n\n<!-- b -->\n\nold\n\n<!-- end -->\n")
-    scaling.into(page, {"a": "one", "b": "two"})
-    text = "# Words\n\n<!-- a -->\n\none\n\n<!-- end -->\n\nmore words\n\n<!-- b -->\n\ntwo\n\n<!-- end -->\n"
-    assert page.read_text() == text
-    scaling.into(tmp_path / "new.md", {"a": "one"})
-    assert (tmp_path / "new.md").read_text() == "<!-- a -->\n\none\n\n<!-- end -->\n"
 
 
 def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():

@@ -1,43 +1,15 @@
 """Timelines of real runs, and predictions held beside them."""
 
 import argparse
-from types import SimpleNamespace
-from unittest import mock
 
-import jax
 import pytest
-import small
-from test_simulate import DATA, FILL, IMAGES, LABELS, ROWS, N, full
+from test_simulate import FILL, IMAGES, LABELS, ROWS, N, full
 
 from benchmarks import simulate, timeline
-from benchmarks.harness import gantt, operation_times, side_specs, validate
-from benchmarks.harness.hooks import Call
+from benchmarks.harness import gantt, side_specs, validate
 from benchmarks.harness.side_specs import Side
 from benchmarks.harness.turns import Worker
 from fdg_jax.schedule.simulator import Event
-
-
-def test_the_update_and_the_waiting_for_it_are_taken_out_of_the_backward_pass():
-    now = [0.0]
-
-    def spend(seconds):
-        now[0] += seconds
-
-    clock = operation_times.Clock(SimpleNamespace(stages={}))  # type: ignore[arg-type]
-
-    def backward():
-        spend(3.0)
-        clock(Call("U", 1, 1), lambda: spend(5.0))
-        spend(4.0)
-
-    with (
-        mock.patch("time.perf_counter", lambda: now[0]),  # noqa: PT008 - the value changes
-        mock.patch("jax.block_until_ready", lambda _: spend(1000.0)),  # noqa: PT008
-    ):
-        clock(Call("B", 1, 1), backward)
-        clock(Call("F", 1, 1), lambda: spend(2.0))
-    assert dict(clock.host) == {("U", 1): [5.0], ("B", 1): [7.0], ("F", 1): [2.0]}
-    assert dict(clock.device) == {("U", 1): [1000.0], ("B", 1): [2000.0], ("F", 1): [1000.0]}  # B waits for itself, too
 
 
 @pytest.mark.slow
@@ -60,17 +32,6 @@ def test_a_timeline_has_every_operation_once_in_its_stages_order_and_changes_no_
         if (event.what, event.k) == ("F", 2) and ("F", 1, event.batch) in ends:
             # If the first stage's thread was woken last, F1 is seen to end after F2, which then gets no length.
             assert event.begin == event.end or event.begin >= ends["F", 1, event.batch]
-
-
-@pytest.mark.slow
-def test_a_timeline_knows_who_sent_what_to_whom():
-    made = small.pipeline(3, DATA[0], method="dfa", devices=jax.local_devices()[:1] * 3)
-    made.train(IMAGES, LABELS, ROWS[:FILL])
-    recording = timeline.Recording(made.engine)
-    made.train(IMAGES, LABELS, ROWS[FILL : FILL + N])
-    made.wait()
-    sent = {(event.k, event.to) for event in timeline.events(recording.stop()) if event.what == "send"}
-    assert sent == {(1, 2), (2, 3), (3, 1), (3, 2)}
 
 
 def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
@@ -121,5 +82,3 @@ def test_methods_whose_stages_run_the_same_programs_are_measured_once():
 
     assert programs("fdg") == programs("ddg") == programs("fdg:order=forward-first")
     assert len({programs(text) for text in ("fdg", "fdg:accumulate=2", "fr", "dgl", "dgl:aux=linear", "gpipe")}) == 6
-    assert len({programs(f"fdg:{word}") for word in ("packing=off", "hugepages=off", "accumulate=2:accumulation=mean",
-                                                     "accumulate=2:accumulation=sum")}) == 4  # fmt: skip
