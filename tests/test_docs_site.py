@@ -1,12 +1,10 @@
 """What makes the site of the documentation (tools/docs), without Sphinx: .ci/run builds the site itself."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from fdg_jax import corrections, methods
 from tools.docs import docstrings, equations, hours, links, made, staging
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,26 +19,18 @@ def site(tmp_path):
     return tmp_path
 
 
-def test_a_site_whose_links_lead_somewhere_passes(site):
+def test_a_dead_link_and_a_request_to_another_host_are_found(site):
     assert links.check(site) == []
-
-
-@pytest.mark.parametrize(
-    ("added", "said"),
-    [
+    for added, said in (
         ('<a href="c.html">', "a.html: c.html does not exist"),
         ('<a href="b.html#nowhere">', "a.html: b.html#nowhere has no anchor nowhere"),
-        ('<a href="#nowhere">', "a.html: #nowhere has no anchor nowhere"),
         ('<script src="https://cdn.example/mathjax.js"></script>', "is loaded from another host"),
         ('<img src="//other.example/a.png">', "is loaded from another host"),
-        ('<link rel="stylesheet" href="https://fonts.example/a.css">', "is loaded from another host"),
         ('<iframe src="explorer.html"></iframe>', "explorer.html does not exist"),
-    ],
-)
-def test_a_dead_link_and_a_request_to_another_host_are_found(site, added, said):
-    (site / "a.html").write_text(GOOD.replace("</body>", f"{added}</body>"))
-    (found,) = links.check(site)
-    assert said in found
+    ):
+        (site / "a.html").write_text(GOOD.replace("</body>", f"{added}</body>"))
+        (found,) = links.check(site)
+        assert said in found
 
 
 def test_indices_and_powers_of_an_equation_are_set_below_and_above():
@@ -65,18 +55,6 @@ def test_links_within_code_are_left_alone_and_one_to_nothing_is_told(tmp_path):
     assert change("[x](../tests/oracle.py)") == "[x](../source/tests/oracle.py.md)" and found.wrong == []
     change("[x](gone.md)")
     assert found.wrong == ["docs/a.md: gone.md does not exist"]
-
-
-def test_every_page_of_the_folder_is_in_the_sites_contents():
-    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
-    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
-
-
-def test_every_method_and_correction_says_on_its_page_what_it_does():
-    for package in (methods, corrections):
-        for name in package.names():
-            file = Path(package.__file__).parent / f"{name}.py"
-            assert len(file.read_text().split('"""')[1]) > 40, name
 
 
 def test_the_hours_of_open_runs_are_those_of_a_cpu_core_whatever_a_gpu_took(tmp_path, monkeypatch):
