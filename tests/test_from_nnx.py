@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from small import CLASSES, batches, cross_entropy, mostly_slow, recipe
+from small import CLASSES, batches, cross_entropy, recipe
 
 import fdg_jax
 from fdg_jax import from_nnx, split
@@ -60,7 +60,7 @@ def as_nnx(block, variables):
     return block
 
 
-@pytest.mark.parametrize("engine", mostly_slow(["pipeline", "delay-line"], "pipeline"))
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("delay-line", marks=pytest.mark.slow)])
 def test_bp_of_nnx_stages_is_nnx_trained_by_hand(engine):
     ours = made(two(), "bp") if engine == "pipeline" else made([from_nnx(Whole)], engine=engine)
     stages = [Block(8, 12, rngs=nnx.Rngs(0)), Block(12, CLASSES, rngs=nnx.Rngs(0))]
@@ -222,7 +222,7 @@ class Recurrent(nnx.Module):
         return self.rnn(x, initial_carry=jnp.zeros((len(x), CLASSES)) if self.carried else None)[:, -1]
 
 
-@pytest.mark.parametrize(("make", "said"), [
+REFUSED = [
     (lambda: from_nnx(Stubborn, "noise"), "k=1 .*not evaluated: Stubborn draws from the random stream 'dropout'"),
     (lambda: from_nnx(Recurrent), "stream 'carry' for a first carry, .*Give nnx.RNN an initial_carry"),
     (lambda: from_nnx(Stubborn, "norm"), "Stubborn changes its batch statistics in evaluation, too"),
@@ -237,10 +237,13 @@ class Recurrent(nnx.Module):
      r"ToLinen around Dropout does not tell its Dropout whether it is trained or evaluated.*fdg_jax\.from_nnx"),
     (lambda: from_nnx(3), "from_nnx takes a class of flax.nnx.Module, a function or a module, not 3"),
     (lambda: from_nnx(Needy(), 3), "is made already"),
-])  # fmt: skip
-def test_what_cannot_work_is_said_in_one_sentence(make, said):
-    with pytest.raises(BadInput, match=said):
-        made([make()])
+]  # fmt: skip
+
+
+def test_what_cannot_work_is_said_in_one_sentence():
+    for make, said in REFUSED:
+        with pytest.raises(BadInput, match=said):
+            made([make()])
 
 
 def test_the_programs_of_the_page_run(tmp_path):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fdg_jax import block_times, models, split
+from fdg_jax import models, split
 from fdg_jax.errors import BadInput
 
 GOOD = """
@@ -81,13 +81,6 @@ def test_a_model_needs_no_train_no_split_of_the_authors_and_no_single_array(own)
 
 
 @pytest.mark.slow
-def test_block_times_are_measured_of_such_blocks_as_well(own):
-    own(GOOD)
-    found = block_times.measure(models.blocks("mine", 10), X, jax.devices()[0], rounds=1)
-    assert len(found) == 3 and all(seconds > 0 for seconds in found)
-
-
-@pytest.mark.slow
 def test_the_command_trains_it_and_a_run_that_is_stopped_ends_alike(own, tmp_path):
     from fdg_jax.experiments import cifar
 
@@ -102,7 +95,7 @@ def test_the_command_trains_it_and_a_run_that_is_stopped_ends_alike(own, tmp_pat
     assert ends[0] == ends[2] != ends[1]
 
 
-@pytest.mark.parametrize(("text", "said"), [
+BAD = [
     ("NAMES = ", "mine.py cannot be imported: .*Mend it"),
     ("import nothing_of_that_name\nNAMES = {'mine': {}}", "mine.py cannot be imported: .*nothing_of_that_name"),
     ("NAMES = {'mine': {}}", "mine.py has NAMES, but no function blocks"),
@@ -113,11 +106,15 @@ def test_the_command_trains_it_and_a_run_that_is_stopped_ends_alike(own, tmp_pat
     ("NAMES = {'mine': {'n': 1}}\ndef blocks(classes): return [1]", r"blocks\(\) of mine fails: .*'n'"),
     ("NAMES = {'mine': {}}\nTAKES = 'sounds'\ndef blocks(classes): ...", "TAKES is 'sounds'"),
     ("NAMES = {'mine': {}}\nclass Options: ...\ndef blocks(classes): ...", "is no dataclass"),
-])  # fmt: skip
-def test_a_bad_model_file_gets_a_sentence(text, said, own):
-    own(text)
-    with pytest.raises(BadInput, match=said):
-        models.blocks("mine", 10)
+]
+
+
+def test_a_bad_model_file_gets_a_sentence(own):
+    for text, said in BAD:
+        sys.modules.pop("fdg_jax.models.mine", None)
+        own(text)
+        with pytest.raises(BadInput, match=said):
+            models.blocks("mine", 10)
 
 
 def test_blocks_that_do_not_fit_each_other_are_named(own):
