@@ -1,14 +1,12 @@
 """What the two pages of corrections make of results: verdicts, tokens to a loss, rows and pictures."""
 
-import re
 
 import pytest
 from correction_lines import NOISE, WHENCE, finals, line, tables, tuned
 
 from experiments import corrections_images, corrections_text
-from experiments.harness import pictures
 from experiments.harness.intervals import Seeds
-from experiments.tuning import growth, images, texts, tokens, verdicts
+from experiments.tuning import images, texts, tokens, verdicts
 from experiments.tuning.verdicts import FAILS, HOLDS, UNDECIDED, Scale
 
 SCALE = Scale("points", 0.5, 2)
@@ -22,32 +20,20 @@ def of(mean, seeds=3, shift=0, noise=1.0):
     return Seeds({seed: mean + noise * NOISE[(seed + shift) % 3] for seed in range(seeds)})
 
 
-@pytest.mark.parametrize(
-    ("arm", "noise", "less", "none"),
-    [
+def test_an_arm_errs_less_or_not_and_is_level_with_bp_or_behind_it():
+    for arm, noise, less, none in (
         (28.0, 1.0, HOLDS, FAILS), (30.0, 0.1, FAILS, HOLDS), (32.0, 1.0, FAILS, HOLDS),
         (29.8, 0.1, HOLDS, HOLDS),  # surely less, and surely by less than half a point
         (29.5, 5.0, UNDECIDED, UNDECIDED),
-    ],
-)  # fmt: skip
-def test_an_arm_errs_less_or_not(arm, noise, less, none):
-    stale, found = of(30.0, noise=noise), of(arm, shift=1, noise=noise)
-    assert verdicts.less(found, stale, SCALE).word == less
-    assert verdicts.no_gain(found, stale, SCALE).word == none
-
-
-@pytest.mark.parametrize(("arm", "level", "worse"), [(20.5, HOLDS, HOLDS), (22.0, FAILS, HOLDS), (19.0, HOLDS, FAILS)])
-def test_an_arm_is_level_with_bp_or_behind_it(arm, level, worse):
-    assert verdicts.level(of(arm, shift=1), of(20.0), 1.0, SCALE).word == level
-    assert verdicts.worse(of(arm, shift=1), of(20.0), SCALE).word == worse
-
-
-@pytest.mark.parametrize(
-    ("times", "word"),
-    [((1.0, 1.1, 0.9), HOLDS), ((1.2, None, 1.3), FAILS), ((1.0, 1.2, 1.0), UNDECIDED)],
-)
-def test_all_seeds_reach_bps_loss_in_time_or_none_does(times, word):
-    assert verdicts.within(dict(enumerate(times)), 1.1, of(1.0), of(1.0)).word == word
+    ):  # fmt: skip
+        stale, found = of(30.0, noise=noise), of(arm, shift=1, noise=noise)
+        assert verdicts.less(found, stale, SCALE).word == less
+        assert verdicts.no_gain(found, stale, SCALE).word == none
+    for arm, level, worse in ((20.5, HOLDS, HOLDS), (22.0, FAILS, HOLDS), (19.0, HOLDS, FAILS)):
+        assert verdicts.level(of(arm, shift=1), of(20.0), 1.0, SCALE).word == level
+        assert verdicts.worse(of(arm, shift=1), of(20.0), SCALE).word == worse
+    for times, word in (((1.0, 1.1, 0.9), HOLDS), ((1.2, None, 1.3), FAILS), ((1.0, 1.2, 1.0), UNDECIDED)):
+        assert verdicts.within(dict(enumerate(times)), 1.1, of(1.0), of(1.0)).word == word
 
 
 def test_two_seeds_decide_nothing_and_an_arm_that_diverges_more_often_does_not_hold():
@@ -80,19 +66,6 @@ def test_tokens_to_a_loss_are_found_between_two_tests():
     assert tokens.steps_to([{"step": 250, "test_loss": None}, *tests], 2.5) == pytest.approx(1000)
 
 
-def test_an_arm_that_ends_below_bp_needs_fewer_tokens_than_bp():
-    lines = tuned(texts.EIGHT, 1, 3.0)
-    for run, arm, seed in finals((texts.EIGHT,), {"bp": 3.0, "rate": 2.75}, lines):
-        lines[run.name] = line(run, loss=3.0 if arm.name == "bp" else 2.75 + 0.2 * seed)
-    (rate,) = (arm for arm in texts.EIGHT.arms if arm.name == "rate")
-    # 2.55, 2.75 and 2.95 against BP's 2.8
-    assert tokens.times_at_end(lines, texts.EIGHT, rate) == "less than 1 (2 of 3 seeds)"
-    lines["final-K8-rate-seed2"] = LOST
-    del lines["final-K8-bp-seed0"]
-    assert tokens.times_at_end(lines, texts.EIGHT, rate) == "less than 1 (1 of 1 seeds)"
-    assert tokens.times_at_end({}, texts.EIGHT, rate) == ""
-
-
 # Pages and pictures
 
 
@@ -102,7 +75,7 @@ def told_of(table, lines, key):
     return {tuple(cells[name] for name in key): cells for cells in found}
 
 
-def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds(monkeypatch, tmp_path):
+def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds():
     lines = {name: each for part in images.PARTS for name, each in tuned(part, 1).items()}
     errors = {"bp": 22.0, "fdg": 34.0, "beta": 28.0, "last": 33.95, "pipemare": 22.3, "rotation": 18.0, "rate": 30.0}
     for run, arm, seed in finals(images.PARTS, errors | {"bp-rotation": 16.5}, lines):
@@ -129,21 +102,15 @@ def test_the_page_on_images_says_what_was_chosen_what_it_cost_and_what_holds(mon
     assert (blank["n"], blank["here"], blank["chosen"]) == ("", "", "--learning-rate 0.1 --momentum 0.9")
     best = corrections_images.blocks(lines)
     assert (best["best"], best["best_sgd"]) == ("basis rotation, 18.00%", "PipeMare: rate or T1, and T2, 22.30%")
-    drawn = {}
-    monkeypatch.setattr(pictures, "bars", lambda path, title, label, groups, *_, **__: drawn.update(groups))
-    corrections_images.picture(lines, tmp_path / "images.png")
-    assert drawn["K = 4"]["PipeMare's T2 (3 diverged)"] == [] and "cosine gate" not in drawn["K = 4"]
-    assert list(drawn["BP: nothing is late"]) == ["BP, SGD", "BP, basis rotation"]
     edge = {name: each for part in images.PARTS for name, each in tuned(part, 0).items()}
     assert all(each["chosen"].endswith(" (edge)") for each in told_of(corrections_images, edge, ("K", "arm")).values())
 
 
-def test_the_page_on_text_tells_tokens_to_bps_loss(tmp_path):
+def test_the_page_on_text_tells_tokens_to_bps_loss():
     lines = {name: each for part in texts.AT_EIGHT for name, each in tuned(part, 1, 3.0).items()}
     losses = {"bp": 3.0, "fdg": 3.5, "t1": 3.05, "bp-muon": 2.6, "fdg-muon": 2.65}
     for run, arm, seed in finals(texts.PARTS, losses, lines):
         lines[run.name] = line(run, loss=losses[arm.name] + NOISE[seed] / 100 * (1 + len(arm.name)))
-    lines |= {f"final-grow16-fdg-seed{seed}": LOST for seed in (1, 2)}
     told = {arm: cells for (arm,), cells in told_of(corrections_text, lines, ("arm",)).items()}
     times, at_end = "tokens to BP's loss / BP's tokens", "tokens of 3,000 steps / BP's to the same loss"
     assert told["BP, adamw"]["test loss, mean (nats/byte)"] == "2.9000"  # after 2,000 steps
@@ -155,21 +122,4 @@ def test_the_page_on_text_tells_tokens_to_bps_loss(tmp_path):
     # 2.65 after 1,000 steps, where AdamW's BP has 2.9 after 2,000
     adamw = "tokens to AdamW BP's loss / its tokens"
     assert muon[adamw].startswith("0.50") and told["BP, muon"][adamw].startswith("0.50") and t1[adamw] == ""
-    grown = tables(corrections_text.TABLE.document(lines))[1]
-    grown = {cells[0]: dict(zip(corrections_text.OF_GROWTH, cells, strict=True)) for cells in grown}
-    assert grown["BP, adamw"]["K = 16"] == "2.900, n = 3" and grown["BP, muon"]["K = 2"] == "2.500, n = 1"
-    assert grown["FDG, adamw"]["K = 4"] == "+0.500 (+0.498 to +0.502), n = 3; more than 1.5 (0 of 3 seeds reach it)"
-    assert re.fullmatch(r"\+0\.500, n = 1; more .*; 2 diverged", grown["FDG, adamw"]["K = 16"])
-    assert grown["rates by staleness, adamw"]["K = 2"] == "as PipeMare's T1, adamw"
-    assert grown["FDG, muon"]["K = 8"].startswith("+0.050, n = 1; 1.") and grown["cosine gate, adamw"]["K = 8"] == ""
-    assert "--K K " in grown["FDG, adamw"]["command"] and grown["FDG, adamw"]["chosen"] == "--learning-rate 0.001"
     assert corrections_text.goal(lines).startswith("PipeMare's T1, adamw: 1.22 (")
-    behind = {name: each for name, each in lines.items() if "final-K8-t1-" not in name and "muon" not in name}
-    assert corrections_text.goal(behind).startswith("none of 1 arms")
-    assert "the nearest by loss is FDG, adamw, +0.500 nats" in corrections_text.goal(behind)
-    corrections_text.picture(lines, tmp_path / "text.png")
-    assert (tmp_path / "text_growth.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_names_beside_lines_do_not_cover_each_other():
-    assert growth.spread([1.0, 0.2, 0.98, 0.99, 0.21], 0.05, 1.0) == pytest.approx([1.0, 0.2, 0.9, 0.95, 0.25])

@@ -4,7 +4,6 @@ No training happens here, but for the slow tests, which go the whole way with a 
 """
 
 import json
-import re
 
 import pytest
 from correction_lines import WHENCE, line, tuned, written
@@ -16,7 +15,6 @@ from experiments.harness.intervals import MIN_SEEDS
 from experiments.tuning import arms, corpus, images, texts
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.runs.options import FIELDS
 
 LOST = {"diverged": True, **WHENCE}
 
@@ -37,15 +35,6 @@ def test_every_arm_has_a_grid_of_one_size_and_the_multiples_of_its_rate_and_diff
                 assert {k: v for k, v in run.flags.items() if k not in own} == {
                     k: v for k, v in shared.items() if k not in own
                 }
-
-
-def test_every_correction_of_the_docs_has_an_arm_on_images():
-    """Not every file: one that a user adds needs neither."""
-    told = set(re.findall(r"^\| `(\w+)` \|", (run_table.ROOT / "docs/corrections.md").read_text(), re.M))
-    asked = {name for arm in images.FOUR.arms for name in arm.flags.get("correct", "none").split(",")}
-    assert asked == told and {"none", "shrink", "anticipate", "t2"} < told
-    said = {arm.flags.get("prediction") for arm in images.FOUR.arms} - {None}
-    assert said == set(FIELDS["prediction"].type.__args__)
 
 
 def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
@@ -73,8 +62,8 @@ def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
     assert f"T = {images.QUARTER} updates" in text and f"{images.HELD_OUT:,} (`--hold-out" in text
 
 
-@pytest.mark.parametrize("best", [0, 5])
-def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path, best):
+def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path):
+    best = 5
     table = written(tmp_path, corrections_images.TABLE, tuned(images.FOUR, best))
     ended = [run for run in table.runs if run.name.startswith("final-")]
     assert len(ended) == 3 * len(images.FOUR.arms)
@@ -158,13 +147,6 @@ def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypat
         corpus.content()
 
 
-def test_a_table_on_text_asks_for_no_directory_of_data(capsys):
-    with pytest.raises(SystemExit):
-        table_command.main(corrections_text.TABLE, ["run", "--help"])
-    helped = capsys.readouterr().out
-    assert "--only" in helped and "--data-dir" not in helped
-
-
 # Runs that have diverged
 
 
@@ -191,20 +173,6 @@ def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monk
     assert table_command.main(table, ["run", *where, "--only", stopped.name, full.name]) == 0
     assert asked == [full] and "3 diverged" in table.document(found)
     capsys.readouterr()
-
-
-def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, capsys):
-    table = corrections_images.TABLE
-    *before, new = [run for run in table.runs if "split" not in run.flags][:12]  # made-up runs have another one
-    for folder, runs in (("before", before), ("now", [new])):
-        for run in runs:
-            make(tmp_path / folder, run, error=44.0, trained=2)
-        where = ["--runs-dir", str(tmp_path / folder), "--results", str(tmp_path)]
-        assert table_command.main(table, ["collect", *where]) == 0
-        collected, *others = capsys.readouterr().out.splitlines()
-        assert collected.endswith(f": collected {', '.join(run.name for run in runs)}")
-    assert others[0] == "as they were: 11 runs, see `list`"
-    assert re.fullmatch(r"not finished: \d+ runs, see `list`", others[1])
 
 
 # The whole way

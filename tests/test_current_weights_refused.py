@@ -37,11 +37,8 @@ class FlaxNorm(nn.Module):
         return nn.BatchNorm(use_running_average=not train)(x)
 
 
-EXACT = [nn.Dense(8), layers.BatchNorm(), nn.LayerNorm(use_scale=False), nn.PReLU()]
-INEXACT = [FlaxNorm(), nn.LayerNorm(), nn.RMSNorm(), nn.GroupNorm(2), nn.WeightNorm(nn.Dense(8)), Scaled()]
-
-
-@pytest.mark.parametrize("layer", [*EXACT, *INEXACT], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", [layers.BatchNorm(), nn.PReLU(), FlaxNorm(), nn.WeightNorm(nn.Dense(8)), Scaled()],
+                         ids=lambda layer: type(layer).__name__)  # fmt: skip
 def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_through_old_ones(layer):
     """A closure of the old weights that is given new ones: of a layer that is let pass, dx is what the new weights
     alone would give. Of one that is refused it is not, which is why."""
@@ -55,7 +52,7 @@ def test_current_weights_are_refused_for_just_the_layers_that_would_go_back_thro
     found, exact = (backward(closure, new, x, dy)[1] for closure in (old_closure, new_closure))
     stages = [layer, nn.Dense(5)]
     fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.key(0), DATA[0])  # stashed: always welcome
-    if layer in EXACT:
+    if isinstance(layer, layers.BatchNorm | nn.PReLU):
         np.testing.assert_array_equal(found, exact)
         fdg_jax.Pipeline(stages, cross_entropy, recipe(), weights="current").init(jax.random.key(0), DATA[0])
     else:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from small import batches, pipeline
+from small import batches, fed, pipeline
 
 from fdg_jax import data, methods, models, split, transport
 from fdg_jax.engine import transports
@@ -142,9 +142,7 @@ def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
     def moved(some):
         """The largest change of a weight of each stage."""
         before = jax.tree.map(np.asarray, [stage["params"] for stage in made.params])
-        for batch in some:
-            made.step(batch)
-        made.drain()
+        fed(made, some)
         pairs = zip(before, [stage["params"] for stage in made.params], strict=True)
         return [max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(b - a).max()), *pair))) for pair in pairs]
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from small import batches, pipeline
+from small import batches, fed, pipeline
 
 from fdg_jax import split
 from fdg_jax.corrections.interface import Late
@@ -98,9 +98,7 @@ def test_a_link_without_ticks_of_its_own_is_fdg_and_every_link_is_a_whole_schedu
 
 def trained(**options):
     made = pipeline(2, DATA[0], **options)
-    for batch in DATA:
-        made.step(batch)
-    made.drain()
+    fed(made, DATA)
     return made
 
 

@@ -7,7 +7,7 @@ import pytest
 from experiments.harness.intervals import QUANTILES, Seeds, interval
 
 
-@pytest.mark.parametrize("freedom", QUANTILES)
+@pytest.mark.parametrize("freedom", [2, 4])
 def test_the_quantiles_leave_two_and_a_half_percent_above_them(freedom):
     """Student's density integrated from 0 by Simpson's rule; its error is far below the quantile's fifth decimal."""
     n, steps = freedom, 20_000

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from small import batches, goes_on_exactly, leaves, pipeline
+from small import batches, close, goes_on_exactly, pipeline
 
 from fdg_jax import recipe
 from fdg_jax.optimizers.nadam import nadam
@@ -54,8 +54,7 @@ def test_nadam_with_a_constant_momentum_is_the_textbooks():
     w = {name: np.ones_like(g) for name, g in GRADS[0].items()}
     found, _ = path(nadam(0.02, 0.9, psi=1e6), GRADS, w)
     textbook, _ = path(optax.nadam(0.02, b1=0.9), GRADS, w)
-    for a, b in zip(leaves(found), leaves(textbook), strict=True):
-        np.testing.assert_allclose(a, b, **ROUNDING)
+    close(found, textbook, **ROUNDING)
 
 
 def authors_rotation(grads, every, b1=0.9, b2=0.99, eps=1e-3):
@@ -80,7 +79,7 @@ def authors_rotation(grads, every, b1=0.9, b2=0.99, eps=1e-3):
         yield rate * QL @ (QL.T @ state["M"] @ QR / (np.sqrt(state["V"]) + eps)) @ QR.T
 
 
-@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 2, 2, 5)])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 2, 2, 5)])
 def test_rotation_is_its_authors_over_100_updates(shape):
     """The largest difference seen is 1e-12 of the largest number: rounding of float64, grown by ten QR products."""
     rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -144,7 +143,7 @@ def test_rotation_takes_bfloat16_and_a_stage_without_parameters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nadam", "rotation", "muon"])
+@pytest.mark.parametrize("name", ["nadam", "rotation"])
 def test_the_commands_optimizers_train_late_gradients_and_go_on_exactly_in_both_engines(name):
     data = batches(14)
     made = {

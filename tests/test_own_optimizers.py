@@ -8,7 +8,7 @@ import optax
 import optax.contrib
 import oracle
 import pytest
-from small import CLASSES, as_functions, batches, cross_entropy, parts, pipeline, recipe
+from small import CLASSES, as_functions, batches, cross_entropy, fed, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax.errors import BadInput
@@ -47,9 +47,7 @@ def test_an_optimizer_by_groups_or_by_the_step_trains_as_the_oracle_and_goes_on_
     again = pipeline(2, DATA[0], optimizer=OWN[name], engine=engine)
     again.restore(ours.state())
     for one in (ours, again):
-        for batch in DATA[5:]:
-            one.step(batch)
-        one.drain()
+        fed(one, DATA[5:])
     assert again.state_sha256() == ours.state_sha256()
     true, *_ = oracle.stashed(as_functions(parts(2)), cross_entropy, OWN[name], start, DATA, fdg(2).staleness)
     for own, theirs in zip(jax.device_get(ours.params), true, strict=True):
@@ -60,10 +58,7 @@ def test_an_optimizer_by_groups_or_by_the_step_trains_as_the_oracle_and_goes_on_
 def test_every_stage_may_have_an_optimizer_of_its_own(how, engine):
     chains = [recipe(), optax.sgd(0.02, momentum=0.5, nesterov=True)]
     ours = pipeline(2, DATA[0], optimizer=chains if how == "list" else lambda k: chains[k - 1], engine=engine)
-    start = jax.device_get(ours.params)
-    for batch in DATA:
-        ours.step(batch)
-    ours.drain()
+    start = fed(ours, DATA)
     both = _by_stage(chains, start)
     true, *_ = oracle.stashed(as_functions(parts(2)), cross_entropy, both, start, DATA, fdg(2).staleness)
     for own, theirs in zip(jax.device_get(ours.params), true, strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import CLASSES, batches, cross_entropy, pipeline, recipe
+from small import CLASSES, batches, cross_entropy, fed, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import split
@@ -64,10 +64,7 @@ def plain(module, streams):
 def test_every_stream_has_a_key_of_its_own_and_sown_losses_are_part_of_the_gradient(engine):
     K, streams, modules = 3, ("dropout", "noise", "path"), stages(3, sown=True)
     ours = pipeline(K, DATA[0], stages=modules, engine=engine)
-    start = jax.device_get(ours.params)
-    for batch in DATA:
-        ours.step(batch)
-    ours.drain()
+    start = fed(ours, DATA)
     rngs = [jax.random.fold_in(jax.random.fold_in(jax.random.PRNGKey(0), k), 1) for k in range(1, K + 1)]
     first = [{**own, "rng": jax.random.key_data(rng)} for own, rng in zip(start, rngs, strict=True)]
     data = [((x, jnp.zeros(())), y) for x, y in DATA]
@@ -108,9 +105,7 @@ def test_every_method_with_a_backward_pass_adds_the_gradient_of_sown_losses(meth
         options = {"micro_batches": 1} if method == "gpipe" else {}
         ours = pipeline(2, DATA[0], stages=modules, method=method, optimizer=optax.sgd(0.1), **options)
         start = jax.device_get(ours.params[0]["params"])
-        for batch in DATA[:3]:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, DATA[:3])
         ends.append((start, jax.device_get(ours.params[0]["params"])))
     moved = [np.abs(end["unused"] - start["unused"]).max() for start, end in ends]
     assert moved[0] == 0
@@ -179,8 +174,6 @@ def test_keys_of_another_implementation_than_the_default_will_do():
     with jax.default_prng_impl(default):
         stages = [Noisy(12), nn.Dense(CLASSES)]
         ours = fdg_jax.Pipeline(stages, cross_entropy, recipe()).init(jax.random.key(0, impl=made), DATA[0])
-        for batch in DATA[:3]:
-            ours.step(batch)
-        ours.drain()
+        fed(ours, DATA[:3])
         assert len(ours.losses(wait=True)) == 3
         ours.restore(ours.state())

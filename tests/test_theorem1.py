@@ -1,7 +1,7 @@
 """Theorem 1's bounds: their limits, that they hold where they should and break where they should, and by whom."""
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def exact(K, beta, gamma, scale=1.0):
 # The constants
 
 
-@pytest.mark.parametrize("K", [1, 2, 5])
+@pytest.mark.parametrize("K", [1, 5])
 def test_the_printed_constant_is_the_papers_formula_and_has_a_limit_at_beta_1(K):
     for beta in (0.5, 1 - 1e-7):
         late = sum(beta ** (3 * (K - k)) * 2 * (K - k) for k in range(1, K + 1))
@@ -41,10 +41,6 @@ def test_the_printed_constant_is_the_papers_formula_and_has_a_limit_at_beta_1(K)
     assert z2("printed", K, 1.0, [1.0] * 20, 19) == K + K * (K - 1)
     assert z2("repaired", K, 1.0, [1.0] * 20, 19) == K + sum((2 * c) ** 2 for c in range(K))
     assert z2("network", K, 1.0, [1.0] * 20, 19) == pytest.approx(K / 2 + 2 * K**0.5 * K * (K - 1))
-
-
-def test_for_one_module_the_delay_terms_vanish():
-    assert [z2(reading, 1, 0.3, [0.5] * 3, 2) for reading in READINGS] == [1, 1, 0.5]
 
 
 def test_a_module_without_gradients_is_counted_in_the_printed_bound_only():
@@ -83,13 +79,11 @@ def test_L_and_M_are_what_the_assumptions_say():
 # The bounds
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 4])
-def test_the_corrected_bound_holds_at_every_step(K):
-    for beta in (1.0, 0.8, 0.5, 0.2):
-        for gamma in (0.01, 0.1, 0.5, 1.0):
-            run, bounds = exact(K, beta, gamma)
-            assert (run.change <= bounds["network"]).all()
-            assert (run.change <= bounds["printed"])[full(K) :].all()
+def test_the_corrected_bound_holds_at_every_step():
+    for K, beta, gamma in product((1, 2, 3, 4), (1.0, 0.8, 0.5, 0.2), (0.01, 0.1, 0.5, 1.0)):
+        run, bounds = exact(K, beta, gamma)
+        assert (run.change <= bounds["network"]).all()
+        assert (run.change <= bounds["printed"])[2 * (K - 1) :].all()  # from the first step of a full pipeline on
 
 
 def test_the_corrected_bound_is_violated_when_its_constant_is_divided():
