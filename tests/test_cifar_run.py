@@ -7,7 +7,6 @@ import pytest
 from cifar_processes import QUICK, SHORT, command, finish, read
 
 from fdg_jax import methods
-from fdg_jax.runs.options import Options
 from fdg_jax.runs.run_files import read_metrics
 
 SUMMARY = """
@@ -102,32 +101,6 @@ def test_auto_without_cifar_is_digits_and_says_so_first_and_last(tmp_path):
 
 
 @pytest.mark.slow
-def test_more_steps_go_on_exactly_where_fewer_ended_and_a_damaged_checkpoint_is_passed_over(tmp_path):
-    words = f"{SHORT} --epochs 5 --checkpoint-every 3 --no-tensorboard".split()
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert finish(command(*words, "--steps", "13", "--run-dir", str(whole)))[0] == 0
-    assert finish(command(*words, "--steps", "7", "--run-dir", str(parts)))[0] == 0
-    newest = sorted((parts / "checkpoints").iterdir())[-1]
-    assert newest.name == "step-000000007"
-    for file in newest.rglob("*"):
-        if file.is_file():
-            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    leftover = parts / "checkpoints" / ".step-000000009.tmp"  # of a process that was killed while saving
-    leftover.mkdir()
-    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "13"))
-    assert code == 0, err
-    assert not leftover.exists()
-    assert "trying the one before" in err
-    a, b = read(whole / "summary.json"), read(parts / "summary.json")
-    assert (a["steps"], a["final_state_sha256"]) == (13, b["final_state_sha256"])
-    assert a["final_parameters_sha256"] == b["final_parameters_sha256"]
-    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "13"))
-    assert code == 0, err  # it is finished: nothing to do
-    code, _, err = finish(command("--run-dir", str(parts), "--resume", "--steps", "5"))
-    assert code == 2 and "--steps 5: the run stands at batch 13 already" in err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fr", "dgl", "data_parallel"])
 def test_every_method_runs_from_the_command_and_reports_itself(method, tmp_path, capsys):
     from fdg_jax.experiments.cifar import main
@@ -145,16 +118,3 @@ def test_every_method_runs_from_the_command_and_reports_itself(method, tmp_path,
     )
     page = (tmp_path / "run" / "report.html").read_text()
     assert f"{method.upper()} with K=2{', β=1' if method in ('fdg', 'ddg') else ''}<" in page
-
-
-@pytest.mark.slow
-def test_the_initial_network_does_not_depend_on_the_method_or_K():
-    from fdg_jax.training import setup
-
-    def initial(**options):
-        common = {"model": "resnet8", "dataset": "digits", "train_size": 64, "batch_size": 32}
-        return setup.prepare(Options(**common, **options)).pipeline.parameters_sha256()
-
-    one = initial(method="bp", K=1)
-    assert initial(method="fdg", K=3, beta=0.5) == one
-    assert initial(method="bp", K=1, seed=1) != one

@@ -148,48 +148,6 @@ def test_what_is_evaluated_are_the_papers_weights_and_not_the_anticipating_ones(
     assert abs(there - here) > 1e-3
 
 
-def late_by(tau, chain):
-    """marin's harness: an optax chain that is given the gradient of tau steps before, and nothing in the first tau."""
-
-    def init(params):
-        return chain.init(params), []
-
-    def update(grads, state, params=None):
-        inner, queue = state
-        if len(queue) < tau:
-            return each(jnp.zeros_like, grads), (inner, [*queue, grads])
-        oldest, *rest = [*queue, grads]
-        updates, inner = chain.update(oldest, inner, params)
-        return updates, (inner, rest)
-
-    return optax.GradientTransformation(init, update)
-
-
-def test_an_optax_chain_behind_a_queue_of_gradients_is_the_delay_line():
-    ours = pipeline(3, DATA[0], engine="delay-line")
-    start = jax.device_get(ours.params)
-    for batch in DATA:
-        ours.step(batch)
-    waiting = ours.params  # not drained: the harness never is
-    params, extras = map(list, zip(*[oracle.split(v) for v in start], strict=True))
-    functions = as_functions(parts(3))
-    chains = [late_by(tau, recipe()) for tau in STALENESS]
-    states = [chain.init(p) for chain, p in zip(chains, params, strict=True)]
-
-    @jax.jit
-    @jax.grad
-    def gradients(params, x, labels):
-        for function, p, extra in zip(functions, params, extras, strict=True):
-            x, _ = function(p, extra, x)  # running statistics change no gradient
-        return cross_entropy(x, labels)
-
-    for x, labels in DATA:
-        for k, g in enumerate(gradients(params, x, labels)):
-            updates, states[k] = chains[k].update(g, states[k], params[k])
-            params[k] = optax.apply_updates(params[k], updates)
-    close([v["params"] for v in waiting], params, **ROUNDING)
-
-
 class SteppingBack:
     """PipeMare's T2."""
 
@@ -261,21 +219,6 @@ def test_delay_compensation_finds_the_newest_gradient_of_a_parabola_with_its_own
     correction: Any = make_dc(Late(1, 2, 1), "constant", h / (h * then) ** 2)
     found, _ = correction.gradient(jnp.asarray(h * then), jnp.asarray(then), jnp.asarray(now), ())
     assert float(found) == h * now
-
-
-def test_gap_aware_by_hand():
-    """Two updates by 0.1 and 0.3 at the rate 0.1, so v is 1 and 3; a gradient whose weights have moved by 0.3 since."""
-    correction: Any = make_gap(Late(1, 2, 1, learning_rate=lambda n: 0.1))
-    state = correction.start(jnp.zeros(()))
-    first, state = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.0), jnp.asarray(5.0), state)
-    assert float(first) == 7.0  # before the first update no step is usual
-    for before, after in ((0.0, 0.1), (0.1, 0.4)):
-        state = correction.updated(jnp.asarray(before), jnp.asarray(after), state)
-    usual = 0.1 * ((0.999 * 0.001 * 1 + 0.001 * 9) / (1 - 0.999**2)) ** 0.5
-    found, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.1), jnp.asarray(0.4), state)
-    assert float(found) == pytest.approx(7 / (1 + 0.3 / usual), rel=1e-4)  # 1 - 0.999^2 is 0.002 in float32
-    still, _ = correction.gradient(jnp.asarray(7.0), jnp.asarray(0.4), jnp.asarray(0.4), state)
-    assert float(still) == 7.0
 
 
 def test_gap_awares_usual_step_is_of_the_largest_rate_so_far():

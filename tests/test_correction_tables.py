@@ -1,12 +1,11 @@
 """The two tables of corrections: grids, choices that are read from results, runs that diverge, and the text itself.
 
-No training happens here, but for the slow tests, which go the whole way with a run or two.
+No training happens here.
 """
 
 import json
 
 import pytest
-from correction_lines import WHENCE, line, tuned, written
 from made_up_runs import make
 
 from experiments import corrections_images, corrections_text
@@ -16,7 +15,32 @@ from experiments.tuning import arms, corpus, images, texts
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
+WHENCE = {
+    "versions": {"python": "3", "jax": "1", "flax": "2", "optax": "3"},
+    "hardware": {"devices": ["cpu:0"], "cpus": 2},
+    "git_commits": ["a" * 40],
+}
 LOST = {"diverged": True, **WHENCE}
+
+
+def line(run, error=30.0, loss=None):
+    """A result line. loss: of a text."""
+    made = {"name": run.name, "options": dict(run.flags), "seconds": 360.0, "test_error_percent": error, **WHENCE}
+    return made if loss is None else {**made, "test_loss": loss}
+
+
+def tuned(part, best=0, loss=None):
+    """Lines of all tuning runs of a part, with the lowest error at run `best` of each grid."""
+    return {
+        run.name: line(run, 40.0 - 10 * (i == best), loss and loss - (i == best))
+        for arm in part.arms
+        for i, run in enumerate(part.grid(arm))
+    }
+
+
+def written(tmp_path, table, lines):
+    (tmp_path / f"{table.home}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines.values()))
+    return result_files.complete(table, tmp_path)
 
 
 # Grids and choices
@@ -176,25 +200,3 @@ def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monk
 
 
 # The whole way
-
-
-@pytest.mark.slow
-def test_a_tiny_table_on_text_is_tuned_on_held_out_blocks_and_then_trained(tmp_path):
-    """run, collect, run, collect: two arms with one tuning run and one seed."""
-    two = tuple(arm for arm in texts.EIGHT.arms if arm.name in ("bp", "t1"))
-    tiny = {**texts.EIGHT.shared, "model": "transformer2x32", "K": 2, "train_size": 64, "block_size": 16}
-    part = texts.EIGHT._replace(arms=two, multiples=(1.0,), seeds=(0,), shared=tiny)
-    part = part._replace(tuned={"epochs": 1, "hold_out": 320}, final={"epochs": 2, "hold_out": 0})
-    table = corrections_text.TABLE._replace(
-        runs=arms.tune_runs([part]), then=lambda lines: arms.final_runs([part], lines)
-    )  # fmt: skip
-    for verb in ("run", "collect", "run", "collect", "list"):
-        assert table_command.main(table, [verb, "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
-    lines = result_files.read(result_files.complete(table, tmp_path), tmp_path)
-    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
-    tune, final = lines["tune-K8-t1-rate0.001"], lines["final-K8-t1-seed0"]
-    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (320, 0)
-    assert "held out" in tune["note"] and not final["note"]
-    assert [test["step"] for test in final["evaluations"]] == [4, 8]  # 64 blocks, batches of 16
-    assert final["options"]["text"] == texts.TEXT and "--text" in final["command"]
-    assert (run_table.ROOT / texts.TEXT).is_file()

@@ -27,7 +27,6 @@ from small import (
 )
 from test_memory import SCALARS, predicted_and_live
 
-from experiments.tuning import images
 from fdg_jax import corrections
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
 from fdg_jax.corrections.rate import make as make_rate
@@ -99,19 +98,6 @@ def test_looking_no_update_ahead_trains_bit_for_bit_as_without():
 def test_a_staleness_below_one_divides_nothing():
     chain = make_rate(Late(1, 2, 0.5), anneal_updates=0).around(optax.identity())
     assert float(chain.update(jnp.asarray(3.0), chain.init(jnp.asarray(0.0)))[0]) == 3.0
-
-
-@pytest.mark.filterwarnings("ignore::fdg_jax.errors.NoEffect")  # which says the same of `rate`
-@pytest.mark.parametrize("name", mostly_slow(list(images.SAME_AT_ONE), "rate"))
-def test_an_arm_of_images_that_is_left_out_at_K_2_would_be_another_arm_there(name):
-    by_name, found = {arm.name: arm for arm in images.FOUR.arms}, []
-    assert name not in {arm.name for arm in images.TWO.arms}
-    for arm in (by_name[name], by_name[images.SAME_AT_ONE[name]]):
-        options = {**arm.flags, **(arm.own[-1] if "rate" in arm.flags.get("correct", "") else {})}  # T1
-        stages = {"stages": parts(2, CurrentPart)} if "weights" in options else {}
-        found.append(leaves(trained(2, options.pop("correct", "none"), **options, **stages)[0].params))
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)  # (m - m m) / (1 - m) is m but for the last bit
 
 
 BW2 = {"method": "ddg", "one_version": True, "accumulate": 3}  # PipeDream-2BW, where stage K is late, too

@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import re
 
-from correction_lines import WHENCE
 from made_up_runs import make, rows
 
 from experiments import decisive, differences
@@ -140,41 +138,6 @@ def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
 
 
 # The page
-
-
-def lines_of(found, large=()):
-    """Result lines with these errors. large: (arm, error) of ResNet-20, seed 0."""
-    errors = {
-        part.name(arm, seed): found[arm][part.epochs].by_seed[seed]
-        for part in decisive.SMALL
-        for arm, seed in itertools.product(part.arms, part.seeds)
-        if arm in found and part.epochs in found[arm] and seed in found[arm][part.epochs].by_seed
-    } | {decisive.LARGE.name(arm, 0): error for arm, error in large}
-    return {
-        run.name: {"test_error_percent": errors[run.name], **WHENCE} for run in TABLE.runs if run.name in errors
-    }  # fmt: skip
-
-
-def results(text: str) -> dict[tuple[str, ...], list[str]]:
-    """The rows of the table of results by network, epochs and arm; the other tables have fewer cells."""
-    found = [cells for cells in rows(text) if len(cells) == len(decisive.HEADS) and cells[1].isdigit()]
-    return {(cells[0][:9], cells[1], cells[3]): cells for cells in found}
-
-
-def test_with_all_results_the_page_says_what_they_confirm(tmp_path):
-    lines = lines_of(errors(**PAPER), [(BP, 10.0), (STALE, 11.5), (SHRUNK, 10.5)])
-    text = TABLE.document(lines)
-    assert "by the registered rules: confirmed" in text and text.count(f"| {rules.REPAIRS} |") >= 1
-    shrunk = results(text)["ResNet-8,", "20", "FDG, β = 0.3"]
-    assert shrunk[4:6] == ["5", "25.00"] and re.fullmatch(r"\+1\.00 \(\+0\.\d\d to \+1\.\d\d\)", shrunk[8])
-    assert shrunk[9].endswith("--seed S --evaluate-every 4`")
-    predicted = {cells[0]: cells[1:] for cells in rows(text) if len(cells) == 5}
-    assert predicted["BP"][1] == "24.5; 24.00"
-    assert predicted["FDG, β = 0.3 minus BP"][1].startswith("+0.8; +1.00 (")
-    assert predicted["FDG, β = 1 minus BP"][3] == "+1.2; +1.50"
-    assert predicted["FDG, β = 1 minus FDG, β = 0.3"][3] == "+1.00"
-    TABLE.picture(lines, tmp_path / "all.png")
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_registered_is_what_the_rules_and_the_predictions_are():

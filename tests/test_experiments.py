@@ -198,23 +198,6 @@ def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_re
     assert "fdg-K4-beta1: finished: done: test error 20%" in out
 
 
-def test_collected_runs_are_made_again_unless_they_are_to_be_skipped(tmp_path, stand_in):
-    stand_in()
-    asked = ["run", "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path), "--only", *NAMES[:3]]
-    for name in NAMES[:2]:
-        make(tmp_path / "runs", run_of(name))
-    result_files.collect(TABLE, tmp_path / "runs", tmp_path)
-    shutil.rmtree(tmp_path / "runs")
-
-    def made() -> list[str]:
-        return sorted(path.name for path in (tmp_path / "runs").iterdir() if path.is_dir())
-
-    assert table_command.main(TABLE, [*asked, "--skip-collected"]) == 0
-    assert made() == [NAMES[2]]
-    assert table_command.main(TABLE, asked) == 0
-    assert made() == sorted(NAMES[:3])
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
 def test_each_of_several_runs_has_a_core_to_itself(tmp_path, stand_in):
     mine = sorted(os.sched_getaffinity(0))

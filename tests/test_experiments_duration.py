@@ -4,7 +4,6 @@ No training happens here, but for the slow test of what `--dry-run` measures.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from made_up_runs import make
 
 from experiments import differences, table3, table5
 from experiments.harness import estimate, table_command
-from experiments.harness.run_table import CUT_OFF, DONE, MISSING, Run, State
+from experiments.harness.run_table import CUT_OFF, DONE, MISSING, State
 from experiments.tuning import images, texts
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -129,14 +128,3 @@ def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, ste
     asked.clear()
     tiny = estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
     assert tiny.seconds == (seconds and 4 * seconds)  # 64x64 pixels
-
-
-@pytest.mark.slow
-def test_a_step_is_measured_with_the_runs_own_flags_and_what_it_refuses_is_told(monkeypatch):
-    monkeypatch.setattr(estimate, "SHORT_SECONDS", 0.0)  # a few steps must do here
-    flags = {"dataset": "tiny_imagenet", "model": "resnet8", "epochs": 300, "batch_size": 16, "method": "fdg", "K": 2}
-    plain = estimate.measured(Run("x", {**flags, "dataset": "cifar10"}), None)
-    assert plain.seconds is not None and 0 < plain.seconds < 10  # 16 small images: 0.1 s even on a busy core
-    assert re.search("from up to 5 steps made now on synthetic images$", plain.how)
-    unknown = estimate.measured(Run("x", {**flags, "model": "resnet99"}), None)
-    assert unknown.seconds is None and "not measured (error: model 'resnet99' is not known." in unknown.how

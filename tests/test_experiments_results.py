@@ -11,7 +11,7 @@ from made_up_runs import events, make, rows
 
 import experiments
 from experiments import cifar10_short, methods_short
-from experiments.harness import markdown, result_files, run_table, table_command
+from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
@@ -125,23 +125,6 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     assert all(cells[3:9] == [""] * 6 for name, cells in found.items() if name not in ("fdg-K3-beta1", "bp"))
     assert "2 of 7 runs are finished (0.0 core-hours)." in text
     assert "Python 3.11.7, JAX 0.10.2" in text and "`aaaaaaaaaa`, `bbbbbbbbbb-dirty`" in text
-
-
-def test_places_are_marked_where_they_are_not_the_most_frequent_one():
-    cpu = {"devices": ["cpu:0"], "cpus": 2, "usable_cores": 1, "processor": "Z80", "backend": "cpu", "xla_flags": "--x"}
-    gpu = {**cpu, "devices": ["gpu:0 (a card)"] * 2, "backend": "gpu", "xla_flags": "--deft", "usable_cores": 2}
-    versions = {"python": "3", "jax": "1", "flax": "2", "optax": "3"}
-    made = {"one": gpu, "two": cpu, "three": cpu, "four": {**cpu, "processor": "6502"}}
-    lines = {name: {"hardware": each, "versions": versions, "git_commits": [name]} for name, each in made.items()}
-    assert markdown.marks(lines) == {"one": " [b]", "four": " [c]"} and markdown.origin({}) == ""
-    told = [cells[:3] + cells[4:] for cells in rows(markdown.origin(lines))]
-    assert told == [
-        ["a", "2", "Z80, 2 cores, 1 used", "", "`two`, `three`"],
-        ["b", "1", "gpu:0 (a card), Z80, 2 cores", "`XLA_FLAGS=--deft`", "`one`"],
-        ["c", "1", "6502, 2 cores, 1 used", "", "`four`"],
-    ]
-    half = {name: {**line, "seconds": 1800.0} for name, line in lines.items()}
-    assert markdown.progress(half, 9) == "4 of 9 runs are finished (1.5 core-hours, 0.5 h on a shared GPU)."
 
 
 def test_every_table_renders_where_nothing_has_run(tmp_path, own_cache):

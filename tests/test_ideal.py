@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdg_jax import corrections, methods
-from fdg_jax.errors import ScheduleError
 from fdg_jax.methods import __main__ as command
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.schedule import Op, bp
-from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, steady_tick, tick_time
+from fdg_jax.schedule import Op
+from fdg_jax.schedule.ideal import ZERO, Locks, Time, duration, formula, free_time, locks, tick_time
 from fdg_jax.schedule.running import validate
 
 # The paper's Table 2 as printed, and its Table 1.
@@ -166,12 +165,6 @@ def test_a_backward_pass_that_waits_alone_is_a_backward_lock():
 
     # The update waits too: stage K's gradient is of this tick's F.
     assert locks(fdg(K)._replace(tick=tick)) == Locks(False, True, True, True)
-
-
-def test_ticks_that_differ_have_no_time_per_batch():
-    every_other = bp(2)._replace(tick=lambda t, last: bp(2).tick(t // 2, last) if t % 2 == 0 else ())
-    with pytest.raises(ScheduleError, match="no one time per batch"):
-        steady_tick(every_other)
 
 
 def table(text, title):

@@ -81,17 +81,6 @@ def test_a_file_damaged_before_the_run_is_named_and_no_run_is_begun(tmp_path, mo
         assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
-def test_tiny_imagenet_is_trained_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_set, "TINY", SMALL)
-    write_tiny_imagenet(tmp_path)
-    words = f"--model resnet8 --K 1 --batch-size 6 --epochs 1 --data-dir {tmp_path} --run-dir {tmp_path}/run"
-    assert tiny_imagenet.main(words.split()) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["dataset"], summary["steps"], summary["note"]) == ("tiny_imagenet", 2, "")
-    assert np.isfinite(summary["train_loss"])
-
-
 COMMON = "--model resnet8 --K 2 --beta 0.5 --batch-size 5 --epochs 2 --learning-rate 0.01 --checkpoint-every 0"
 
 

@@ -28,20 +28,6 @@ def test_two_steps_by_hand():
         assert float(params) == pytest.approx(p, rel=1e-6)  # float32 against Python's float64
 
 
-def test_the_shrink_is_not_a_learning_rate_scale():
-    def end(chain):
-        p = jnp.asarray(1.0)
-        state = chain.init(p)
-        for _ in range(50):
-            updates, state = chain.update(jnp.asarray(0.01), state, p)
-            p = optax.apply_updates(p, updates)
-        return float(p)
-
-    first = end(optax.chain(optax.scale(0.2), paper_sgd(0.1, weight_decay=5e-2)))
-    last = end(optax.chain(paper_sgd(0.1, weight_decay=5e-2), optax.scale(0.2)))
-    assert abs(first - last) > 0.05
-
-
 def test_the_last_stage_is_never_shrunk_and_beta_one_shrinks_none():
     K, g = 4, jnp.asarray(3.0)
     for k in range(1, K + 1):

@@ -73,16 +73,6 @@ def test_blocks_that_differ_in_a_function_only_are_not_taken_for_alike():
     assert texts[1] == texts[3] != texts[2] and texts[0] != texts[1]  # block 0's input needs no gradient
 
 
-def test_the_programs_of_blocks_made_anew_have_the_same_text():
-    """So that times that were kept are found again."""
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-
-    def network():
-        return [nn.Sequential([nn.Dense(4), nn.relu]), Applied(same()), fdg_jax.from_nnx(nnx.Linear, 4, 5)]
-
-    assert block_times.program_texts(network(), x) == block_times.program_texts(network(), x)
-
-
 def made(blocks=None, example=(X, Y), **options):
     return fdg_jax.Pipeline(blocks or BLOCKS, cross_entropy, optax.sgd(0.1), **options).init(KEY, example)
 

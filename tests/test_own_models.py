@@ -1,6 +1,5 @@
 """A model in a file of one's own: dropout, no `train`, several arrays, no split of the authors; or a bad file."""
 
-import json
 import sys
 
 import jax
@@ -78,21 +77,6 @@ def test_a_model_needs_no_train_no_split_of_the_authors_and_no_single_array(own)
     parts = split.split_variables(variables, (1,))
     y = second.apply(parts[1], first.apply(parts[0], x, False), False)
     np.testing.assert_array_equal(y, whole.apply(variables, x, False))
-
-
-@pytest.mark.slow
-def test_the_command_trains_it_and_a_run_that_is_stopped_ends_alike(own, tmp_path):
-    from fdg_jax.experiments import cifar
-
-    own(GOOD)
-    given = "--model mine --dataset digits --train-size 64 --batch-size 16 --epochs 1 --no-tensorboard --K 2"
-    words = given.split()
-    ends = []
-    for run, more in (("whole", []), ("cut", ["--steps", "2"]), ("cut", ["--resume", "--steps", "4"])):
-        asked = ["--run-dir", str(tmp_path / run), *more, *(words if "--resume" not in more else [])]
-        assert cifar.main(asked) == 0
-        ends.append(json.loads((tmp_path / run / "summary.json").read_text())["final_parameters_sha256"])
-    assert ends[0] == ends[2] != ends[1]
 
 
 BAD = [

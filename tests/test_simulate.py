@@ -1,15 +1,13 @@
 """What the simulator is fed with, and real runs held beside it: operations by themselves, timelines, the commands."""
 
 import json
-import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
 
-from benchmarks import scaling, simulate
+from benchmarks import simulate
 from benchmarks.harness import machines, operation_times, validate
 from benchmarks.harness.side_specs import Side
 from fdg_jax import methods
@@ -100,22 +98,6 @@ def test_operations_timed_by_themselves_are_those_of_the_schedule_and_change_no_
     assert timed.engine.stages[1].run.__name__ == "run"  # nothing is left behind
 
 
-def test_a_crowd_is_at_work_before_anything_is_timed_and_says_what_it_died_of():
-    calls = []
-
-    def program():
-        calls.append(1)
-        if len(calls) > 3:
-            raise ValueError("memory is full")
-        return jnp.zeros(1)
-
-    crowd = operation_times.crowd([[operation_times.Recorder(program)]])
-    with pytest.raises(ValueError, match="memory is full"), crowd:  # noqa: PT012
-        assert calls
-        while len(calls) <= 3:
-            time.sleep(0.001)
-
-
 def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys, tmp_path):
     file = tmp_path / "times.json"
     file.write_text(json.dumps({"F": [1, 1, 1, 1, 1], "B": [2, 2, 2, 2, 2]}))
@@ -126,15 +108,3 @@ def test_simulate_prints_a_row_a_method_and_K_from_a_file_of_block_times(capsys,
     assert fdg["over_bp"] == pytest.approx(15 / 9, abs=1e-3) and fdg["limiting"] == "stage"
     assert fdg["kept_batches"] == [2, 1] and len(fdg["memory_bytes"]) == 2
     assert fdg["waiting_bytes"][1] == 4 * 32 * 32 * 16 * 4  # a batch of stage 1's maps
-
-
-def test_why_it_stops_scaling_is_one_block_when_no_cut_helps():
-    times = machines.BlockTimes([1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [0.0] * 3)
-    of = scaling.Measures([1.0] * 3, [10, 10, 10])
-    free = [scaling.run(times, of, cuts, "fdg", Link()) for cuts in ((1,), (1, 2))]
-    assert [scaling.reason(found, cuts, times) for found, cuts in zip(free, ((1,), (1, 2)), strict=True)] == [
-        "stage", "one block",
-    ]  # fmt: skip
-    slow = scaling.run(times, of, (1,), "fdg", Link(0, 1000))  # so slow that what else it takes is below a hundredth
-    assert scaling.reason(slow, (1,), times) == "link"
-    assert scaling.reason(scaling.run(times, of, (1,), "fdg", Link(), host=1e8), (1,), times) == "host"

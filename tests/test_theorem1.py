@@ -155,19 +155,6 @@ def test_the_engine_makes_the_theorems_update(K):
         np.testing.assert_allclose(theta[:, i], problem.sampled(0.8, [rate] * steps, drawn[:, i]), atol=1e-5)
 
 
-def test_the_pipeline_of_devices_makes_the_same_updates_until_it_is_drained():
-    K, steps, problem = 2, 8, quadratic.coupled(2)
-    drawn = np.random.default_rng(1).integers(0, 16, (steps + 2 * K, 1))
-    run = decoupled.pipeline(problem, 0.5, np.array([0.3]), "pipeline")
-    for samples in drawn[:steps]:
-        run.step(decoupled.batch(problem, samples))
-    run.drain()
-    theta = problem.sampled(0.5, [0.3] * len(drawn), drawn[:, 0])
-    drained = [theta[steps + 2 * (K - k), 2 * (k - 1) : 2 * k] for k in (1, 2)]  # module k has used `steps` gradients
-    np.testing.assert_allclose(decoupled.parameters(run)[0], np.concatenate(drained), atol=1e-5)  # as above
-    assert run.staleness == [2, 0]
-
-
 # The command
 
 

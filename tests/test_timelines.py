@@ -1,14 +1,11 @@
 """Timelines of real runs, and predictions held beside them."""
 
-import argparse
 
 import pytest
 from test_simulate import FILL, IMAGES, LABELS, ROWS, N, full
 
 from benchmarks import simulate, timeline
-from benchmarks.harness import gantt, side_specs, validate
-from benchmarks.harness.side_specs import Side
-from benchmarks.harness.turns import Worker
+from benchmarks.harness import gantt, side_specs
 from fdg_jax.schedule.simulator import Event
 
 
@@ -53,27 +50,6 @@ def test_what_begins_before_a_window_or_ends_after_it_counts_as_far_as_it_is_ins
     assert [(e.what, e.k, e.begin, e.end) for e in inside] == [("F", 2, 0, 1), ("F", 1, 0, 2), ("B", 2, 1, 4)]
     assert timeline.shares(inside, length, 1) == {"F": 50, "waiting": 50}
     assert timeline.shares(inside, length, 2) == {"B": 75, "F": 25, "waiting": 0}
-
-
-def worker(side, *speeds):
-    """A side that has had windows of these images/s."""
-    made = object.__new__(Worker)
-    made.side, made.about, made.cores = side, {"side": side.name}, [0]
-    made.windows = [{"images_per_second": speed, "busy_percent": 100, "others_percent": 0} for speed in speeds]
-    return made
-
-
-def test_a_prediction_is_held_against_the_window_of_its_own_turn():
-    side, given = Side("bp", "bp", 1, 1, "small", 10), argparse.Namespace(windows=3, seconds=1)
-    told = []
-    for slower in (1, 2, 1.2):
-        device = {"F/1": 0.3 * slower, "B/1": 0.6 * slower, "U/1": 0.1 * slower}
-        told.append({"run_ahead": 16, "alone": {"device": device, "host": {}}, "crowded": None, "others_percent": 7})
-    assert [round(validate.predicted(side, each).seconds, 9) for each in told] == [1, 2, 1.2]
-    row = validate.row(worker(side, 10, 4, 8), told, given)
-    assert row["ratio_windows"] == [1, 1.25, 1.0417] and row["ratio"] == 1.0417 and row["within_bound"]
-    assert row["others_percent"] == 7  # of the windows 0, while operations were timed 7
-    assert not validate.row(worker(side, 9, 4, 8), told, given)["within_bound"]
 
 
 def test_methods_whose_stages_run_the_same_programs_are_measured_once():
