@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 from small import batches, fed, pipeline
 
 from fdg_jax import split
@@ -144,35 +143,3 @@ def test_weights_go_from_pytorchs_layout_and_back():
     assert again.keys() == there.keys()
     for name in there:
         np.testing.assert_array_equal(again[name], there[name])
-
-
-@pytest.mark.slow
-def test_pytorch_computes_the_same_logits(tmp_path):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file as load_torch
-    from safetensors.torch import save_file as save_torch
-
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.bn1 = torch.nn.Conv2d(1, 16, 3, padding=1), torch.nn.BatchNorm2d(16)
-            self.conv2, self.fc = torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.Linear(32, 10)
-
-        def forward(self, x):
-            x = torch.relu(self.bn1(self.conv1(x)))
-            return self.fc(torch.relu(self.conv2(x)).mean((2, 3)))
-
-    torch.manual_seed(0)
-    network, images = Network(), np.random.default_rng(0).normal(size=(20, 8, 8, 1)).astype(np.float32)
-    there = torch.from_numpy(images.transpose(0, 3, 1, 2))
-    network(there)  # in training: statistics that are not those of the beginning
-    save_torch(network.state_dict(), tmp_path / "in")
-    ours = example("torch_weights")
-    uncut = split.whole(ours.BLOCKS)
-    found = uncut.apply(ours.from_torch(load_file(tmp_path / "in")), images, train=False)
-    np.testing.assert_allclose(found, network.eval()(there).detach(), rtol=1e-4, atol=1e-5)  # sums in another order
-    run(tmp_path, FOLDER / "torch_weights.py", "in", "--to", "out")
-    trained = Network().eval()
-    trained.load_state_dict(load_torch(tmp_path / "out"))  # PyTorch itself sets num_batches_tracked to 0
-    found = uncut.apply(ours.from_torch(load_file(tmp_path / "out")), images, train=False)
-    np.testing.assert_allclose(found, trained(there).detach(), rtol=1e-4, atol=1e-5)

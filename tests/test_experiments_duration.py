@@ -3,10 +3,6 @@
 No training happens here, but for the slow test of what `--dry-run` measures.
 """
 
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 from made_up_runs import make
@@ -79,28 +75,6 @@ def test_what_was_measured_elsewhere_or_with_other_code_is_not_used(tmp_path, co
     monkeypatch.setattr(estimate, "conditions", lambda *of: {**conditions(*of), "code": "other"})
     assert table_command.main(table3.TABLE, [*DRY_RUN, *here]) == 0
     assert len(counted) == 4
-
-
-def test_a_dry_run_that_is_stopped_keeps_what_it_measured_and_leaves_no_process(tmp_path, monkeypatch, capsys):
-    started, number = [], signal.SIGTERM
-
-    class Process(subprocess.Popen):
-        """Stands for a training that takes long; the second one is stopped."""
-
-        def __init__(self, words, **options):
-            super().__init__([sys.executable, "-c", "import time; time.sleep(60)"], **options)
-            started.append(self)
-
-        def communicate(self, *arguments, **options):
-            os.kill(os.getpid(), number)
-            return super().communicate(*arguments, **options)
-
-    monkeypatch.setattr(estimate.subprocess, "Popen", Process)
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    assert table_command.main(table3.TABLE, [*DRY_RUN, "--runs-dir", str(tmp_path)]) == 128 + number
-    assert "what has been measured is kept" in capsys.readouterr().err
-    assert [process.returncode for process in started] == [-signal.SIGKILL]
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
 def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path, monkeypatch, capsys):

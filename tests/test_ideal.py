@@ -205,15 +205,6 @@ def test_the_command_prints_both_tables_for_every_method(printed):
     assert any("ddg" in line and "out of step" in line for line in notes)
 
 
-def test_auxiliary_parameters_are_counted_apart_from_the_networks(printed):
-    assert "resnet20 itself has 269,722 parameters" in printed
-    c = {1: 16, 2: 32}  # channels at the two cuts, one layer of the network a stage
-    head = sum(
-        3 * (n * n + 2 * n) + 3 * (16 * n * n + 3 * 4 * n) + (4 * n + 1) * 10 for n in c.values()
-    )  # MLP-SR-aux: three convolutions, three linear layers with biases, batch norms behind all six, the scores
-    assert table(printed, "Table 1")["dgl"][6] == f"{head:,}"
-
-
 def test_the_command_refuses_with_one_sentence(capsys):
     for words, fact in (("--K 0", "K=0"), ("--K 12", "11 blocks"), ("--model resnet21", "resnet20"), ("fdg", "fdg")):
         assert command.main(words.split()) == 2

@@ -151,24 +151,6 @@ def test_a_module_that_draws_in_evaluation_is_refused():
         pipeline(1, DATA[0], stages=[Always()])
 
 
-def test_a_state_that_is_a_tuple_of_arrays_is_no_sown_value():
-    n, options = 1, {"split": [1]}
-
-    class Tuple(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            own = self.variable("memory", "own", lambda: (jnp.zeros(3), jnp.ones(2))[:n])
-            own.value = own.value[0] + 1, *own.value[1:]
-            self.sow("looked_at", "x", x)
-            return nn.Dense(CLASSES)(x)
-
-    ours = pipeline(1 + len(options), DATA[0], stages=[Tuple(), nn.Dense(CLASSES)], **options)
-    ours.step(DATA[0])
-    assert set(ours.params[0]) == {"params", "memory"}
-    (counts, *_) = jax.tree.leaves(ours.params[0]["memory"])
-    assert float(counts[0]) == 2  # once in init
-
-
 def test_keys_of_another_implementation_than_the_default_will_do():
     default, made = "threefry2x32", "rbg"
     with jax.default_prng_impl(default):
