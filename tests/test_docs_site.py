@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.docs import docstrings, equations, hours, links, made, staging
+from tools.docs import hours, links, made, staging
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = '<body id="top"><a href="b.html#there">b</a><a href="https://jax.dev">out</a><img src="a.png"></body>'
@@ -31,20 +31,6 @@ def test_a_dead_link_and_a_request_to_another_host_are_found(site):
         (site / "a.html").write_text(GOOD.replace("</body>", f"{added}</body>"))
         (found,) = links.check(site)
         assert said in found
-
-
-def test_indices_and_powers_of_an_equation_are_set_below_and_above():
-    shown = equations.typeset("θ_k^{t+1} <- θ_k^t - β^(K-k) g_{k,1}\nx < y")
-    assert shown == (
-        "<div>θ<sub>k</sub><sup>t+1</sup> ← θ<sub>k</sub><sup>t</sup> - β<sup>K-k</sup> g<sub>k,1</sub></div>"
-        "<div>x &lt; y</div>"
-    )
-
-
-def test_a_docstring_becomes_a_list_of_names_and_its_stars_stay_stars():
-    text = "Scales by beta**(K-k).\n\nArguments:\n    K: stages,\n        at least 1.\n    x, y: `a*b`."
-    shown = docstrings.markdown(text)
-    assert shown == "Scales by beta\\*\\*(K-k).\n\n**Arguments**\n\n- `K`: stages,\n  at least 1.\n- `x`, `y`: `a*b`."
 
 
 def test_links_within_code_are_left_alone_and_one_to_nothing_is_told(tmp_path):

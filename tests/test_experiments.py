@@ -5,8 +5,6 @@ No training happens here: run directories are made up, and a few lines of Python
 
 import contextlib
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -99,15 +97,6 @@ def test_a_directory_with_another_run_is_refused_by_name_of_the_option(tmp_path)
             run_table.state(TABLE.runs[0], tmp_path / name)
 
 
-def test_what_changes_no_number_and_what_the_command_learnt_later_may_differ(tmp_path):
-    path = make(tmp_path, TABLE.runs[0], checkpoint_every=7, evaluate_every=2, tensorboard=False)
-    content = json.loads((path / "config.json").read_text())
-    for options in (content, content["asked"]):
-        del options["drain"]
-    (path / "config.json").write_text(json.dumps(content))
-    assert run_table.state(TABLE.runs[0], tmp_path).kind == run_table.DONE
-
-
 def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
     make(tmp_path, run_of("bp"))
     make(tmp_path, run_of("fdg-K3-beta0.5"), error=None, trained=1)
@@ -120,22 +109,6 @@ def test_list_shows_state_and_command_and_how_to_go_on(tmp_path, capsys):
     assert f"fdg-K4-beta1: {tmp_path}/fdg-K4-beta1 holds another run than fdg-K4-beta1: epochs is 6" in out
     assert (out.count("missing\n"), out.count("--resume")) == (4, 1)
     assert out.splitlines()[-1] == "7 runs: 1 done, 4 missing, 1 cut off, 1 refused."
-
-
-def test_a_run_with_a_line_of_results_is_collected_where_its_directory_is_not_here(tmp_path, capsys):
-    make(tmp_path / "runs", run_of("bp"))
-    make(tmp_path / "runs", run_of("fdg-K2-beta1"), error=30.5)
-    result_files.collect(TABLE, tmp_path / "runs", tmp_path)
-    shutil.rmtree(tmp_path / "runs" / "fdg-K2-beta1")
-    asked = ["list", "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]
-    assert table_command.main(TABLE, asked) == 0
-    out = capsys.readouterr().out
-    assert "fdg-K2-beta1: collected, test error 30.50%\n" in out and "bp: done, test error 31.25%\n" in out
-    assert out.splitlines()[-1] == "7 runs: 2 collected, 5 missing."
-    (tmp_path / "cifar10_short.jsonl").write_text("rubbish\n")
-    assert table_command.main(TABLE, asked) == 0
-    *_, summary, wrong = capsys.readouterr().out.splitlines()
-    assert summary == "7 runs: 1 done, 6 missing." and "cifar10_short.jsonl cannot be read" in wrong
 
 
 def test_only_takes_patterns_and_refuses_one_that_fits_nothing(tmp_path, capsys):
@@ -196,20 +169,6 @@ def test_run_starts_what_is_missing_continues_what_was_cut_off_and_leaves_the_re
     out = capsys.readouterr().out
     assert out.index("fdg-K2-beta1: continued") < out.index("fdg-K2-beta0.5: started")
     assert "fdg-K4-beta1: finished: done: test error 20%" in out
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot pin a process")
-def test_each_of_several_runs_has_a_core_to_itself(tmp_path, stand_in):
-    mine = sorted(os.sched_getaffinity(0))
-    if len(mine) < 2:
-        pytest.skip("needs two cores")
-    stand_in(seconds=0.3)
-    assert table_command.main(TABLE, ["run", "--runs-dir", str(tmp_path), "--jobs", "2", "--only", *NAMES[:2]]) == 0
-    assert [json.loads((tmp_path / name / "cores").read_text()) for name in NAMES[:2]] == [
-        [mine[0]],
-        [mine[1]],
-    ]
-    assert sorted(os.sched_getaffinity(0)) == mine
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,6 @@ def test_every_committed_line_belongs_to_a_table():
 # The pages
 
 
-def test_without_results_a_page_has_every_row_and_no_number_of_ours():
-    for table in map(experiments.find, ERRORS):
-        found = rows(table.document({}))
-        assert 3 * len({cells[COMMAND] for cells in found}) == len(table.runs)  # DDG and FDG of K = 2: the same runs
-        assert all(cells[OURS] == cells[N] == cells[MINUS] == "" and "--seed S`" in cells[COMMAND] for cells in found)
-
-
 def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
     """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
     assert [name for name in RUNS if "-ddg-K2" in name] == []
@@ -85,16 +78,6 @@ def test_ours_is_the_median_of_the_finished_seeds_and_differences_to_bp_are_by_s
     assert paper.median_line(cell, lines) == lines[f"{name}-seed2"] and paper.median_line(cell, {}) is None
     del lines[f"{name}-seed0"]
     assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
-
-
-def test_what_the_paper_prints_is_shown_with_what_it_prints_elsewhere():
-    for table, run, shown in (
-        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
-        ("table6", "wrn28_10-cifar10-ddg-K4", "6.61\\* [2]"),
-        ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
-    ):
-        method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
-        assert row_of(experiments.find(table).document({}), run, method)[PAPER] == shown
 
 
 def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):

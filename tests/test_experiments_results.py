@@ -77,12 +77,6 @@ def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path)
     assert lines["bp"]["test_error_percent"] == 30.0
 
 
-def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
-    assert table_command.main(TABLE, ["collect", "--runs-dir", str(tmp_path), "--results", str(tmp_path / "r")]) == 2
-    assert "no finished run of cifar10_short" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-
-
 def test_a_line_that_is_not_the_tables_is_refused(tmp_path):
     make(tmp_path, TABLE.runs[0])
     result_files.collect(TABLE, tmp_path, tmp_path)
@@ -96,18 +90,6 @@ def test_a_line_that_is_not_the_tables_is_refused(tmp_path):
         path.write_text(json.dumps(changed) + "\n")
         with pytest.raises(BadInput, match=message):
             result_files.read(TABLE, tmp_path)
-
-
-def test_a_run_is_the_tables_if_what_it_asked_for_was_settled_as_the_table_has_it(tmp_path):
-    run = run_of("fdg-K2-beta0.5")
-    path = make(tmp_path, run)
-    stored = json.loads((path / "config.json").read_text())
-    asked = {**stored.get("asked", stored), "split": None}
-    (path / "config.json").write_text(json.dumps({**stored, "split": "2,4,7", "asked": asked}))
-    named = run._replace(flags={**run.flags, "split": "2,4,7"})
-    assert run_table.state(named, tmp_path).kind == run_table.state(run, tmp_path).kind == run_table.DONE
-    with pytest.raises(BadInput, match="split is None, not 3,5,7"):
-        run_table.state(run._replace(flags={**run.flags, "split": "3,5,7"}), tmp_path)
 
 
 # Rendering

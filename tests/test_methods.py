@@ -172,8 +172,7 @@ def test_every_method_is_as_late_as_its_schedule_updates_every_stage_and_makes_n
     assert not ours.mail
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", mostly_slow(methods.names(), "dni"))
 def test_any_method_goes_on_exactly_with_dropout_a_smaller_batch_and_norms_of_gradients(method):
     data = batches(8)
     data[2] = tuple(array[:8] for array in data[2])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import small
 
-from benchmarks import simulate, timeline
-from benchmarks.harness import gantt, machines, operation_times, side_specs, validate
+from benchmarks import simulate
+from benchmarks.harness import machines, operation_times, side_specs, validate
 from benchmarks.harness.side_specs import Side
 from fdg_jax import methods
 from fdg_jax.engine import memory
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.simulator import Event, Link, Machine, predict
+from fdg_jax.schedule.simulator import Link, Machine, predict
 
 K, N = 2, 4
 SLOW = pytest.mark.slow  # many programs to compile
@@ -156,27 +156,6 @@ def test_the_bytes_of_a_boundary_are_those_of_both_directions_and_of_a_part_of_a
     assert simulate.sizes(given, side, table) == expected
     given.message_bytes = None
     assert simulate.sizes(given, side, table) == table
-
-
-def test_a_trace_has_a_process_a_run_and_a_row_a_stage_or_link(tmp_path):
-    run = [Event("F", 1, 3, 0.001, 0.002), Event("send", 1, 3, 0.002, 0.0025, 2), Event("F", 2, 3, 0.0025, 0.004)]
-    events = timeline.trace(run, run, {})["traceEvents"]
-    names = [e["args"]["name"] for e in events if e["ph"] == "M"]
-    assert names == ["measured", "stage k=1", "link 1 to 2", "stage k=2", "predicted", *names[1:4]]
-    assert [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"][:1] == [("F3", 1000.0, 1000.0)]
-    gantt.draw({"measured": run, "predicted": run}, tmp_path / "drawn.png", "both")
-    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_begins_before_a_window_or_ends_after_it_counts_as_far_as_it_is_inside():
-    found = [
-        Event("F", 2, 1, 0, 3), Event("F", 1, 2, 2, 4), Event("B", 2, 1, 3, 7), Event("F", 1, 3, 6, 8),
-    ]  # fmt: skip
-    inside, length = timeline.window(found, 2, 2)
-    assert length == 4
-    assert [(e.what, e.k, e.begin, e.end) for e in inside] == [("F", 2, 0, 1), ("F", 1, 0, 2), ("B", 2, 1, 4)]
-    assert timeline.shares(inside, length, 1) == {"F": 50, "waiting": 50}
-    assert timeline.shares(inside, length, 2) == {"B": 75, "F": 25, "waiting": 0}
 
 
 def test_methods_whose_stages_run_the_same_programs_are_measured_once():

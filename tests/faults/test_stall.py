@@ -8,7 +8,7 @@ from threading import Event
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import batches, parts, pipeline
+from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
 from fdg_jax.checkpoint import run_checkpoints as checkpoints
@@ -131,6 +131,34 @@ def test_progress_however_slow_is_no_stall(tmp_path, capsys):
         dog.look(now + 9 * n)
         array.ready = True
     assert capsys.readouterr().err == "" and not (tmp_path / STALLS).exists()
+
+
+@pytest.mark.parametrize("engine", ["pipeline", pytest.param("scan", marks=pytest.mark.slow)])
+def test_a_trail_is_complete_names_real_batches_and_keeps_nothing(engine, monkeypatch):
+    data = batches(7)
+    ours = pipeline(2, data[0], engine=engine, accumulate=2)
+    unfinished, seen = ours.watch(), []
+    monkeypatch.setattr(
+        unfinished,
+        "end",
+        lambda *made: (seen.append((unfinished.entering, made[0])), UnfinishedOperations.end(unfinished, *made)),
+    )
+    for batch in data[:5]:
+        ours.step(batch)
+    ours.drain()
+    for batch in data[5:]:
+        ours.step(batch)
+    ours.drain()
+    if engine == "scan":
+        assert [(op.kind, op.first, op.last) for op, _ in seen] == [("window", n, n) for n in range(1, 8)]
+    else:
+        for k in (1, 2):
+            for kind in "FB":
+                assert [op.first for op, _ in seen if (op.kind, op.k) == (kind, k)] == list(range(1, 8))
+    ours.wait()
+    assert nothing_unfinished(unfinished)
+    untold = [op for op, array in seen if array is None]
+    assert all((op.kind, op.k) == ("B", 1) for op in untold)  # stage 1 sends no cotangent; with its update it tells
 
 
 def telling_of(monkeypatch, wanted) -> Event:
