@@ -17,6 +17,7 @@ from small import (
     fed,
     goes_on_exactly,
     leaves,
+    mostly_slow,
     parts,
     pipeline,
     recipe,
