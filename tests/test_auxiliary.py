@@ -134,18 +134,6 @@ def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameter
             assert np.abs(grad).max() > 1e-4, path
 
 
-def test_only_a_conditional_synthesizer_looks_at_the_labels():
-    y = jnp.asarray(normal(1, 6, 5, 7, 4))
-    for conditional in (False, True):
-        module = Synthesizer(5, conditional, width=8)
-        variables = variables_of(module, y, labels(6, 5), redrawn=True)
-        one, other = (
-            jit(partial(module.apply, train=True, mutable=["batch_stats"]))(variables, y, truth)[0]
-            for truth in (labels(6, 5), (labels(6, 5) + np.arange(6)) % 5)
-        )
-        assert np.abs(one - other).max() > 1e-2 if conditional else (one == other).all()
-
-
 def test_channels_that_are_dead_send_back_zeros_and_not_nan():
     y = jnp.zeros((6, 5, 7, 8)).at[:3].set(1.0)  # half of the examples dead, half of them constant
     for shaped in (y, y[:, 0, 0]):

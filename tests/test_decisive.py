@@ -1,14 +1,11 @@
 """The registered experiments: their runs, the rules on hand-made results, and their pages with some and all of them."""
 
 import itertools
-import json
-
-from made_up_runs import make, rows
 
 from experiments import decisive, differences
 from experiments.decision import rules
 from experiments.decision.rules import BP, CONFIRMED, LONG, REFUTED, SHRUNK, STALE, UNDECIDED
-from experiments.harness import result_files, run_table
+from experiments.harness import run_table
 from experiments.harness.intervals import MIN_SEEDS, Seeds
 from fdg_jax import models, split
 
@@ -157,17 +154,6 @@ def test_what_is_registered_is_what_the_rules_and_the_predictions_are():
 # Differences from the authors' code
 
 
-def made(path, arms, base=(25.0, 25.5, 24.8)):
-    """Results of made-up runs, collected as real ones are. arms: name -> error of the seeds from 0 on."""
-    runs = [(differences.BASE[seed], error) for seed, error in enumerate(base)]
-    runs += [(differences.run_of(arm, seed), error) for arm, found in arms.items() for seed, error in enumerate(found)]
-    for run, error in runs:
-        config = make(path / "runs", run, error=error, trained=20, lines=1) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"split": "1,2,3"}))  # the made-up one differs
-    result_files.collect(differences.TABLE, path / "runs", path)
-    return result_files.read(differences.TABLE, path)
-
-
 def test_an_arm_differs_from_the_base_in_one_option_and_the_base_is_an_arm_of_the_decisive_experiment():
     assert {run.name for run in differences.TABLE.runs} & {run.name for run in TABLE.runs} == {
         run.name for run in differences.BASE.values()
@@ -183,19 +169,3 @@ def test_an_arm_differs_from_the_base_in_one_option_and_the_base_is_an_arm_of_th
     assert changed["full-batches"]["train_size"] % decisive.BATCH == 0
     for arm in ("init", "pool"):  # cut where the base is
         assert len(models.blocks(changed[arm]["model"], 10)) == len(models.blocks("resnet8", 10))
-
-
-def test_differences_are_by_seed_with_their_intervals_and_the_registered_rule(tmp_path):
-    arms = {"init": (27.0, 27.6, 26.9), "current": (25.5, 25.3, 25.3), "no-drain": (24.0, 24.5)}
-    lines = made(tmp_path, arms)
-    found = {cells[0]: cells[3:10] for cells in rows(differences.TABLE.document(lines)) if len(cells) == 12}
-    assert len(found) == 1 + len(differences.ARMS) + len(differences.WITHOUT_ARM)
-    assert found["the base"][:2] == ["3", "25.10"]
-    # By hand: mean 2.0667, deviation 0.0577, times 4.3027 / sqrt(3) = 0.1434.
-    init = found["initialisation (`init`)"]
-    assert init[:2] == ["3", "27.17"] and init[4:6] == ["+2.07 (+1.92 to +2.21)", "yes"]
-    # Mean 0.2667, deviation 0.4041, so an interval of +-1.0039.
-    current = found["weights of the late backward pass (`current`)"]
-    assert current[4:] == ["+0.27 (-0.74 to +1.27)", "none shown", "+1.15 (-3.30 to +5.60)"]
-    assert found["last gradients in flight (`no-drain`)"][4:] == ["-1.00 (-1.00 to -1.00)", "", ""]
-    assert found["pooling (`pool`)"] == [""] * 7

@@ -58,12 +58,6 @@ def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_
     np.testing.assert_array_equal(moved, y)
 
 
-def test_what_is_only_traced_travels_too():
-    there = jax.devices()[2]
-    found = jax.eval_shape(lambda x: Place(there).put_batch(x), jax.ShapeDtypeStruct((2, 3), np.float32))
-    assert (found.shape, found.dtype) == ((2, 3), np.float32)
-
-
 def test_what_is_read_is_what_device_get_reads():
     arrays = [jax.device_put(np.float32(3), jax.devices()[1]), jnp.arange(3), np.int32(7)]
     for ours, theirs in zip(jax_internals.fetch(arrays), jax.device_get(arrays), strict=True):

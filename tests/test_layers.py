@@ -10,7 +10,6 @@ from small import jit
 
 from fdg_jax import layers
 from fdg_jax.layers import convolution
-from fdg_jax.machine import jax_internals
 
 
 def test_a_depthwise_convolution_filters_each_channel_for_itself():
@@ -147,27 +146,6 @@ def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
     np.testing.assert_allclose(mean, np.asarray(x, np.float64).mean((0, 1, 2)), rtol=1e-6)
     dx, dscale, _ = pull((y, mean, var))
     assert (dx.dtype, dscale.dtype) == (jnp.bfloat16, jnp.float32)
-
-
-@pytest.mark.parametrize(("layer", "shape"), [(layers.batch_norm, (16,)), (convolution.conv, (3, 3, 16, 32))])
-def test_a_stashed_closure_takes_other_weights(layer, shape):
-    """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""
-    x = normal(0, 2, 8, 8, 16)
-    old, new = normal(1, 2, *shape)
-    rest = (jnp.ones(16),) if layer is layers.batch_norm else ()
-
-    def closure_of(weights):
-        y, closure = jax.vjp(lambda weights, x: jax.tree.leaves(layer(x, weights, *rest))[0], weights, x)
-        return jnp.cos(y * 0 + jnp.arange(y.shape[-1])), jax_internals.strip(closure)
-
-    program = jax.jit(closure_of)
-    dy, closure = program(old)
-    _, expected = program(new)
-    assert not any(leaf.shape == old.shape and (leaf == old).all() for leaf in jax.tree.leaves(closure))
-    for got, want in zip(
-        jax_internals.bind(closure, new, x)(dy), jax_internals.bind(expected, new, x)(dy), strict=True
-    ):
-        np.testing.assert_array_equal(got, want)
 
 
 def test_relu_and_its_gradient_are_jaxs_also_at_zero():

@@ -27,7 +27,6 @@ from trained_methods import agree, trained
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import find
 from fdg_jax.methods.ddg import forward_locked
-from fdg_jax.methods.fdg import fdg
 from fdg_jax.schedule import Op
 from fdg_jax.schedule.running import trace_run, validate
 from fdg_jax.training import command_line
@@ -99,18 +98,6 @@ def test_in_2bw_every_stage_is_late_by_one_update_and_all_gradients_of_an_update
     for k in range(1, K + 1):
         versions = [trace.version[Op("F", k, batch)] for batch in range(1, n + 1)]
         assert versions == [max(0, (batch - 1) // M - 1) for batch in range(1, n + 1)]
-
-
-def test_adl_mixes_versions_inside_one_update_and_2bw_does_not():
-    """Of the gradients that stage 1 sums for an update, once the pipeline is full."""
-    K, M = 3, 4
-
-    def versions(schedule):
-        trace, n = trace_run(schedule, 10 * M), 6 * M
-        return {trace.version[Op("F", 1, batch)] for batch in range(n + 1, n + M + 1)}
-
-    assert len(versions(fdg(K, accumulate=M))) == 2
-    assert len(versions(forward_locked(K, accumulate=M, one_version=True))) == 1
 
 
 def test_2bw_is_its_oracle():

@@ -104,20 +104,6 @@ def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_on
             assert all(change <= most for change, most in zip(line["engine"], line[reading], strict=True))
 
 
-def test_a_batchs_noise_is_in_the_weights_already_when_a_module_of_a_network_uses_it():
-    """So that the mean gradient of module 1 and the late noise are not uncorrelated, as the proof has it."""
-
-    def correlation(H, factor, t=5):
-        noise = np.zeros((t, 2, 1))
-        noise[t - 2] = factor  # of the batch whose gradient module 1 uses at t
-        theta = quadratic.follow(H, 2, np.ones(2), np.full(t, 0.5), np.zeros((2, 1)), noise)[t]
-        return ((H @ theta) * factor)[0].item()
-
-    factor = np.array([[1.0], [1.0]])
-    assert correlation(np.eye(2), factor) == 0
-    assert correlation(np.array([[0.5, 0.5], [0.5, 0.5]]), factor) == pytest.approx(-0.1875)  # -0.5 H_12 (1 - 0.5 H_22)
-
-
 def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
     assert adversary.search(2, True, 20, 30, 0).needed > adversary.search(2, True, 20, 0, 0).needed
     sharp = {"H": np.ones((1, 1, 1)), "start": np.zeros((1, 1)), "noise": np.ones((1, 1))}

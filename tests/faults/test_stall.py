@@ -90,21 +90,6 @@ def unfinished_of(*ops):
     return unfinished, arrays
 
 
-def test_the_earliest_unfinished_operation_of_any_stage_is_the_one_that_is_waited_for():
-    unfinished, arrays = unfinished_of(("F", 1, 1), ("F", 1, 2), ("F", 2, 1), ("F", 1, 3))
-    seen = []
-    for array in (None, arrays[0], arrays[2], arrays[1]):
-        if array:
-            array.ready = True
-        oldest = unfinished.oldest()
-        assert oldest
-        seen.append((oldest.kind, oldest.k, oldest.first))
-    assert seen == [("F", 1, 1), ("F", 1, 2), ("F", 1, 2), ("F", 1, 3)]
-    arrays[3].deleted = True
-    assert unfinished.oldest() is None
-    assert not any(unfinished.queues.values())  # no array is held any longer
-
-
 def test_a_dispatch_that_does_not_return_is_an_operation_under_way_and_may_be_compiling(tmp_path, capsys):
     unfinished = UnfinishedOperations()
     unfinished.begin("B", 2, 7, 7)
