@@ -13,7 +13,7 @@ from stages_of_layers import ROUNDING
 from test_correction_oracles import DATA, Anticipating, M, each
 
 from fdg_jax.corrections import cosine, shrink
-from fdg_jax.corrections.anticipate import make
+from fdg_jax.corrections.anticipate import coefficient, make
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.recipe import optimizer
@@ -81,6 +81,25 @@ def test_error_feedback_is_anticipation_by_the_last_update():
         return x
 
     np.testing.assert_allclose(delayed(feedback, 1), delayed(anticipated("last", 1), 1), **EXACTLY)
+
+
+def test_spike_compensation_of_one_update_is_nesterov_and_of_none_is_momentum():
+    assert coefficient("spike", 1, M) == pytest.approx(coefficient("nesterov", 1, M), rel=1e-15)
+    assert coefficient("spike", 0, M) == coefficient("linear", 0, M) == 0
+    with jax.enable_x64(True):
+        chain = optax.sgd(0.02, momentum=M, nesterov=True)
+        w = jnp.ones(3)
+        state = chain.init(w)
+
+        def nesterov(g):
+            nonlocal w, state
+            if g is not None:
+                updates, state = chain.update(jnp.asarray(g), state, w)
+                w = w + updates
+            return np.asarray(w)
+
+        found = delayed(nesterov)
+    np.testing.assert_allclose(found, delayed(anticipated("nesterov", DELAY)), **EXACTLY)
 
 
 def far_ahead(tau):

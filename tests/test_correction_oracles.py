@@ -148,6 +148,48 @@ def test_what_is_evaluated_are_the_papers_weights_and_not_the_anticipating_ones(
     assert abs(there - here) > 1e-3
 
 
+def late_by(tau, chain):
+    """marin's harness: an optax chain that is given the gradient of tau steps before, and nothing in the first tau."""
+
+    def init(params):
+        return chain.init(params), []
+
+    def update(grads, state, params=None):
+        inner, queue = state
+        if len(queue) < tau:
+            return each(jnp.zeros_like, grads), (inner, [*queue, grads])
+        oldest, *rest = [*queue, grads]
+        updates, inner = chain.update(oldest, inner, params)
+        return updates, (inner, rest)
+
+    return optax.GradientTransformation(init, update)
+
+
+def test_an_optax_chain_behind_a_queue_of_gradients_is_the_delay_line():
+    ours = pipeline(3, DATA[0], engine="delay-line")
+    start = jax.device_get(ours.params)
+    for batch in DATA:
+        ours.step(batch)
+    waiting = ours.params  # not drained: the harness never is
+    params, extras = map(list, zip(*[oracle.split(v) for v in start], strict=True))
+    functions = as_functions(parts(3))
+    chains = [late_by(tau, recipe()) for tau in STALENESS]
+    states = [chain.init(p) for chain, p in zip(chains, params, strict=True)]
+
+    @jax.jit
+    @jax.grad
+    def gradients(params, x, labels):
+        for function, p, extra in zip(functions, params, extras, strict=True):
+            x, _ = function(p, extra, x)  # running statistics change no gradient
+        return cross_entropy(x, labels)
+
+    for x, labels in DATA:
+        for k, g in enumerate(gradients(params, x, labels)):
+            updates, states[k] = chains[k].update(g, states[k], params[k])
+            params[k] = optax.apply_updates(params[k], updates)
+    close([v["params"] for v in waiting], params, **ROUNDING)
+
+
 class SteppingBack:
     """PipeMare's T2."""
 

@@ -26,6 +26,7 @@ def kept_by(processes, K):
     [
         (1, 3, [[1, 2, 3]]),
         pytest.param(2, 3, [[1, 2], [3]], marks=pytest.mark.slow),
+        pytest.param(3, 3, [[1], [2], [3]], marks=pytest.mark.slow),
     ],
 )
 def test_a_transport_keeps_the_contract(processes, K, stages):
