@@ -11,7 +11,6 @@ from small import cross_entropy, jit
 
 from fdg_jax import layers
 from fdg_jax.errors import BadInput
-from fdg_jax.methods import _auxiliary as auxiliary
 from fdg_jax.methods._auxiliary import HEADS, MLPSR, LinearClassifier, Outputs, PredSim, Synthesizer, local_loss
 
 # Sums of float32, some hundred terms of order 1, against the same in float64: rounding of 1e-7 each, a few 1e-6 in
@@ -108,16 +107,6 @@ def test_synthesizers_have_the_parameters_that_the_sources_layers_add_up_to(shap
     assert parameters(Synthesizer(10, conditional=True), y, truth) == total + 10 * 128 == conditional
 
 
-def test_maps_are_halved_in_turns_until_few_enough_numbers_are_left():
-    for size, entries, left in (
-        ((32, 32, 16), 2048, (8, 16)),  # height first, as in the public code
-        ((2, 9, 10), 60, (2, 3)),
-        ((4, 4, 4096), 2048, (1, 1)),
-        ((8, 8, 4), 256, (8, 8)),
-    ):
-        assert auxiliary.pooled_size(*size, entries=entries) == left
-
-
 @pytest.mark.parametrize("shape", [(6, 5, 7, 4), (6, 11)])
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_give_scores_and_their_gradients_reach_the_stage_and_all_parameters(name, shape):
@@ -178,13 +167,6 @@ def pooled_by_loops(y, rows, columns):
             ]
             out[:, i, j] = window.mean(axis=(1, 2))
     return out
-
-
-def test_averaging_takes_the_windows_that_pytorch_takes():
-    for size, rows, columns in (((7, 5), 2, 2), ((1, 1), 2, 2), ((3, 2), 5, 4), ((7, 7), 4, 3)):
-        y = normal(0, 2, *size, 3)
-        found = auxiliary.average_pool(jnp.asarray(y), rows, columns)
-        np.testing.assert_allclose(found, pooled_by_loops(y, rows, columns), **ROUNDING)
 
 
 def similar(x):

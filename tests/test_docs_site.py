@@ -1,11 +1,10 @@
 """What makes the site of the documentation (tools/docs), without Sphinx: .ci/run builds the site itself."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tools.docs import hours, links, made, staging
+from tools.docs import links, made, staging
 
 ROOT = Path(__file__).resolve().parent.parent
 GOOD = '<body id="top"><a href="b.html#there">b</a><a href="https://jax.dev">out</a><img src="a.png"></body>'
@@ -41,15 +40,3 @@ def test_links_within_code_are_left_alone_and_one_to_nothing_is_told(tmp_path):
     assert change("[x](../tests/oracle.py)") == "[x](../source/tests/oracle.py.md)" and found.wrong == []
     change("[x](gone.md)")
     assert found.wrong == ["docs/a.md: gone.md does not exist"]
-
-
-def test_the_hours_of_open_runs_are_those_of_a_cpu_core_whatever_a_gpu_took(tmp_path, monkeypatch):
-    flags = {"model": "resnet20", "dataset": "cifar10", "method": "bp", "K": 1, "batch_size": 128}
-    took = {"cpu": (1100.0, 1000.0), "gpu": (10.0,)}
-    lines = [
-        {"name": f"{backend}{i}", "options": flags, "steps": 100, "seconds": each, "hardware": {"backend": backend}}
-        for backend, seconds in took.items() for i, each in enumerate(seconds)
-    ]  # fmt: skip
-    (tmp_path / "some.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    monkeypatch.setattr(hours.run_table, "RESULTS", tmp_path)
-    assert hours.seconds_per_step() == {hours.kind(flags): 10.0}

@@ -82,23 +82,3 @@ def test_seconds_per_step_replaces_measuring_and_jobs_divide_the_total(tmp_path,
     told = ["run", "--dry-run", "--runs-dir", str(tmp_path), "--only", "resnet20-*-bp-*", "--jobs", "3"]
     assert table_command.main(table3.TABLE, [*told, "--seconds-per-step", "0.5"]) == 0
     assert "total: 16.3 hours of training, 3 at a time" in capsys.readouterr().out  # 3 * 117,300 * 0.5 / 3 s
-
-
-@pytest.mark.parametrize(
-    ("rates", "steps", "seconds"),
-    [
-        ([(50.0, "")], [9], 2.56),  # 5 steps of 128 images in 12.8 s
-        ([(None, ""), (12_800.0, "")], [9, 154], 0.01),  # one dispatch, which is not timed
-        ([(6_400.0, ""), (12_800.0, "")], [9, 154], 0.01),  # 5 steps in 0.1 s
-        ([(50.0, "180 s were not enough")], [9], 2.56),  # what it had logged by then
-        ([(None, "180 s were not enough")], [9], None),
-    ],
-)
-def test_more_steps_are_made_where_a_few_tell_too_little(monkeypatch, rates, steps, seconds):
-    asked = []
-    monkeypatch.setattr(estimate, "once", lambda run, steps, core: (asked.append(steps), rates[len(asked) - 1])[1])
-    run = RUNS["resnet20-cifar10-fdg-K2-beta1-seed0"]
-    assert estimate.measured(run, None).seconds == seconds and asked == steps
-    asked.clear()
-    tiny = estimate.measured(run._replace(flags={**run.flags, "dataset": "tiny_imagenet"}), None)
-    assert tiny.seconds == (seconds and 4 * seconds)  # 64x64 pixels

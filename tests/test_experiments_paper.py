@@ -57,16 +57,6 @@ def test_every_committed_line_belongs_to_a_table():
 # The pages
 
 
-def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
-    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
-    assert [name for name in RUNS if "-ddg-K2" in name] == []
-    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
-    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
-    page = table6.TABLE.document(lines)
-    shown = {cells[1]: cells[PAPER] for cells in rows(page) if len(cells) > COMMAND and cells[OURS]}
-    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
-
-
 def test_ours_is_the_median_of_the_finished_seeds_and_differences_to_bp_are_by_seed(tmp_path):
     name, bp = "resnet20-cifar10-fdg-K2-beta0.2", "resnet20-cifar10-bp-K1"
     found = {f"{name}-seed{seed}": error for seed, error in enumerate((9.0, 7.25, 7.5))}

@@ -155,18 +155,6 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)
 
 
-def test_a_backward_pass_that_waits_alone_is_a_backward_lock():
-    """DGL's forward passes, but cotangents run down all stages in one tick."""
-    K = 3
-
-    def tick(t, last):
-        ops = [Op("F", k, t - k + 1) for k in range(K, 0, -1)] + [Op("B", k, t - K + 1) for k in range(K, 0, -1)]
-        return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
-
-    # The update waits too: stage K's gradient is of this tick's F.
-    assert locks(fdg(K)._replace(tick=tick)) == Locks(False, True, True, True)
-
-
 def table(text, title):
     """{method: its cells, the name first} of a printed table, which ends at an empty line."""
     body = text.split(title)[1].split("\n\n")[1]

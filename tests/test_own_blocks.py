@@ -1,7 +1,6 @@
 """A network of a user's own, as blocks or as a file of a model: it is cut as the training commands cut theirs."""
 
 import sys
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -39,39 +38,6 @@ class Dropping(nn.Module):
 
 
 BLOCKS = [Layer(4), Dropping(), Layer(400), Layer(400), Layer(4), Layer(5)]
-
-
-class Applied(nn.Module):
-    """Flax prints the function by its name only."""
-
-    fn: Callable
-
-    @nn.compact
-    def __call__(self, x):
-        return self.fn(nn.Dense(4)(x))
-
-
-def squared():
-    def fn(x):
-        return x @ jnp.ones((4, 300)) @ jnp.ones((300, 4))
-
-    return fn
-
-
-def same():
-    def fn(x):
-        return x
-
-    return fn
-
-
-def test_blocks_that_differ_in_a_function_only_are_not_taken_for_alike():
-    heavy, light = Applied(squared()), Applied(same())
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    costs = split.costs([light, heavy, light], x)
-    assert costs[0] == costs[2] < costs[1] / 10
-    texts = block_times.program_texts([light, light, heavy, light], x)
-    assert texts[1] == texts[3] != texts[2] and texts[0] != texts[1]  # block 0's input needs no gradient
 
 
 def made(blocks=None, example=(X, Y), **options):
