@@ -73,8 +73,8 @@ def without_nohup():
     signal.signal(signal.SIGHUP, before)
 
 
-ENGINES = ("test_engines", "test_current_weights", "test_pipeline", "test_api")
-METHODS = ("test_methods", "test_method_oracles", "test_data_parallel", "test_data_parallel_devices")
+ENGINES = ("test_engines", "test_pipeline", "test_api")
+METHODS = ("test_data_parallel", "test_data_parallel_devices")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -121,6 +121,20 @@ def leaves(trees):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(trees)]
 
 
+def fed(ours, data):
+    """Trains a pipeline on these batches and drains it. Returns the variables before."""
+    start = jax.device_get(ours.params)
+    for batch in data:
+        ours.step(batch)
+    ours.drain()
+    return start
+
+
+def close(ours, theirs, **tolerance):
+    for a, b in zip(leaves(ours), leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, **tolerance)
+
+
 def goes_on_exactly(made, data, at):
     """A pipeline stopped after `at` batches and restored into a new one ends as one that was never stopped.
 

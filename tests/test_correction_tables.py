@@ -1,24 +1,45 @@
 """The two tables of corrections: grids, choices that are read from results, runs that diverge, and the text itself.
 
-No training happens here, but for the slow tests, which go the whole way with a run or two.
+No training happens here.
 """
 
 import json
-import re
 
 import pytest
-from correction_lines import WHENCE, line, tuned, written
 from made_up_runs import make
 
 from experiments import corrections_images, corrections_text
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.intervals import MIN_SEEDS
 from experiments.tuning import arms, corpus, images, texts
-from fdg_jax import methods
 from fdg_jax.errors import BadInput
-from fdg_jax.runs.options import FIELDS
 
+WHENCE = {
+    "versions": {"python": "3", "jax": "1", "flax": "2", "optax": "3"},
+    "hardware": {"devices": ["cpu:0"], "cpus": 2},
+    "git_commits": ["a" * 40],
+}
 LOST = {"diverged": True, **WHENCE}
+
+
+def line(run, error=30.0, loss=None):
+    """A result line. loss: of a text."""
+    made = {"name": run.name, "options": dict(run.flags), "seconds": 360.0, "test_error_percent": error, **WHENCE}
+    return made if loss is None else {**made, "test_loss": loss}
+
+
+def tuned(part, best=0, loss=None):
+    """Lines of all tuning runs of a part, with the lowest error at run `best` of each grid."""
+    return {
+        run.name: line(run, 40.0 - 10 * (i == best), loss and loss - (i == best))
+        for arm in part.arms
+        for i, run in enumerate(part.grid(arm))
+    }
+
+
+def written(tmp_path, table, lines):
+    (tmp_path / f"{table.home}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines.values()))
+    return result_files.complete(table, tmp_path)
 
 
 # Grids and choices
@@ -37,15 +58,6 @@ def test_every_arm_has_a_grid_of_one_size_and_the_multiples_of_its_rate_and_diff
                 assert {k: v for k, v in run.flags.items() if k not in own} == {
                     k: v for k, v in shared.items() if k not in own
                 }
-
-
-def test_every_correction_of_the_docs_has_an_arm_on_images():
-    """Not every file: one that a user adds needs neither."""
-    told = set(re.findall(r"^\| `(\w+)` \|", (run_table.ROOT / "docs/corrections.md").read_text(), re.M))
-    asked = {name for arm in images.FOUR.arms for name in arm.flags.get("correct", "none").split(",")}
-    assert asked == told and {"none", "shrink", "anticipate", "t2"} < told
-    said = {arm.flags.get("prediction") for arm in images.FOUR.arms} - {None}
-    assert said == set(FIELDS["prediction"].type.__args__)
 
 
 def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
@@ -73,8 +85,8 @@ def test_the_registration_has_the_numbers_of_runs_and_the_rules_that_are_used():
     assert f"T = {images.QUARTER} updates" in text and f"{images.HELD_OUT:,} (`--hold-out" in text
 
 
-@pytest.mark.parametrize("best", [0, 5])
-def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path, best):
+def test_a_final_run_has_the_options_of_the_best_tuning_run(tmp_path):
+    best = 5
     table = written(tmp_path, corrections_images.TABLE, tuned(images.FOUR, best))
     ended = [run for run in table.runs if run.name.startswith("final-")]
     assert len(ended) == 3 * len(images.FOUR.arms)
@@ -119,23 +131,6 @@ def test_growth_has_the_rates_that_were_chosen_for_eight_stages():
     assert {part.seeds for part in texts.GROWTH_OF_REST} == {(0,)}
 
 
-def test_the_arms_left_out_of_growth_at_two_stages_would_be_others_runs_again():
-    """By the committed results, which say what rates were chosen."""
-    lines = result_files.entries(corrections_text.TABLE, run_table.RESULTS)
-    assert methods.find("ddg").schedule(2).staleness == methods.find("fdg").schedule(2).staleness == (1, 0)
-    own = ("method", "correct", "prediction", "anneal_updates")  # `rate` divides by 1
-    at_eight = {arm.name: (part, arm) for part in texts.AT_EIGHT for arm in part.arms}
-    for pair in texts.SAME_AT_TWO.items():
-        flags = []
-        for part, arm in (at_eight[name] for name in pair):
-            run = part.final_run(arm, part.choice(lines, arm), 0)
-            looks_ahead = "anticipate" in run.flags.get("correct", "")
-            flags.append((looks_ahead, {key: value for key, value in run.flags.items() if key not in own}))
-        assert flags[0] == flags[1]
-    left = {arm.name for part in texts.GROWTH_OF_REST if part.shared["K"] == 2 for arm in part.arms}
-    assert {arm.name for part in texts.GROWTH_OF_REST for arm in part.arms} - left == texts.SAME_AT_TWO.keys()
-
-
 # The text
 
 
@@ -147,22 +142,12 @@ def test_the_text_is_the_pinned_one_and_any_other_is_refused(tmp_path, monkeypat
     assert all(f"\n{name}=={version} " in pins for name, version in corpus.WHEELS.items())
     corpus.write(tmp_path / "below" / "text")
     assert (tmp_path / "below" / "text").read_bytes() == text
-    names = [*corpus.files()]
-    for some in (names[:40], names[-40:]):
-        assert {name.split("/")[0] for name in some} == {"optax", "orbax", "grain"}
     monkeypatch.setattr(corpus, "SHA256", "0" * 64)
     with pytest.raises(BadInput, match=r"have the sha256 69f2e4a56da27704\.\.\., not 0000"):
         corpus.content()
     monkeypatch.setitem(corpus.WHEELS, "optax", "0.0")
     with pytest.raises(BadInput, match=r"needs optax 0\.0, and "):
         corpus.content()
-
-
-def test_a_table_on_text_asks_for_no_directory_of_data(capsys):
-    with pytest.raises(SystemExit):
-        table_command.main(corrections_text.TABLE, ["run", "--help"])
-    helped = capsys.readouterr().out
-    assert "--only" in helped and "--data-dir" not in helped
 
 
 # Runs that have diverged
@@ -193,40 +178,4 @@ def test_runs_that_diverged_are_collected_once_and_not_made_again(tmp_path, monk
     capsys.readouterr()
 
 
-def test_collecting_names_what_is_new_and_counts_what_would_hide_it(tmp_path, capsys):
-    table = corrections_images.TABLE
-    *before, new = [run for run in table.runs if "split" not in run.flags][:12]  # made-up runs have another one
-    for folder, runs in (("before", before), ("now", [new])):
-        for run in runs:
-            make(tmp_path / folder, run, error=44.0, trained=2)
-        where = ["--runs-dir", str(tmp_path / folder), "--results", str(tmp_path)]
-        assert table_command.main(table, ["collect", *where]) == 0
-        collected, *others = capsys.readouterr().out.splitlines()
-        assert collected.endswith(f": collected {', '.join(run.name for run in runs)}")
-    assert others[0] == "as they were: 11 runs, see `list`"
-    assert re.fullmatch(r"not finished: \d+ runs, see `list`", others[1])
-
-
 # The whole way
-
-
-@pytest.mark.slow
-def test_a_tiny_table_on_text_is_tuned_on_held_out_blocks_and_then_trained(tmp_path):
-    """run, collect, run, collect: two arms with one tuning run and one seed."""
-    two = tuple(arm for arm in texts.EIGHT.arms if arm.name in ("bp", "t1"))
-    tiny = {**texts.EIGHT.shared, "model": "transformer2x32", "K": 2, "train_size": 64, "block_size": 16}
-    part = texts.EIGHT._replace(arms=two, multiples=(1.0,), seeds=(0,), shared=tiny)
-    part = part._replace(tuned={"epochs": 1, "hold_out": 320}, final={"epochs": 2, "hold_out": 0})
-    table = corrections_text.TABLE._replace(
-        runs=arms.tune_runs([part]), then=lambda lines: arms.final_runs([part], lines)
-    )  # fmt: skip
-    for verb in ("run", "collect", "run", "collect", "list"):
-        assert table_command.main(table, [verb, "--runs-dir", str(tmp_path / "runs"), "--results", str(tmp_path)]) == 0
-    lines = result_files.read(result_files.complete(table, tmp_path), tmp_path)
-    assert [name.split("-")[0] for name in lines] == ["tune", "tune", "final", "final"]
-    tune, final = lines["tune-K8-t1-rate0.001"], lines["final-K8-t1-seed0"]
-    assert (tune["options"]["hold_out"], final["options"]["hold_out"]) == (320, 0)
-    assert "held out" in tune["note"] and not final["note"]
-    assert [test["step"] for test in final["evaluations"]] == [4, 8]  # 64 blocks, batches of 16
-    assert final["options"]["text"] == texts.TEXT and "--text" in final["command"]
-    assert (run_table.ROOT / texts.TEXT).is_file()

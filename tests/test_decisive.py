@@ -1,17 +1,11 @@
 """The registered experiments: their runs, the rules on hand-made results, and their pages with some and all of them."""
 
 import itertools
-import json
-import re
-
-import pytest
-from correction_lines import WHENCE
-from made_up_runs import make, rows
 
 from experiments import decisive, differences
 from experiments.decision import rules
 from experiments.decision.rules import BP, CONFIRMED, LONG, REFUTED, SHRUNK, STALE, UNDECIDED
-from experiments.harness import result_files, run_table
+from experiments.harness import run_table
 from experiments.harness.intervals import MIN_SEEDS, Seeds
 from fdg_jax import models, split
 
@@ -55,11 +49,12 @@ def test_the_runs_are_those_that_were_registered_in_that_order():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("part", decisive.PARTS[2:], ids=lambda part: part.model)
-def test_the_cut_is_the_balanced_one(part):
-    image = (1, 16, 16, 3) if part.dataset == "cifar10_16" else (1, 32, 32, 3)
-    costs = split.block_costs(part.model, 10, image)
-    assert decisive.SPLITS[part.model] == ",".join(map(str, split.parse("balanced", part.model, 4, len(costs), costs)))
+def test_the_cut_is_the_balanced_one():
+    for part in decisive.PARTS[2:]:
+        image = (1, 16, 16, 3) if part.dataset == "cifar10_16" else (1, 32, 32, 3)
+        costs = split.block_costs(part.model, 10, image)
+        cuts = split.parse("balanced", part.model, 4, len(costs), costs)
+        assert decisive.SPLITS[part.model] == ",".join(map(str, cuts))
 
 
 def test_arms_differ_in_method_and_shrinking_only():
@@ -125,11 +120,11 @@ CASES = [  # rule, error of arms at 5, 20 and 80 epochs where it is not PAPER's,
 ]
 
 
-@pytest.mark.parametrize(("rule", "changed", "noise", "word"), CASES)
-def test_each_registered_rule_decides_by_its_bounds(rule, changed, noise, word):
-    verdict = rule(errors(noise=noise, **PAPER | changed))
-    assert verdict.word == word
-    assert ("not about staleness alone" in verdict.why) is (rule is attribution and changed["scaled"][2] <= 20.0)
+def test_each_registered_rule_decides_by_its_bounds():
+    for rule, changed, noise, word in CASES:
+        verdict = rule(errors(noise=noise, **PAPER | changed))
+        assert verdict.word == word, (rule, changed, noise)
+        assert ("not about staleness alone" in verdict.why) is (rule is attribution and changed["scaled"][2] <= 20.0)
 
 
 def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
@@ -140,57 +135,6 @@ def test_one_refuted_claim_refutes_and_one_undecided_leaves_it_open():
 
 
 # The page
-
-
-def lines_of(found, large=()):
-    """Result lines with these errors. large: (arm, error) of ResNet-20, seed 0."""
-    errors = {
-        part.name(arm, seed): found[arm][part.epochs].by_seed[seed]
-        for part in decisive.SMALL
-        for arm, seed in itertools.product(part.arms, part.seeds)
-        if arm in found and part.epochs in found[arm] and seed in found[arm][part.epochs].by_seed
-    } | {decisive.LARGE.name(arm, 0): error for arm, error in large}
-    return {
-        run.name: {"test_error_percent": errors[run.name], **WHENCE} for run in TABLE.runs if run.name in errors
-    }  # fmt: skip
-
-
-def results(text: str) -> dict[tuple[str, ...], list[str]]:
-    """The rows of the table of results by network, epochs and arm; the other tables have fewer cells."""
-    found = [cells for cells in rows(text) if len(cells) == len(decisive.HEADS) and cells[1].isdigit()]
-    return {(cells[0][:9], cells[1], cells[3]): cells for cells in found}
-
-
-def test_with_some_results_the_rest_is_blank_and_what_has_diverged_is_in_no_mean(tmp_path):
-    found = errors(3, bp=(33, 24, 20), stale=(40, 27, 22))
-    del found[BP][LONG], found[STALE][LONG], found[STALE][rules.SHORT]
-    lines = lines_of(found)
-    lines[decisive.SMALL[1].name(STALE, 2)] = {"diverged": True, **WHENCE}
-    text = TABLE.document(lines)
-    told = results(text)
-    assert len(told) == 4 + 5 + 4 + 3
-    bp, stale = told["ResNet-8,", "20", "BP"], told["ResNet-8,", "20", "FDG, β = 1"]
-    assert bp[4:6] == ["3 of 5", "24.02"] and bp[8] == ""  # NOISE 0.1, -0.1, 0.05
-    assert stale[4] == "3 of 5, 1 diverged" and stale[7].endswith("2: diverged") and stale[8].startswith("+2.9")
-    assert told["ResNet-8,", "80", "BP"][4:9] == [""] * 5
-    assert "by the registered rules: undecided" in text and "9 of 74 runs are finished" in text
-    TABLE.picture(lines, tmp_path / "some.png")
-
-
-def test_with_all_results_the_page_says_what_they_confirm(tmp_path):
-    lines = lines_of(errors(**PAPER), [(BP, 10.0), (STALE, 11.5), (SHRUNK, 10.5)])
-    text = TABLE.document(lines)
-    assert "by the registered rules: confirmed" in text and text.count(f"| {rules.REPAIRS} |") >= 1
-    shrunk = results(text)["ResNet-8,", "20", "FDG, β = 0.3"]
-    assert shrunk[4:6] == ["5", "25.00"] and re.fullmatch(r"\+1\.00 \(\+0\.\d\d to \+1\.\d\d\)", shrunk[8])
-    assert shrunk[9].endswith("--seed S --evaluate-every 4`")
-    predicted = {cells[0]: cells[1:] for cells in rows(text) if len(cells) == 5}
-    assert predicted["BP"][1] == "24.5; 24.00"
-    assert predicted["FDG, β = 0.3 minus BP"][1].startswith("+0.8; +1.00 (")
-    assert predicted["FDG, β = 1 minus BP"][3] == "+1.2; +1.50"
-    assert predicted["FDG, β = 1 minus FDG, β = 0.3"][3] == "+1.00"
-    TABLE.picture(lines, tmp_path / "all.png")
-    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_what_is_registered_is_what_the_rules_and_the_predictions_are():
@@ -210,17 +154,6 @@ def test_what_is_registered_is_what_the_rules_and_the_predictions_are():
 # Differences from the authors' code
 
 
-def made(path, arms, base=(25.0, 25.5, 24.8)):
-    """Results of made-up runs, collected as real ones are. arms: name -> error of the seeds from 0 on."""
-    runs = [(differences.BASE[seed], error) for seed, error in enumerate(base)]
-    runs += [(differences.run_of(arm, seed), error) for arm, found in arms.items() for seed, error in enumerate(found)]
-    for run, error in runs:
-        config = make(path / "runs", run, error=error, trained=20, lines=1) / "config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"split": "1,2,3"}))  # the made-up one differs
-    result_files.collect(differences.TABLE, path / "runs", path)
-    return result_files.read(differences.TABLE, path)
-
-
 def test_an_arm_differs_from_the_base_in_one_option_and_the_base_is_an_arm_of_the_decisive_experiment():
     assert {run.name for run in differences.TABLE.runs} & {run.name for run in TABLE.runs} == {
         run.name for run in differences.BASE.values()
@@ -236,30 +169,3 @@ def test_an_arm_differs_from_the_base_in_one_option_and_the_base_is_an_arm_of_th
     assert changed["full-batches"]["train_size"] % decisive.BATCH == 0
     for arm in ("init", "pool"):  # cut where the base is
         assert len(models.blocks(changed[arm]["model"], 10)) == len(models.blocks("resnet8", 10))
-
-
-def test_differences_are_by_seed_with_their_intervals_and_the_registered_rule(tmp_path):
-    arms = {"init": (27.0, 27.6, 26.9), "current": (25.5, 25.3, 25.3), "no-drain": (24.0, 24.5)}
-    lines = made(tmp_path, arms)
-    found = {cells[0]: cells[3:10] for cells in rows(differences.TABLE.document(lines)) if len(cells) == 12}
-    assert len(found) == 1 + len(differences.ARMS) + len(differences.WITHOUT_ARM)
-    assert found["the base"][:2] == ["3", "25.10"]
-    # By hand: mean 2.0667, deviation 0.0577, times 4.3027 / sqrt(3) = 0.1434.
-    init = found["initialisation (`init`)"]
-    assert init[:2] == ["3", "27.17"] and init[4:6] == ["+2.07 (+1.92 to +2.21)", "yes"]
-    # Mean 0.2667, deviation 0.4041, so an interval of +-1.0039.
-    current = found["weights of the late backward pass (`current`)"]
-    assert current[4:] == ["+0.27 (-0.74 to +1.27)", "none shown", "+1.15 (-3.30 to +5.60)"]
-    assert found["last gradients in flight (`no-drain`)"][4:] == ["-1.00 (-1.00 to -1.00)", "", ""]
-    assert found["pooling (`pool`)"] == [""] * 7
-
-
-def test_both_tables_keep_their_lines_in_one_file_and_read_their_own(tmp_path):
-    made(tmp_path, {"init": (27.0, 27.6, 26.9)})
-    config = make(tmp_path / "others", TABLE.runs[0], error=24.0, trained=20, lines=1) / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"split": "1,2,3"}))
-    assert result_files.collect(TABLE, tmp_path / "others", tmp_path)[0] == [TABLE.runs[0].name]
-    bases = [run.name for run in differences.BASE.values()]
-    assert set(result_files.read(TABLE, tmp_path)) == {TABLE.runs[0].name, *bases}
-    assert len(result_files.read(differences.TABLE, tmp_path)) == 6
-    assert [path.name for path in tmp_path.glob("*.jsonl")] == ["decisive.jsonl"]

@@ -26,16 +26,9 @@ MESSAGES = {
 }
 
 
-def test_this_jax_has_the_short_way():
-    assert jax_internals.batched_device_put is not None, (
-        "see fdg_jax/machine/jax_internals.py; without it all goes by jax.device_put"
-    )
-
-
-@pytest.mark.parametrize("device", [0, 2])
 @pytest.mark.parametrize("what", MESSAGES)
-def test_a_place_brings_what_device_put_brings(what, device):
-    there = jax.devices()[device]
+def test_a_place_brings_what_device_put_brings(what):
+    there = jax.devices()[2]
     message = MESSAGES[what](there)
     try:
         expected = jax.device_put(message, there)
@@ -47,8 +40,7 @@ def test_a_place_brings_what_device_put_brings(what, device):
         found = Place(there).put_batch(message)
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert (ours.dtype, ours.sharding, ours.committed) == (theirs.dtype, theirs.sharding, True)
-        assert ours.aval == theirs.aval
+        assert (ours.aval, ours.sharding, ours.committed) == (theirs.aval, theirs.sharding, True)
         if what == "a random key":
             ours, theirs = map(jax.random.key_data, (ours, theirs))
         np.testing.assert_array_equal(ours, theirs)
@@ -64,19 +56,6 @@ def test_what_is_there_is_not_copied_and_what_is_not_computed_yet_is_not_waited_
     moved = Place(there).put_batch(y)
     assert not y.is_ready()
     np.testing.assert_array_equal(moved, y)
-
-
-def test_what_is_only_traced_travels_too():
-    there = jax.devices()[2]
-    found = jax.eval_shape(lambda x: Place(there).put_batch(x), jax.ShapeDtypeStruct((2, 3), np.float32))
-    assert (found.shape, found.dtype) == ((2, 3), np.float32)
-
-
-def test_where_there_is_no_short_way_all_goes_by_device_put(monkeypatch):
-    monkeypatch.setattr(jax_internals, "batched_device_put", None)
-    there = jax.devices()[2]
-    assert Place(there).put_batch(np.ones(3, np.float32)).devices() == {there}
-    assert jax_internals.fetch([jnp.float32(2)]) == [2]
 
 
 def test_what_is_read_is_what_device_get_reads():

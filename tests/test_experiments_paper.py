@@ -1,15 +1,13 @@
 """The paper's tables: their runs have one name each, and a result lands in its cell. No training happens here."""
 
-import importlib
 import json
-import re
 from pathlib import Path
 
 import pytest
 from made_up_runs import make, rows
 
 import experiments
-from experiments import figure3ab, figure3c, table3, table6, table7
+from experiments import figure3c, table3, table6, table7
 from experiments.harness import paper, result_files, table_command
 from experiments.harness.run_table import RESULTS, Run
 
@@ -52,37 +50,11 @@ def test_the_same_run_has_one_name_in_all_tables_another_run_another_name_and_ea
     assert {table.home for table in tables} == {"paper"}
 
 
-def test_forward_first_is_a_run_of_its_own_and_backward_first_is_the_default():
-    runs = experiments.find("appendix_a").runs
-    assert [run.name for run in runs if (run.flags["seed"], run.flags["beta"]) == (0, 1)] == [
-        "resnet20-cifar10-fdg-K2-beta1-forward-first-seed0", "resnet20-cifar10-fdg-K2-beta1-seed0",
-        "resnet56-cifar10-fdg-K2-beta1-forward-first-seed0", "resnet56-cifar10-fdg-K2-beta1-seed0",
-    ]  # fmt: skip
-
-
 def test_every_committed_line_belongs_to_a_table():
     assert set(result_files.entries(table3.TABLE, RESULTS)) <= set(RUNS)
 
 
 # The pages
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_without_results_a_page_has_every_row_and_no_number_of_ours(name):
-    table = experiments.find(name)
-    found = rows(table.document({}))
-    assert 3 * len({cells[COMMAND] for cells in found}) == len(table.runs)  # DDG and FDG of K = 2 show the same runs
-    assert all(cells[OURS] == cells[N] == cells[MINUS] == "" and "--seed S`" in cells[COMMAND] for cells in found)
-
-
-def test_ddg_and_fdg_of_two_stages_are_one_set_of_runs(tmp_path):
-    """They are one algorithm (test_methods.py), so none is planned twice, and both rows show the result."""
-    assert [name for name in RUNS if "-ddg-K2" in name] == []
-    assert sum("-ddg-K3" in run.name for run in table6.TABLE.runs) == 6
-    lines = collected(table6.TABLE, tmp_path, {"wrn28_10-cifar10-fdg-K2-beta1-seed0": 4.25})
-    page = table6.TABLE.document(lines)
-    shown = {cells[1]: cells[PAPER] for cells in rows(page) if len(cells) > COMMAND and cells[OURS]}
-    assert shown == {"DDG": "4.05\\* (Table 3: 4.05)", "FDG": "4.13"}
 
 
 def test_ours_is_the_median_of_the_finished_seeds_and_differences_to_bp_are_by_seed(tmp_path):
@@ -96,45 +68,6 @@ def test_ours_is_the_median_of_the_finished_seeds_and_differences_to_bp_are_by_s
     assert paper.median_line(cell, lines) == lines[f"{name}-seed2"] and paper.median_line(cell, {}) is None
     del lines[f"{name}-seed0"]
     assert row_of(table3.TABLE.document(lines), name)[OURS : N + 1] == ["7.38 (7.25 to 7.50)", "2"]
-
-
-def test_every_curve_has_a_look_of_its_own():
-    curves = [figure3ab.curve(cell, {"test_error_percent": 1.0}) for cell in figure3ab.CELLS]
-    assert len(curves) == 15  # BP, and DDG, DGL, FR and two of FDG for three K, but for DDG with K = 2, which is FDG
-    looks = {(curve.colour, curve.style, curve.marker) for curve in curves}
-    assert len(looks) == len({curve.label for curve in curves}) == len(curves)
-
-
-def test_the_bar_chart_has_the_papers_three_known_bars_and_ten_betas():
-    known = {cell.beta: cell.error for cell in figure3c.CELLS if cell.error}
-    assert known == {None: "7.78*", 0.2: "7.23", 1.0: "7.92"}
-    assert [cell.beta for cell in figure3c.CELLS[1:]] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("table", "run", "shown"),
-    [
-        ("table3", "resnet20-cifar10-bp-K1", "7.78\\* (first published: 8.75)"),
-        ("table3", "resnet56-cifar10-fdg-K2-beta1", "6.63\\* (first published: 6.89, Table 6: 6.60\\*)"),
-        ("table6", "resnet56-cifar10-fdg-K2-beta1", "6.60\\* (Table 3: 6.63\\*)"),
-        ("table6", "wrn28_10-cifar10-fr-K2", "3.87\\* (Table 3: 3.87)"),
-        ("table6", "wrn28_10-cifar10-ddg-K4", "6.61\\* [2]"),
-        ("appendix_a", "resnet20-cifar10-fdg-K2-beta0.2", "7.23"),
-    ],
-)
-def test_what_the_paper_prints_is_shown_with_what_it_prints_elsewhere(table, run, shown):
-    method = "DDG" if "beta1" in run else ""  # which has these runs' row beside FDG's
-    assert row_of(experiments.find(table).document({}), run, method)[PAPER] == shown
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_mark_is_at_a_cell_that_is_there_and_below_the_table(name, monkeypatch):
-    cells = importlib.import_module(f"experiments.{name}").CELLS
-    notes = getattr(importlib.import_module(f"experiments.{name}"), "NOTES", {})
-    settings = {(cell.network, cell.method, cell.K, cell.beta) for cell in cells}
-    assert set(notes) <= settings | {key[:1] for key in settings}
-    below = re.findall(r"^(\[\d\]) ", experiments.find(name).document({}), re.M)
-    assert below == sorted(set(notes.values()))
 
 
 def test_collecting_one_table_leaves_the_lines_of_the_others(tmp_path):
@@ -168,16 +101,6 @@ def test_the_committed_shorter_table_is_what_its_results_give():
 
 
 # Table 7
-
-
-def test_speedups_that_contradict_the_text_or_the_images_per_second_are_shown_with_all_values():
-    said = {(s.network, s.K, s.method): table7.speedup(s) for s in table7.SPEEDS}
-    assert {key: text for key, text in said.items() if "(" in text} == {
-        ("ResNet-101", 2, "FDG"): "1.88 (text: 1.68; 175.0 / 104.3 = 1.68)",
-        ("ResNet-101", 3, "FDG"): "2.10 (217.0 / 104.3 = 2.08)",
-        ("ResNet-101", 4, "FDG"): "2.30 (234.3 / 104.3 = 2.25)",
-        ("ResNet-101", 2, "DGL"): "1.89 (194.6 / 104.3 = 1.87)",
-    }
 
 
 def test_a_line_of_the_benchmark_lands_in_its_row_of_table_7(tmp_path):

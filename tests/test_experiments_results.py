@@ -7,12 +7,12 @@ import json
 import re
 
 import pytest
-from made_up_runs import config, events, make, rows
+from made_up_runs import events, make, rows
 
 import experiments
 from experiments import cifar10_short, methods_short
-from experiments.harness import markdown, pictures, result_files, run_table, table_command
-from experiments.harness.run_table import RESULTS, ROOT
+from experiments.harness import result_files, run_table, table_command
+from experiments.harness.run_table import RESULTS
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 
@@ -41,27 +41,17 @@ def test_a_line_has_the_run_and_nothing_of_where_it_was_made(tmp_path):
     assert line["evaluations"][4]["test_error_percent"] == 40.0
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
+def test_a_damaged_run_is_named_in_a_sentence(tmp_path, capsys):
+    for file, content, message in (
         ("summary.json", "{}", "summary.json lacks 'steps'"),
         ("config.json", '{"asked": 5}', "asked is 5, which is no object"),
         ("metrics.jsonl", "rubbish\n", "metrics.jsonl, line 1 is damaged"),
-    ],
-)
-@pytest.mark.parametrize("verb", ["list", "collect"])
-def test_a_damaged_run_is_named_in_a_sentence(tmp_path, verb, file, content, message, capsys):
-    (make(tmp_path, TABLE.runs[0]) / file).write_text(content)
-    where = ["--results", str(tmp_path / "results")] if verb == "collect" else []
-    assert table_command.main(TABLE, [verb, "--runs-dir", str(tmp_path), *where]) == (2 if where else 0)
-    assert message in "".join(capsys.readouterr())
-
-
-def test_a_run_whose_config_lacks_what_a_line_shows_is_named_in_a_sentence(tmp_path):
-    path = make(tmp_path, TABLE.runs[0])
-    (path / "config.json").write_text(json.dumps({**config(TABLE.runs[0]), "versions": "new"}))
-    with pytest.raises(BadInput, match="versions is 'new', which is no object"):
-        result_files.line(TABLE, TABLE.runs[0], path)
+    ):
+        (make(tmp_path / file, TABLE.runs[0]) / file).write_text(content)
+        where = ["--runs-dir", str(tmp_path / file), "--results", str(tmp_path / "results")]
+        for verb, code in (("list", 0), ("collect", 2)):
+            assert table_command.main(TABLE, [verb, *where]) == code
+            assert message in "".join(capsys.readouterr())
 
 
 def test_the_thinned_curve_keeps_the_mean_and_the_end():
@@ -87,39 +77,19 @@ def test_only_finished_runs_are_collected_and_lines_of_other_runs_stay(tmp_path)
     assert lines["bp"]["test_error_percent"] == 30.0
 
 
-def test_collecting_nothing_is_an_error_and_leaves_no_file(tmp_path, capsys):
-    assert table_command.main(TABLE, ["collect", "--runs-dir", str(tmp_path), "--results", str(tmp_path / "r")]) == 2
-    assert "no finished run of cifar10_short" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda line: line | {"name": "fdg-K9"}, "a line of fdg-K9, no run"),
-        (lambda line: line | {"options": line["options"] | {"epochs": 4}}, "of another run: epochs is 4, not 5"),
-        (lambda line: {}, "cannot be read"),
-    ],
-)
-def test_a_line_that_is_not_the_tables_is_refused(tmp_path, change, message):
+def test_a_line_that_is_not_the_tables_is_refused(tmp_path):
     make(tmp_path, TABLE.runs[0])
     result_files.collect(TABLE, tmp_path, tmp_path)
     path = tmp_path / "cifar10_short.jsonl"
-    path.write_text(json.dumps(change(json.loads(path.read_text()))) + "\n")
-    with pytest.raises(BadInput, match=message):
-        result_files.read(TABLE, tmp_path)
-
-
-def test_a_run_is_the_tables_if_what_it_asked_for_was_settled_as_the_table_has_it(tmp_path):
-    run = run_of("fdg-K2-beta0.5")
-    path = make(tmp_path, run)
-    stored = json.loads((path / "config.json").read_text())
-    asked = {**stored.get("asked", stored), "split": None}
-    (path / "config.json").write_text(json.dumps({**stored, "split": "2,4,7", "asked": asked}))
-    named = run._replace(flags={**run.flags, "split": "2,4,7"})
-    assert run_table.state(named, tmp_path).kind == run_table.state(run, tmp_path).kind == run_table.DONE
-    with pytest.raises(BadInput, match="split is None, not 3,5,7"):
-        run_table.state(run._replace(flags={**run.flags, "split": "3,5,7"}), tmp_path)
+    line = json.loads(path.read_text())
+    for changed, message in (
+        (line | {"name": "fdg-K9"}, "a line of fdg-K9, no run"),
+        (line | {"options": line["options"] | {"epochs": 4}}, "of another run: epochs is 4, not 5"),
+        ({}, "cannot be read"),
+    ):
+        path.write_text(json.dumps(changed) + "\n")
+        with pytest.raises(BadInput, match=message):
+            result_files.read(TABLE, tmp_path)
 
 
 # Rendering
@@ -139,38 +109,13 @@ def test_a_row_shows_its_own_line_and_the_other_rows_stay_blank(tmp_path):
     assert "Python 3.11.7, JAX 0.10.2" in text and "`aaaaaaaaaa`, `bbbbbbbbbb-dirty`" in text
 
 
-def test_places_are_marked_where_they_are_not_the_most_frequent_one():
-    cpu = {"devices": ["cpu:0"], "cpus": 2, "usable_cores": 1, "processor": "Z80", "backend": "cpu", "xla_flags": "--x"}
-    gpu = {**cpu, "devices": ["gpu:0 (a card)"] * 2, "backend": "gpu", "xla_flags": "--deft", "usable_cores": 2}
-    versions = {"python": "3", "jax": "1", "flax": "2", "optax": "3"}
-    made = {"one": gpu, "two": cpu, "three": cpu, "four": {**cpu, "processor": "6502"}}
-    lines = {name: {"hardware": each, "versions": versions, "git_commits": [name]} for name, each in made.items()}
-    assert markdown.marks(lines) == {"one": " [b]", "four": " [c]"} and markdown.origin({}) == ""
-    told = [cells[:3] + cells[4:] for cells in rows(markdown.origin(lines))]
-    assert told == [
-        ["a", "2", "Z80, 2 cores, 1 used", "", "`two`, `three`"],
-        ["b", "1", "gpu:0 (a card), Z80, 2 cores", "`XLA_FLAGS=--deft`", "`one`"],
-        ["c", "1", "6502, 2 cores, 1 used", "", "`four`"],
-    ]
-    half = {name: {**line, "seconds": 1800.0} for name, line in lines.items()}
-    assert markdown.progress(half, 9) == "4 of 9 runs are finished (1.5 core-hours, 0.5 h on a shared GPU)."
-
-
-def test_curves_differ_in_look_and_mark_only_falls_of_the_learning_rate():
-    curves = [cifar10_short.curve(run, {"test_error_percent": 1.0}) for run in TABLE.runs]
-    assert len({(curve.colour, curve.style) for curve in curves}) == len({c.label for c in curves}) == len(curves)
-    training = {"epoch": [0.1, 0.2, 0.3, 0.4], "learning_rate": [0.01, 0.1, 0.1, 0.01]}  # a warm-up first
-    assert pictures.falls(training) == [(0.4, 0.01)]
-
-
-@pytest.mark.parametrize("name", experiments.names())
-def test_every_table_renders_where_nothing_has_run(name, tmp_path, own_cache):
-    table = experiments.find(name)
-    assert table_command.main(table, ["render", "--results", str(tmp_path)]) == 0
-    made = {f"{name}.md"} | ({f"{name}.png"} if table.picture else set())
-    more = {"corrections_text_growth.png"} if name == "corrections_text" else set()
-    assert {path.name for path in tmp_path.iterdir()} == made | more
-    assert name in ("table7", "images_on_gpu") or not re.search(r"^\| [a-z] \| \d+ \|", table.document({}), re.M)
+def test_every_table_renders_where_nothing_has_run(tmp_path, own_cache):
+    for name in experiments.names():
+        table, results = experiments.find(name), tmp_path / name
+        assert table_command.main(table, ["render", "--results", str(results)]) == 0
+        made = {f"{name}.md"} | ({f"{name}.png"} if table.picture else set())
+        more = {"corrections_text_growth.png"} if name == "corrections_text" else set()
+        assert {path.name for path in results.iterdir()} == made | more
 
 
 # What is committed
@@ -186,12 +131,6 @@ def test_the_committed_page_is_what_the_committed_results_give(name):
     assert page.with_suffix(".png").is_file() == (table.picture is not None)
 
 
-def test_the_readme_links_to_every_table():
-    links = set(re.findall(r"\]\(([^)#]+)\)", (ROOT / "experiments" / "README.md").read_text()))
-    assert links >= {f"results/{name}.md" for name in experiments.names()}
-    assert all((ROOT / "experiments" / link).exists() for link in links)
-
-
 OPTIONS = {
     "learning_rate": 0.1, "momentum": 0.9, "weight_decay": 5e-4, "weights": "stashed", "drain": True,
     "train_size": 50000, "dtype": "float32", "order": "backward-first",
@@ -200,12 +139,11 @@ DIFFER = {"current": "weights", "forward-first": "order", "no-drain": "drain", "
           "full-batches": "train_size"}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["cifar10_short", "decisive", "differences"])
-def test_the_committed_runs_had_the_options_that_their_pages_name(name):
+def test_the_committed_runs_had_the_options_that_their_pages_name():
     """Those options that no run names: they were defaults of the program."""
-    text = (RESULTS / f"{experiments.find(name).home}.jsonl").read_text()
-    assert not re.search(r'["\s=]/', text), "an absolute path"
-    for line in result_files.read(experiments.find(name), RESULTS).values():
+    tables = [experiments.find(name) for name in ("cifar10_short", "decisive", "differences")]
+    assert not any(re.search(r'["\s=]/', (RESULTS / f"{each.home}.jsonl").read_text()) for each in tables), "a path"
+    for line in (line for table in tables for line in result_files.read(table, RESULTS).values()):
         own = next((option for arm, option in DIFFER.items() if f"-{arm}-" in line["name"]), "")
         wanted = {option: value for option, value in OPTIONS.items() if option != own}
         assert {option: line["options"][option] for option in wanted} == wanted, line["name"]

@@ -5,12 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from model_parts import normal, plain, shapes
-from small import jit, mostly_slow
+from model_parts import normal, plain
+from small import jit
 
 from fdg_jax import layers
 from fdg_jax.layers import convolution
-from fdg_jax.machine import jax_internals
 
 
 def test_a_depthwise_convolution_filters_each_channel_for_itself():
@@ -57,24 +56,17 @@ def relative_error(a, b) -> float:
 
 CONVOLUTIONS = [
     ((2, 32, 32, 3), (3, 16), 1),  # four pixels at once
-    ((2, 32, 32, 16), (3, 16), 1),  # two, also for dx
     ((2, 8, 8, 8), (3, 32), 1),  # two for dx only
     ((2, 8, 8, 32), (3, 16), 1),  # two, but for dx
-    ((3, 7, 10, 16), (3, 16), 1),
     ((3, 7, 10, 3), (3, 16), 1),  # two, as four do not divide the width
-    ((1, 1, 2, 16), (3, 16), 1),
-    ((1, 1, 2, 3), (3, 16), 1),
     ((2, 7, 9, 16), (3, 8), 1),  # an odd width
     ((5, 17, 15, 16), (3, 32), 2),
-    ((4, 16, 16, 32), (3, 64), 2),
-    ((3, 20, 20, 8), (1, 24), 1),
     ((3, 21, 20, 8), (1, 24), 2),
-    ((2, 15, 15, 4), (7, 8), 2),
     ((2, 8, 8, 4), (4, 8), 1),  # gives 9 x 9
 ]
 
 
-@pytest.mark.parametrize(("shape", "kernel", "stride"), mostly_slow(CONVOLUTIONS, *CONVOLUTIONS[::3]))
+@pytest.mark.parametrize(("shape", "kernel", "stride"), CONVOLUTIONS)
 def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
     size, features = kernel
     x, weights = normal(0, *shape), normal(1, size, size, shape[-1], features)
@@ -83,27 +75,8 @@ def test_the_cured_convolution_is_the_plain_one(shape, kernel, stride):
         assert relative_error(cured, reference) < 1e-5  # sums of up to 2048 products, other order, float32
 
 
-@pytest.mark.parametrize("plainly", [False, True])
-def test_convolutions_are_xlas_own_where_that_is_asked_for(plainly, monkeypatch):
-    monkeypatch.setattr(convolution, "PLAIN", plainly)
-    x, weights = jnp.ones((2, 16, 16, 16)), jnp.ones((3, 3, 16, 16))
-
-    def both(x, weights):
-        y, pull = jax.vjp(convolution.conv, x, weights)
-        return y, pull(y)
-
-    traced = str(jax.make_jaxpr(both)(x, weights))
-    assert ("platform_index" in traced) is not plainly  # by which a cure is chosen on a CPU
-    assert traced.count("conv_general_dilated[") == 3 or not plainly
-
-
-def test_an_odd_width_takes_the_plain_convolution():
-    logits, _ = shapes("resnet8", example=(1, 31, 31, 3))
-    assert logits.shape == (1, 10)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-def test_weight_gradients_of_1_x_1_are_those_of_the_convolution(stride):
+def test_weight_gradients_of_1_x_1_are_those_of_the_convolution():
+    stride = 2
     x, weights = normal(0, 7, 17, 15, 8), normal(1, 1, 1, 8, 24)
     dy = normal(2, *plain(x, weights, stride).shape)
     for found in (
@@ -113,8 +86,8 @@ def test_weight_gradients_of_1_x_1_are_those_of_the_convolution(stride):
         assert relative_error(found, convolution.plain_weight_gradient(x, dy, weights, stride)) < 1e-5
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_weight_gradients_of_bfloat16_are_summed_in_float32(size):
+def test_weight_gradients_of_bfloat16_are_summed_in_float32():
+    size = 3
     x, dy = (normal(seed, 64, 8, 8, 8).astype(jnp.bfloat16) for seed in (0, 1))  # 4096 summands: bfloat16 rounds at 256
     kernel = jnp.zeros((size, size, 8, 8), jnp.bfloat16)
     found = convolution.weight_gradient(x, dy, kernel)
@@ -123,7 +96,7 @@ def test_weight_gradients_of_bfloat16_are_summed_in_float32(size):
     assert bool(jnp.all(jnp.abs(found.astype(jnp.float32) - wide) <= 2**-8 * jnp.abs(wide) + 1e-4))  # one rounding
 
 
-@pytest.mark.parametrize(("channels", "features", "stride"), [(16, 16, 1), (8, 32, 1), (32, 16, 1), (32, 64, 2)])
+@pytest.mark.parametrize(("channels", "features", "stride"), [(8, 32, 1), (32, 64, 2)])
 def test_elsewhere_than_on_a_cpu_convolutions_are_the_plain_ones(channels, features, stride):
     def convolutions(f):
         def gradients(x, kernel):
@@ -139,12 +112,9 @@ def test_elsewhere_than_on_a_cpu_convolutions_are_the_plain_ones(channels, featu
     assert len(found) == 3 and found == convolutions(plain)
 
 
-@pytest.mark.parametrize(
-    ("offset", "size"),
-    mostly_slow([(0.0, (8, 16, 16, 16)), (5.0, (4, 6, 10, 3)), (0.0, (2, 3, 1, 5))], (5.0, (4, 6, 10, 3))),
-)
-def test_batch_norm_is_flax_batch_norm(offset, size):
-    x = offset + normal(0, *size)
+def test_batch_norm_is_flax_batch_norm():
+    size = (4, 6, 10, 3)
+    x = 5.0 + normal(0, *size)
     ours, theirs = layers.BatchNorm(), nn.BatchNorm(momentum=0.9, epsilon=1e-5)
     scale, bias = normal(1, 2, size[-1])
     stats = {"mean": jnp.full(size[-1], 0.3), "var": jnp.full(size[-1], 2.0)}
@@ -176,30 +146,6 @@ def test_batch_norm_sums_in_float32_when_the_activations_are_bfloat16():
     np.testing.assert_allclose(mean, np.asarray(x, np.float64).mean((0, 1, 2)), rtol=1e-6)
     dx, dscale, _ = pull((y, mean, var))
     assert (dx.dtype, dscale.dtype) == (jnp.bfloat16, jnp.float32)
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [(layers.batch_norm, (16,)), *((convolution.conv, (3, 3, 16, features)) for features in (8, 16, 32))],
-)
-def test_a_stashed_closure_takes_other_weights(layer, shape):
-    """`current` weights: the closure of the old weights, given the new ones, is the VJP at the new ones."""
-    x = normal(0, 2, 8, 8, 16)
-    old, new = normal(1, 2, *shape)
-    rest = (jnp.ones(16),) if layer is layers.batch_norm else ()
-
-    def closure_of(weights):
-        y, closure = jax.vjp(lambda weights, x: jax.tree.leaves(layer(x, weights, *rest))[0], weights, x)
-        return jnp.cos(y * 0 + jnp.arange(y.shape[-1])), jax_internals.strip(closure)
-
-    program = jax.jit(closure_of)
-    dy, closure = program(old)
-    _, expected = program(new)
-    assert not any(leaf.shape == old.shape and (leaf == old).all() for leaf in jax.tree.leaves(closure))
-    for got, want in zip(
-        jax_internals.bind(closure, new, x)(dy), jax_internals.bind(expected, new, x)(dy), strict=True
-    ):
-        np.testing.assert_array_equal(got, want)
 
 
 def test_relu_and_its_gradient_are_jaxs_also_at_zero():

@@ -27,7 +27,7 @@ def test_a_process_on_one_core_computes_for_as_long_as_its_host_and_its_device_t
     free = network.machine(TIMED, side, Link(), {("x", 2): 1, ("dy", 1): 1})
     assert [free.seconds(kind, k) for k in (1, 2) for kind in "FB"] == [1, 2, 1, 2]
     assert predict(schedule, free).seconds == 3
-    # The last boundary hides nothing (tests/test_simulator_links.py): 3, and a message each way in 2 ticks.
+    # The last boundary hides nothing (tests/test_simulator.py): 3, and a message each way in 2 ticks.
     slow = network.machine(TIMED, side, Link(1, 0.5), {("x", 2): 1, ("dy", 1): 3})
     assert predict(schedule, slow).seconds == 3 + (1.5 + 2.5) / 2
 
@@ -65,7 +65,7 @@ def test_it_measures_networks_and_leaves_no_host_behind():
     assert far["message_seconds"].keys() == {"x to 2", "dy to 1"}
     assert all(0.03 <= seconds < 0.5 for each in far["message_seconds"].values() for seconds in each)
     assert 0.06 <= far["round_trip_seconds"] < 0.1
-    # A tick has a message's way at least, in this order (tests/test_simulator_links.py).
+    # A tick has a message's way at least, in this order (tests/test_simulator.py).
     assert far["images_per_second"][0] < 4 / 0.03 and far["predicted_of_link"][0] < 4 / 0.03
     owners = {path.name.split("-")[1] for path in hosts.NAMES.glob(f"{hosts.NAMED}-*")}
     assert all(os.path.exists(f"/proc/{owner}") for owner in owners)  # its own are gone

@@ -1,6 +1,6 @@
-"""`Pipeline(blocks, split=...)`: one network is cut as the training commands cut theirs."""
+"""A network of a user's own, as blocks or as a file of a model: it is cut as the training commands cut theirs."""
 
-from collections.abc import Callable
+import sys
 
 import flax.linen as nn
 import jax
@@ -13,7 +13,6 @@ from small import cross_entropy, recipe
 
 import fdg_jax
 from fdg_jax import block_times, models, split
-from fdg_jax.checks import cutting
 from fdg_jax.errors import BadInput
 
 KEY = jax.random.PRNGKey(0)
@@ -41,81 +40,10 @@ class Dropping(nn.Module):
 BLOCKS = [Layer(4), Dropping(), Layer(400), Layer(400), Layer(4), Layer(5)]
 
 
-class Applied(nn.Module):
-    """Flax prints the function by its name only."""
-
-    fn: Callable
-
-    @nn.compact
-    def __call__(self, x):
-        return self.fn(nn.Dense(4)(x))
-
-
-class Pairs(nn.Module):
-    """Needs two examples."""
-
-    @nn.compact
-    def __call__(self, x):
-        pairs = x.reshape(len(x) // 2, 2, -1)
-        return nn.Dense(4)(x + jnp.repeat(pairs.mean(1), len(x) // len(pairs), axis=0))
-
-
-def squared():
-    def fn(x):
-        return x @ jnp.ones((4, 300)) @ jnp.ones((300, 4))
-
-    return fn
-
-
-def same():
-    def fn(x):
-        return x
-
-    return fn
-
-
-def test_blocks_that_differ_in_a_function_only_are_not_taken_for_alike():
-    heavy, light = Applied(squared()), Applied(same())
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    costs = split.costs([light, heavy, light], x)
-    assert costs[0] == costs[2] < costs[1] / 10
-    texts = block_times.program_texts([light, light, heavy, light], x)
-    assert texts[1] == texts[3] != texts[2] and texts[0] != texts[1]  # block 0's input needs no gradient
-
-
-def test_the_programs_of_blocks_made_anew_have_the_same_text():
-    """So that times that were kept are found again."""
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-
-    def network():
-        return [nn.Sequential([nn.Dense(4), nn.relu]), Applied(same()), fdg_jax.from_nnx(nnx.Linear, 4, 5)]
-
-    assert block_times.program_texts(network(), x) == block_times.program_texts(network(), x)
-
-
-def test_a_block_that_needs_several_examples_is_cut_by_its_cost_too():
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    assert cutting.cut("balanced", 2, [Pairs(), Layer(400), Layer(400)], x, []) == (2,)
-
-
 def made(blocks=None, example=(X, Y), **options):
     return fdg_jax.Pipeline(blocks or BLOCKS, cross_entropy, optax.sgd(0.1), **options).init(KEY, example)
 
 
-@pytest.mark.slow
-def test_a_balanced_cut_is_that_of_the_training_commands():
-    blocks = models.blocks("resnet8", 10)
-    images = jax.ShapeDtypeStruct((8, 32, 32, 3), np.uint8), jax.ShapeDtypeStruct((8,), np.int32)
-    ours = made(blocks, images, split="balanced", K=3, preprocess=lambda x, step: x.astype(jnp.float32))
-    assert ours.cuts == split.parse("balanced", "resnet8", K=3, n_blocks=len(blocks))
-
-
-def test_blocks_with_and_without_train_and_dropout_are_cut_by_their_cost():
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    assert cutting.cut("balanced", 2, BLOCKS, x, []) == (3,)  # 4 x 400 before, 400 x 400 behind
-
-
-@pytest.mark.slow
 def test_blocks_with_and_without_train_and_dropout_train_together():
     ours = made(split="balanced", K=2)
     assert ours.cuts == (3,)
@@ -137,28 +65,7 @@ def test_a_measured_cut_balances_the_times_of_this_device(monkeypatch):
     assert seen == [(16, 4)]  # with the batches of the training
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("own_cache")
-def test_blocks_of_ones_own_are_really_measured():
-    blocks = [Layer(4), Dropping(), Layer(2000), Layer(2000), Layer(5)]
-    assert made(blocks, split="measured", K=2).cuts == (3,)
-
-
-@pytest.mark.parametrize(("options", "K", "cuts"), [
-    ({"split": [1, 3]}, 3, (1, 3)),
-    ({"split": "even", "K": 3}, 3, (2, 4)),
-    ({"split": "even", "devices": 2}, 2, (3,)),
-    ({"split": "balanced", "K": 1}, 1, ()),
-])  # fmt: skip
-def test_the_number_of_stages_is_given_or_follows_from_devices_or_block_numbers(options, K, cuts):
-    if "devices" in options:
-        options = {**options, "devices": jax.devices()[: options["devices"]]}
-    ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
-    assert ours.K == K
-    assert ours.init(KEY, (X, Y)).cuts == cuts
-
-
-@pytest.mark.parametrize(("options", "match"), [
+SENSELESS = [
     ({"split": "balanced"}, "split='balanced' does not say into how many stages. Give K=2"),
     ({"split": "best", "K": 2}, "split='best' is not known. Use split='balanced'"),
     ({"split": "even", "K": 7}, "K=7 stages are more than the 6 blocks"),
@@ -168,10 +75,21 @@ def test_the_number_of_stages_is_given_or_follows_from_devices_or_block_numbers(
     ({"split": 2.5, "K": 2}, "split=2.5 is 2.5, which is no split"),
     ({"split": ["3"]}, "which is no split"),
     ({"K": 2}, "K=2, but 6 stages were given. Leave K out, or add split="),
-])  # fmt: skip
-def test_a_cut_that_makes_no_sense_is_refused_at_once(options, match):
-    with pytest.raises(BadInput, match=match):
-        fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
+]
+
+
+def test_a_cut_follows_from_K_devices_or_block_numbers_and_one_that_makes_no_sense_is_refused_at_once():
+    for options, K, cuts in (
+        ({"split": [1, 3]}, 3, (1, 3)),
+        ({"split": "even", "K": 3}, 3, (2, 4)),
+        ({"split": "even", "devices": jax.devices()[:2]}, 2, (3,)),
+        ({"split": "balanced", "K": 1}, 1, ()),
+    ):
+        ours = fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
+        assert ours.K == K and ours.init(KEY, (X, Y)).cuts == cuts
+    for options, match in SENSELESS:
+        with pytest.raises(BadInput, match=match):
+            fdg_jax.Pipeline(BLOCKS, cross_entropy, recipe(), **options)
 
 
 def test_a_block_that_is_no_module_and_blocks_that_do_not_fit_are_named():
@@ -216,7 +134,7 @@ SHARED, TANH, LINEAR = nn.Dense(4), nn.Sequential([nn.tanh]), nnx.Linear(4, 4, r
 NNX = fdg_jax.from_nnx(LINEAR)
 
 
-@pytest.mark.parametrize(("blocks", "options", "said"), [
+TWICE = [
     ([SHARED, TANH, SHARED, Layer(5)], {"split": [3]}, ""),
     ([Around(SHARED), nn.Sequential([nn.tanh, SHARED]), Layer(5)], {"split": [2]}, ""),
     ([SHARED, TANH, SHARED, Layer(5)], {"split": [2]}, r"k=1 \(Stage\) and .*k=2 \(Stage\) have .*, a Dense, .*--tied"),
@@ -226,15 +144,115 @@ NNX = fdg_jax.from_nnx(LINEAR)
     ([NNX, fdg_jax.from_nnx(LINEAR), Layer(5)], {"split": [2]}, "two parts of stage k=1 .*in one from_nnx"),
     ([NNX, TANH, NNX, Layer(5)], {"split": [3]}, ""),
     ([fdg_jax.from_nnx(nnx.Sequential(LINEAR, nnx.tanh, LINEAR)), Layer(5)], {}, ""),
-])  # fmt: skip
-def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stages(blocks, options, said):
-    if said:
-        with pytest.raises(BadInput, match=said):
-            made(blocks, **options)
-        return
-    ours = made(blocks, **options, method="bp")
-    assert ours.parameter_count == (4 * 4 + 4) + (4 * 5 + 5)
-    first, last = (jax.tree.leaves(stage["params"]) for stage in ours.export())  # bias, kernel
+]
+
+
+def test_a_module_in_two_places_has_its_weights_once_or_is_refused_between_stages():
     x = X + np.arange(4, dtype=np.float32)
-    y = np.tanh(x @ first[1] + first[0]) @ first[1] + first[0]
-    np.testing.assert_allclose(ours.predict(x), y @ last[1] + last[0], rtol=0, atol=1e-5)
+    for blocks, options, said in TWICE:
+        if said:
+            with pytest.raises(BadInput, match=said):
+                made(blocks, **options)
+            continue
+        ours = made(blocks, **options, method="bp")
+        assert ours.parameter_count == (4 * 4 + 4) + (4 * 5 + 5)
+        first, last = (jax.tree.leaves(stage["params"]) for stage in ours.export())  # bias, kernel
+        y = np.tanh(x @ first[1] + first[0]) @ first[1] + first[0]
+        np.testing.assert_allclose(ours.predict(x), y @ last[1] + last[0], rtol=0, atol=1e-5)
+
+
+GOOD = """
+import flax.linen as nn
+import jax.numpy as jnp
+
+NAMES = {"mine": {"width": 4}}
+
+
+class Flat(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.reshape(len(x), -1)
+        return nn.Dense(self.width)(x), x[:, :2]
+
+
+class Dropped(nn.Module):
+    @nn.compact
+    def __call__(self, found, *, train):
+        y, x = found
+        return nn.Dropout(0.5, deterministic=not train)(jnp.tanh(y)), x
+
+
+class Scores(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, found):
+        return nn.Dense(self.classes)(jnp.concatenate(found, -1))
+
+
+def blocks(classes, width):
+    return [Flat(width), Dropped(), Scores(classes)]
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """own(text): makes it the file `mine.py` of a folder that models are looked for in."""
+
+    def write(text):
+        (tmp_path / "mine.py").write_text(text)
+        monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+        models._families.cache_clear()
+
+    yield write
+    sys.modules.pop("fdg_jax.models.mine", None)
+    monkeypatch.undo()
+    models._families.cache_clear()
+
+
+IMAGES = jax.ShapeDtypeStruct((2, 4, 4, 3), jnp.float32)
+
+
+def test_a_model_needs_no_train_no_split_of_the_authors_and_no_single_array(own):
+    own(GOOD)
+    assert "mine" in models.names() and models.paper_split("mine", 2) is None
+    blocks = models.blocks("mine", 10)
+    costs = split.costs(blocks, IMAGES)
+    assert len(costs) == 3 and costs[0] > 0
+    variables = split.init_whole(blocks, jax.random.key(0), IMAGES)
+    assert set(variables["params"]) == {"block000", "block002"}
+    whole, (first, second) = split.Stage(tuple(blocks)), split.stages(blocks, (1,))
+    x = jnp.ones(IMAGES.shape)
+    parts = split.split_variables(variables, (1,))
+    y = second.apply(parts[1], first.apply(parts[0], x, False), False)
+    np.testing.assert_array_equal(y, whole.apply(variables, x, False))
+
+
+BAD = [
+    ("NAMES = ", "mine.py cannot be imported: .*Mend it"),
+    ("import nothing_of_that_name\nNAMES = {'mine': {}}", "mine.py cannot be imported: .*nothing_of_that_name"),
+    ("NAMES = {'mine': {}}", "mine.py has NAMES, but no function blocks"),
+    ("NAMES = ['mine']\ndef blocks(classes): ...", "NAMES is no table"),
+    ("NAMES = {'mine': {}}\ndef blocks(classes): ...", r"blocks\(\) of mine gives a NoneType"),
+    ("NAMES = {'mine': {}}\ndef blocks(classes): return []", "gives a list of nothing"),
+    ("NAMES = {'mine': {}}\ndef blocks(classes): return [1]", "gives a list of int"),
+    ("NAMES = {'mine': {'n': 1}}\ndef blocks(classes): return [1]", r"blocks\(\) of mine fails: .*'n'"),
+    ("NAMES = {'mine': {}}\nTAKES = 'sounds'\ndef blocks(classes): ...", "TAKES is 'sounds'"),
+    ("NAMES = {'mine': {}}\nclass Options: ...\ndef blocks(classes): ...", "is no dataclass"),
+]
+
+
+def test_a_bad_model_file_gets_a_sentence(own):
+    for text, said in BAD:
+        sys.modules.pop("fdg_jax.models.mine", None)
+        own(text)
+        with pytest.raises(BadInput, match=said):
+            models.blocks("mine", 10)
+
+
+def test_blocks_that_do_not_fit_each_other_are_named(own):
+    own(GOOD.replace("jnp.concatenate(found, -1)", "jnp.concatenate([*found, jnp.ones((1, 1))], -1)"))
+    with pytest.raises(BadInput, match=r"block 2 \(Scores\) of the network cannot take .*; block 1 takes .* and gives"):
+        split.costs(models.blocks("mine", 10), IMAGES)

@@ -1,15 +1,23 @@
-"""The simulator against what must be so: ideal times, bounds of links and hosts, memory's counts."""
+"""The simulator against what must be so: ideal times, closed forms of links and hosts, in exact fractions.
 
-import time
+FDG's stages wait in loops. A batch goes forward through stages i to j and its gradient comes back, and then stage i
+begins another batch. With Tk = Fk + Bk and c the time of a message (its bytes over the bandwidth, and the latency) such
+a loop takes Ti + ... + Tj and the c of all its messages. It spans 2(j-i) + 1 ticks, but only 2(j-i) if j = K and
+backward passes come first: then stage i < K turns round within a tick, and so does stage K in either order. The time of
+a tick is that of the slowest loop, stage or link.
+"""
+
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fdg_jax import methods
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Op, ideal
-from fdg_jax.schedule.simulator import Link, Machine, predict
+from fdg_jax.schedule.simulator import NO_LINK, Link, Machine, predict
 
 
 def even(name, K, **options):
@@ -21,32 +29,34 @@ def even(name, K, **options):
     return schedule, Machine(lambda kind, k: known.get((kind, k), 0), spread=method.places is not None)
 
 
-def given(**seconds):
+def stages(**seconds):
     """A machine of stages that are alike."""
     return Machine(lambda kind, k: Fraction(seconds.get(kind, 0)))
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("name", methods.names())
-def test_without_links_and_with_even_stages_it_is_the_ideal_time_exactly(name, K):
-    schedule, machine = even(name, K)
-    expected = ideal.free_time(schedule, methods.find(name).costs(K)).at(ideal.LENGTHS)
-    assert predict(schedule, machine).seconds == expected
+def test_without_links_and_with_even_stages_it_is_the_ideal_time_exactly():
+    for name in methods.names():
+        for K in (1, 2, 3, 7):
+            schedule, machine = even(name, K)
+            kinds, Ks = methods.find(name).costs(K), range(1, K + 1)
+            found = predict(schedule, machine)
+            assert found.seconds == ideal.free_time(schedule, kinds).at(ideal.LENGTHS)
+            if name in ("bp", "fdg", "ddg", "fr", "dgl", "dni", "dfa"):
+                work = [sum(machine.seconds(kind, k) for kind in kinds if k < K or kind != "S") for k in Ks]
+                assert found.utilisation == [each / found.seconds for each in work]
+                assert found.bubble == 1 - sum(found.utilisation) / K
+    schedule, machine = even("gpipe", 4, micro_batches=8)
+    assert predict(schedule, machine).bubble == Fraction(3, 8 + 3)
 
 
-@pytest.mark.parametrize("M", [1, 2, 8])
-def test_gpipes_bubble_is_the_known_one(M):
-    schedule, machine = even("gpipe", 4, micro_batches=M)
-    assert predict(schedule, machine).bubble == Fraction(3, M + 3)
-
-
-@pytest.mark.parametrize("name", ["bp", "fdg", "ddg", "fr", "dgl", "dni", "dfa"])
-def test_utilisation_is_the_work_over_the_time(name):
-    schedule, machine = even(name, 3)
-    found, kinds = predict(schedule, machine), methods.find(name).costs(3)
-    work = [sum(machine.seconds(kind, k) for kind in kinds if k < 3 or kind != "S") for k in (1, 2, 3)]
-    assert found.utilisation == [each / found.seconds for each in work]
-    assert found.bubble == 1 - sum(found.utilisation) / 3
+def test_a_stage_keeps_as_many_batches_as_the_schedule_says():
+    K = 4
+    expected = {"fdg": [6, 4, 2, 1], "ddg": [4, 3, 2, 1], "fr": [4, 3, 2, 1]}
+    for name in ("fdg", "ddg", "fr", "bp", "dgl", "dni"):
+        schedule, machine = even(name, K)
+        slow = machine._replace(size=lambda box, op: 1, link=Link(0, Fraction(1, 7)))
+        for each in (machine, slow):  # a matter of the order of operations, not of time
+            assert predict(schedule, each).kept == expected.get(name, [1] * K)
 
 
 def test_the_slowest_stage_sets_the_pace_and_is_named():
@@ -57,26 +67,20 @@ def test_the_slowest_stage_sets_the_pace_and_is_named():
 
 
 def test_stages_on_the_same_devices_take_turns_also_with_their_updates():
-    machine = given(F=1, B=2, U=1)._replace(spread=True, cores=2)
+    machine = stages(F=1, B=2, U=1)._replace(spread=True, cores=2)
     found = predict(methods.find("data_parallel").schedule(2), machine)
     assert (found.seconds, found.utilisation, found.bubble) == (8, [1, 1], 0)
 
 
 def test_the_update_takes_its_time_once_every_M_backward_passes():
     schedules = [methods.find("fdg").schedule(2, accumulate=M) for M in (1, 3)]
-    every, third = (predict(schedule, given(F=1, B=2, U=3)) for schedule in schedules)
+    every, third = (predict(schedule, stages(F=1, B=2, U=3)) for schedule in schedules)
     assert (every.seconds, third.seconds) == (6, 4)
-
-
-def test_latency_delays_a_message_and_does_not_occupy_the_link():
-    machine = given(F=1, B=2)._replace(size=lambda box, op: 1, link=Link(100, Fraction(1, 10)))
-    assert predict(methods.find("dgl").schedule(2), machine).seconds == 3
-    assert predict(methods.find("bp").schedule(2), machine).seconds == 6 + 2 * (100 + Fraction(1, 10))
 
 
 def test_copies_that_do_not_overlap_take_the_senders_time():
     link = Link(Fraction(1, 4), Fraction(1, 4))
-    beside = given(F=1, B=2)._replace(size=lambda box, op: 1, link=link)
+    beside = stages(F=1, B=2)._replace(size=lambda box, op: 1, link=link)
     instead = beside._replace(link=link._replace(overlaps=False))
     schedule = methods.find("dgl").schedule(3)
     assert predict(schedule, beside).seconds == 3
@@ -86,14 +90,14 @@ def test_copies_that_do_not_overlap_take_the_senders_time():
 
 
 def test_a_slow_host_bounds_batches_by_its_dispatches():
-    machine = given(F=1, B=2)._replace(host_seconds=lambda kind, k: {"F": 2, "B": 3, "U": 1, "send": 0}[kind])
+    machine = stages(F=1, B=2)._replace(host_seconds=lambda kind, k: {"F": 2, "B": 3, "U": 1, "send": 0}[kind])
     found = predict(methods.find("fdg").schedule(2), machine)
     assert (found.seconds, found.limiting) == (2 * (2 + 3 + 1), "host")
 
 
-@pytest.mark.parametrize("run_ahead", [1, 4])
-def test_a_host_that_reads_losses_stays_so_many_batches_ahead(run_ahead):
-    found = predict(methods.find("fdg").schedule(2), given(F=1, B=2)._replace(run_ahead=run_ahead))
+def test_a_host_that_reads_losses_stays_so_many_batches_ahead():
+    run_ahead = 4
+    found = predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(run_ahead=run_ahead))
     assert found.seconds == 3  # two stages need no more than that to be kept busy
     end = {event.batch: event.end for event in found.events if (event.what, event.k) == ("F", 2)}
     asked: dict[int, Fraction] = {}
@@ -104,57 +108,141 @@ def test_a_host_that_reads_losses_stays_so_many_batches_ahead(run_ahead):
     assert [asked[b] for b in range(8, 20)] == [end[b - 2 - run_ahead] for b in range(8, 20)]
 
 
-def test_stages_that_share_a_core_take_turns_at_half_the_speed():
-    schedule = methods.find("fdg").schedule(2)
-    assert predict(schedule, given(F=1, B=2)._replace(cores=1)).seconds == 6
-    assert predict(schedule, given(F=1, B=2)._replace(cores=2)).seconds == 3
-
-
-def test_an_operation_that_has_all_cores_to_itself_is_as_much_faster_as_was_measured():
-    shared = given(F=Fraction(1), B=Fraction(2))._replace(cores=2, alone=lambda kind, k: Fraction(3, 2))
+def test_stages_that_share_a_core_take_turns_and_one_that_has_all_cores_is_as_much_faster_as_was_measured():
+    assert predict(methods.find("fdg").schedule(2), stages(F=1, B=2)._replace(cores=1)).seconds == 6
+    shared = stages(F=Fraction(1), B=Fraction(2))._replace(cores=2, alone=lambda kind, k: Fraction(3, 2))
     assert predict(methods.find("bp").schedule(2), shared).seconds == 4  # one at a time: 6 / 1.5
     uneven = Machine(lambda kind, k: Fraction({"F": 1, "B": 2}.get(kind, 0)) * k, cores=2, alone=shared.alone)
     # Of 6 s stage 1 computes for 3 beside stage 2, which has the cores to itself for the rest: 3 + 3 / 1.5.
     assert predict(methods.find("fdg").schedule(2), uneven).seconds == 5
 
 
-def test_nothing_begins_before_its_messages_and_its_stage_are_there():
-    machine = given(F=1, B=2)._replace(size=lambda box, op: 1, link=Link(1, 2))
-    schedule = methods.find("fdg").schedule(3)
-    found = predict(schedule, machine)
-    at = {(event.what, event.k, event.batch): event for event in found.events if event.what in "FB"}
-    for (what, k, batch), event in at.items():
-        if (what, k) == ("F", 2):
-            assert event.begin >= at["F", 1, batch].end + 1 + 2
-        if (what, k) == ("B", 2):
-            assert event.begin >= at["B", 3, batch].end + 1 + 2
-    for k in (1, 2, 3):
-        own = sorted((e.begin, e.end) for e in found.events if e.k == k and e.what in "FB")
-        assert all(a[1] <= b[0] for a, b in pairwise(own))
+# Links and processes
+
+ORDERS = ("backward-first", "forward-first")
+WHOLE = st.integers(0, 6)
 
 
-def test_sixty_four_stages_take_a_second_or_two():
-    machine = Machine(lambda kind, k: {"F": 1 / 64, "B": 2 / 64}.get(kind, 0.0))
-    begun = time.process_time()
-    found = predict(methods.find("fdg").schedule(64), machine)
-    assert found.seconds == pytest.approx(3 / 64, rel=1e-9)  # sums of floats
-    assert time.process_time() - begun < 4  # 0.3 s on a quiet core; room for one that is not
+def alike(**given):
+    """A machine of stages with F = 1 and B = 2, messages of 1 byte."""
+    seconds = {"F": Fraction(1), "B": Fraction(2)}
+    return Machine(lambda kind, k: seconds.get(kind, Fraction(0)), lambda box, op: 1, **given)
 
 
-@pytest.mark.parametrize("name", ["fdg", "ddg", "fr", "bp", "dgl", "dni"])
-@pytest.mark.parametrize("K", [2, 4])
-def test_a_stage_keeps_as_many_batches_as_the_schedule_says(name, K):
-    expected = {"fdg": [2 * (K - k) or 1 for k in range(1, K + 1)], "ddg": [K - k + 1 for k in range(1, K + 1)]}
-    expected["fr"] = expected["ddg"]
-    schedule, machine = even(name, K)
-    slow = machine._replace(size=lambda box, op: 1, link=Link(0, Fraction(1, 7)))
-    for each in (machine, slow):  # a matter of the order of operations, not of time
-        assert predict(schedule, each).kept == expected.get(name, [1] * K)
+def fdg(K, order=ORDERS[0]):
+    return methods.find("fdg").schedule(K, order=order)
 
 
-@pytest.mark.parametrize(("link", "word"), [(Link(-1, 0), "negative"), (Link(0, -1), "negative")])
-def test_negative_numbers_are_refused(link, word):
-    with pytest.raises(BadInput, match=word):
-        predict(methods.find("fdg").schedule(2), given(F=1, B=2)._replace(link=link))
-    with pytest.raises(BadInput, match="B of stage k=1"):
-        predict(methods.find("fdg").schedule(2), given(F=1, B=-2))
+def slowest_loop(order, stages, boundaries):
+    """The closed form. stages: (F, B) of each; boundaries: (latency, seconds a byte, bytes up, bytes down) of each."""
+    K = len(stages)
+    carried = [slow * size for _, slow, up, down in boundaries for size in (up, down)]
+    times = [*map(sum, stages), *carried]
+    for i, j in combinations(range(1, K + 1), 2):
+        messages = sum(2 * latency + slow * (up + down) for latency, slow, up, down in boundaries[i - 1 : j - 1])
+        ticks = 2 * (j - i) + (0 if (j, order) == (K, "backward-first") else 1)
+        times.append(Fraction(sum(map(sum, stages[i - 1 : j])) + messages, ticks))
+    return max(times)
+
+
+def machine_of(stages, boundaries):
+    """The machine of `slowest_loop`."""
+    sizes = {("x", k + 1): up for k, (_, _, up, _) in enumerate(boundaries, 1)}
+    sizes |= {("dy", k): down for k, (_, _, _, down) in enumerate(boundaries, 1)}
+    return Machine(
+        lambda kind, k: Fraction(stages[k - 1]["FB".index(kind)]) if kind in "FB" else Fraction(0),
+        lambda box, op: sizes[box.what, box.k],
+        [Link(latency, slow) for latency, slow, _, _ in boundaries],
+    )
+
+
+@st.composite
+def pipelines(draw):
+    """(stages, boundaries) of a pipeline."""
+    K = draw(st.integers(2, 4))
+    stages = draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=K, max_size=K))
+    boundary = st.tuples(st.integers(0, 12), st.fractions(0, 2, max_denominator=2), WHOLE, WHOLE)
+    return stages, draw(st.lists(boundary, min_size=K - 1, max_size=K - 1))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@settings(deadline=None, max_examples=30)  # a busy machine is no failure
+@given(pipelines())
+def test_fdgs_tick_is_that_of_the_slowest_loop_stage_or_link(order, pipeline):
+    K, machine, expected = len(pipeline[0]), machine_of(*pipeline), slowest_loop(order, *pipeline)
+    assert predict(fdg(K, order), machine).seconds == expected
+    # Losses come back sooner than gradients, unless a process may run ahead by less than K - 1 of them.
+    apart = machine._replace(processes=range(K), run_ahead=K - 1)
+    assert predict(fdg(K, order), apart).seconds == expected
+
+
+def test_a_message_costs_pipedream_more_than_fdg_but_for_two_stages_backward_first():
+    """docs/corrections.md: what a staleness twice as large buys. Without messages all three are as fast."""
+    for K, c in product((2, 3, 4), map(Fraction, ("0", "1/2", "3/2", "2"))):
+        schedules = methods.find("ddg").schedule(K), fdg(K), fdg(K, ORDERS[1])
+        pipedream, backward_first, forward_first = (predict(each, alike(link=Link(c))).seconds for each in schedules)
+        assert pipedream == 3 + 2 * c * Fraction(K - 1, K)
+        assert backward_first == 3 + c
+        assert (forward_first == 3) is (c <= Fraction(3, 2))
+        if c:
+            assert pipedream > forward_first and (pipedream > backward_first) is (K > 2)
+
+
+def test_a_message_that_skips_stages_goes_over_the_slowest_link_on_its_way():
+    machine = alike(link=(Link(5, 1), Link(2, 3), Link(1, 1, overlaps=False)))
+    assert machine.between(2, 1) == Link(5, 1)
+    assert machine.between(1, 3) == machine.between(3, 1) == Link(5, 3)
+    assert machine.between(4, 1) == Link(5, 3, overlaps=False)
+    assert machine.between(2, 2) == NO_LINK
+    sent = predict(methods.find("dfa").schedule(4), machine._replace(run_ahead=2)).events
+    took = {(e.k, e.to): e.end - e.begin for e in sent if e.what == "send"}
+    assert took == {(1, 2): 1, (2, 3): 3, (3, 4): 2, (4, 1): 8, (4, 2): 5, (4, 3): 2}
+
+
+def test_a_process_waits_for_losses_that_travel():
+    """DGL waits for no gradient: only the losses tie stage 1 to stage 2. F1, x travels, F2, the loss travels, F1."""
+    for run_ahead, c in product((1, 5), (1, 100)):
+        machine = alike(link=Link(Fraction(c)), run_ahead=run_ahead)
+        schedule = methods.find("dgl").schedule(2)
+        assert predict(schedule, machine).seconds == max(3, Fraction(2 + c, run_ahead + 2))
+        apart = machine._replace(processes=(0, 1))
+        assert predict(schedule, apart).seconds == max(3, Fraction(2 + 2 * c, run_ahead + 2))
+        assert predict(fdg(2), apart).seconds == 3 + c  # FDG waits for its gradients longer than for any loss
+
+
+def test_links_and_processes_that_cannot_be_are_refused():
+    for changed, fact in (
+        ({"link": [Link()]}, "1 links for K=3"),
+        ({"link": [Link(), Link(float("nan"))]}, "nan s"),
+        ({"link": Link(-1, 0)}, "negative"),
+        ({"processes": (0, 1)}, "2 stages for K=3"),
+        ({"seconds": lambda kind, k: -2 if kind == "B" else 1}, "B of stage k=1"),
+    ):
+        with pytest.raises(BadInput, match=fact):
+            predict(fdg(3), alike()._replace(**changed))
+
+
+def test_each_process_dispatches_its_own_stages():
+    machine = alike(host_seconds=lambda kind, k: {"F": 2, "B": 3, "U": 1, "send": 0}[kind] * k)
+    found = [predict(fdg(3), machine._replace(processes=processes)) for processes in ((), (0, 0, 1), (0, 1, 2))]
+    assert [each.seconds for each in found] == [36, 18, 18]
+    assert [each.limits["host"] for each in found] == [36, 18, 18]
+
+
+NAMES, FACTORS = st.sampled_from(methods.names()), st.fractions(Fraction(1, 9), 9, max_denominator=9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(name=NAMES, latency=WHOLE, slow=WHOLE, host=WHOLE, factor=FACTORS)
+def test_all_times_longer_by_a_factor_make_a_tick_longer_by_that_factor(name, latency, slow, host, factor):
+    def machine(c):
+        return alike(
+            link=Link(c * latency, c * slow),
+            run_ahead=2,
+            processes=(0, 0, 1),
+            host_seconds=lambda kind, k: c * host / 4,
+        )._replace(seconds=lambda kind, k: c * {"F": 1, "B": 2}.get(kind, 0))
+
+    one, scaled = (predict(methods.find(name).schedule(3), machine(c)) for c in (Fraction(1), factor))
+    assert scaled.seconds == factor * one.seconds
+    assert (scaled.utilisation, scaled.links, scaled.limiting) == (one.utilisation, one.links, one.limiting)

@@ -1,8 +1,8 @@
-"""A cut changes nothing but the place where work is done; a wrong one is refused with the way out."""
+"""A cut changes nothing but the place of the work, and a wrong one is refused; times of blocks are measured once."""
 
-import doctest
 import itertools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,48 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdg_jax import models, split
+from fdg_jax import block_times, data, models, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
-
-IMAGES = (4, 8, 8, 3)
-
-
-@pytest.fixture(scope="module")
-def small():
-    """(blocks, images, variables of the whole network) of ResNet-8; statistics other than their start."""
-    blocks = models.blocks("resnet8", 10)
-    images = jnp.asarray(np.random.default_rng(0).standard_normal(IMAGES, np.float32))
-    variables = split.init_whole(blocks, jax.random.key(0), images)
-    variables["batch_stats"] = jax.tree.map(lambda a: a + 0.25, variables["batch_stats"])
-    return blocks, images, variables
+from fdg_jax.machine import kept_times
+from fdg_jax.runs.options import Options
+from fdg_jax.training import partition, setup, stages
 
 
-def run(stages, variables, x, train):
-    """The stages one after the other, each its own program: (output, all changed statistics)."""
-    changed = {}
-    for stage, own in zip(stages, variables, strict=True):
-        x, new = jax.jit(lambda own, x, stage=stage: stage.apply(own, x, train, mutable=["batch_stats"]))(own, x)
-        changed |= new.get("batch_stats", {})
-    return x, changed
-
-
-@pytest.mark.slow  # test_networks.py composes another network in the fast suite
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("cuts", [(1, 4), (2,), (1, 2, 3)])
-def test_composed_stages_are_the_uncut_network_bit_for_bit(small, cuts, train):
-    blocks, images, variables = small
-    whole, whole_statistics = run(split.stages(blocks, ()), [variables], images, train)
-    output, statistics = run(split.stages(blocks, cuts), split.split_variables(variables, cuts), images, train)
-    np.testing.assert_array_equal(output, whole)
-    assert statistics.keys() == whole_statistics.keys()
-    jax.tree.map(np.testing.assert_array_equal, statistics, whole_statistics)
-
-
-@pytest.mark.parametrize("cuts", [(), (2,), (1, 4), (1, 2, 3)])
-def test_initial_variables_do_not_depend_on_the_split(small, cuts):
+def test_initial_variables_do_not_depend_on_the_split():
     """A stage that starts itself from the same key has the values that the whole network has there."""
-    blocks, images, _ = small
+    blocks, images, cuts = models.blocks("resnet8", 10), jnp.zeros((4, 8, 8, 3)), (1, 2, 3)
     whole = split.init_whole(blocks, jax.random.key(0), images)
     x = jax.ShapeDtypeStruct(images.shape, images.dtype)
     for stage, part in zip(split.stages(blocks, cuts), split.split_variables(whole, cuts), strict=True):
@@ -61,80 +30,34 @@ def test_initial_variables_do_not_depend_on_the_split(small, cuts):
         x = jax.eval_shape(lambda own, x, stage=stage: stage.apply(own, x, False), own, x)
 
 
-def test_another_key_gives_other_weights(small):
-    blocks, images, variables = small
-    other = split.init_whole(blocks, jax.random.key(1), images)["params"]["block000"]["conv"]["kernel"]
-    assert not (other == variables["params"]["block000"]["conv"]["kernel"]).any()
-
-
-def test_initialisation_takes_a_shape_as_well_as_images(small):
-    blocks, images, _ = small
-    shape = jax.ShapeDtypeStruct(images.shape, images.dtype)
-    a, b = (split.init_whole(blocks, jax.random.key(0), x) for x in (images, shape))
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
-@pytest.mark.parametrize("cuts", [(2,), (1, 4), (1, 2, 3)])
-def test_the_union_of_the_stages_variables_is_the_whole_networks(small, cuts):
-    _, _, variables = small
-    union = {}
-    for part in split.split_variables(variables, cuts):
-        for collection, by_block in part.items():
-            assert not union.setdefault(collection, {}).keys() & by_block.keys()
-            union[collection] |= by_block
-    jax.tree.map(np.testing.assert_array_equal, union, variables)
-
-
 COUNTS = {"resnet18": (2, 2, 2, 2), "resnet101": (3, 4, 23, 3), "resnet101_imagenet": (3, 4, 23, 3)}
 
 
-@pytest.mark.parametrize(
-    ("name", "K", "layers"),
-    # (whole layers before the stage, blocks of the next layer before it), as in the authors' `layerN[a:b]`.
-    [
-        ("resnet20", 2, [(1, 1)]),
-        ("resnet20", 3, [(1, 0), (2, 0)]),
-        ("resnet56", 2, [(1, 4)]),
-        ("resnet56", 3, [(1, 0), (2, 0)]),
-        ("resnet56", 4, [(0, 6), (1, 4), (2, 2)]),
-        ("resnet110", 2, [(1, 9)]),
-        ("resnet110", 3, [(1, 0), (2, 0)]),
-        ("resnet110", 4, [(0, 13), (1, 9), (2, 5)]),
-        ("resnet110", 5, [(0, 10), (1, 3), (1, 14), (2, 7)]),
-        ("resnet1202", 2, [(1, 50)]),
-        ("resnet1202", 3, [(1, 0), (2, 0)]),
-        ("resnet1202", 4, [(0, 75), (1, 50), (2, 25)]),
-        ("resnet1202", 5, [(0, 60), (1, 20), (1, 80), (2, 40)]),
-        ("mobilenet_v1", 2, [(0, 6)]),
-        *[
-            (name, len(cuts) + 1, cuts)
-            for name in ("wrn28_10", "wrn28_10_fdg")
-            for cuts in ([(1, 2)], [(1, 0), (2, 0)], [(0, 3), (1, 2), (2, 1)])
-        ],
-        ("resnet18", 2, [(2, 0)]),
-        ("resnet18", 3, [(1, 0), (2, 1)]),
-        *[
-            (name, len(cuts) + 1, cuts)
-            for name in ("resnet101", "resnet101_imagenet")
-            for cuts in (
-                [(2, 9)],
-                [(2, 4), (2, 15)],
-                [(2, 1), (2, 9), (2, 17)],
-                [(1, 3), (2, 6), (2, 13), (2, 20)],
-            )
-        ],
-    ],
-)
-def test_the_paper_split_is_the_authors(name, K, layers):
-    blocks = models.blocks(name, 10)
-    counts = COUNTS.get(name, ((len(blocks) - 2) // 3,) * 3)
-    cuts = tuple(1 + sum(counts[:whole]) + more for whole, more in layers)
-    assert split.parse("paper", name, K, len(blocks)) == cuts
+# (whole layers before the stage, blocks of the next layer before it), as in the authors' `layerN[a:b]`.
+THIRDS, WIDE = [(1, 0), (2, 0)], [[(1, 2)], [(1, 0), (2, 0)], [(0, 3), (1, 2), (2, 1)]]
+DEEP = [[(2, 9)], [(2, 4), (2, 15)], [(2, 1), (2, 9), (2, 17)], [(1, 3), (2, 6), (2, 13), (2, 20)]]
+PAPER = {
+    "resnet20": [[(1, 1)], THIRDS],
+    "resnet56": [[(1, 4)], THIRDS, [(0, 6), (1, 4), (2, 2)]],
+    "resnet110": [[(1, 9)], THIRDS, [(0, 13), (1, 9), (2, 5)], [(0, 10), (1, 3), (1, 14), (2, 7)]],
+    "resnet1202": [[(1, 50)], THIRDS, [(0, 75), (1, 50), (2, 25)], [(0, 60), (1, 20), (1, 80), (2, 40)]],
+    "resnet56_fdg_init": [[(1, 4)], THIRDS, [(0, 6), (1, 4), (2, 2)]],
+    "mobilenet_v1": [[(0, 6)]],
+    "wrn28_10": WIDE,
+    "wrn28_10_fdg": WIDE,
+    "resnet18": [[(2, 0)], [(1, 0), (2, 1)]],
+    "resnet101": DEEP,
+    "resnet101_imagenet": DEEP,
+}
 
 
-@pytest.mark.parametrize("text", ["paper", "even", "balanced", ""])
-def test_one_stage_has_no_cut(text):
-    assert split.parse(text, "resnet8", 1, 5) == ()
+def test_the_paper_split_is_the_authors():
+    for name, splits in PAPER.items():
+        blocks = models.blocks(name, 10)
+        counts = COUNTS.get(name, ((len(blocks) - 2) // 3,) * 3)
+        for layers in splits:
+            cuts = tuple(1 + sum(counts[:whole]) + more for whole, more in layers)
+            assert split.parse("paper", name, len(cuts) + 1, len(blocks)) == cuts, name
 
 
 def test_even_stages_differ_by_at_most_one_block():
@@ -143,10 +66,6 @@ def test_even_stages_differ_by_at_most_one_block():
         sizes = np.diff(bounds)
         assert len(sizes) == K
         assert sizes.max() - sizes.min() <= 1
-
-
-def test_block_numbers_are_taken_as_given():
-    assert split.parse("3, 7", "resnet20", 3, 11) == (3, 7)
 
 
 def stage_costs(costs, cuts):
@@ -161,10 +80,6 @@ def test_balanced_is_the_best_of_all_splits(costs, K):
     best = min((max(sums), sum(s * s for s in sums)) for sums in (stage_costs(costs, cuts) for cuts in every))
     sums = stage_costs(costs, split.balanced(costs, K))
     assert (max(sums), sum(s * s for s in sums)) == best
-
-
-def test_balanced_takes_measured_costs():
-    assert split.parse("balanced", "resnet8", 2, 5, costs=[1, 1, 1, 1, 4]) == (4,)
 
 
 def test_balanced_costs_are_flops_of_the_forward_pass_without_running_it():
@@ -185,55 +100,155 @@ def test_on_a_gpu_the_flops_are_those_of_plain_convolutions(monkeypatch):
     assert on_gpu[1] < on_cpu[1] and on_gpu[-2] == on_cpu[-2]  # only narrow ones take another form on a CPU
 
 
-def test_flops_are_refused_without_a_cpu_to_count_them_on(monkeypatch):
-    def none(backend):
-        raise RuntimeError(f"Unknown backend {backend}. Available backends are ['cuda']")
-
-    monkeypatch.setattr(jax, "local_devices", none)
-    with pytest.raises(BadInput, match=r"counted on a CPU, and JAX has none here: Unknown backend cpu.*JAX_PLATFORMS"):
-        split.block_costs("resnet20")
-
-
-@pytest.mark.parametrize(
-    ("text", "K", "says"),
-    [
+def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out():
+    for text, K, says in (
         ("3,3", 3, "stage k=2 is empty"),
         ("0,3", 3, "stage k=1 is empty"),
         ("3,11", 3, "stage k=3 is empty"),
         ("7,3", 3, "not increasing, stage k=2 would run from block 7 back to 3"),
         ("3,12", 3, "no block 12"),
         ("-1,3", 3, "no block -1"),
-        ("3", 3, "1 block numbers where 2 are needed"),
         ("3,5,7", 3, "3 block numbers where 2 are needed"),
-        ("", 3, "0 block numbers where 2 are needed"),
         ("3,x", 3, "neither paper, even, balanced, measured nor block numbers"),
         ("3.5,7", 3, "neither paper"),
-        ("fair", 3, "'fair' is neither paper"),
         ("paper", 4, "no split of resnet20 .* for K=4, only for K=2, 3"),
         ("even", 12, "more than the 11 blocks"),
-        ("paper", 99, "more than the 11 blocks"),
         ("even", 0, "at least 1 stage"),
-    ],
+        ("measured", 2, r"K=2 needs seconds for each of its 11 blocks.*--split balanced"),
+    ):
+        with pytest.raises(BadInput, match=says) as error:
+            split.parse(text, "resnet20", K, 11)
+        message = str(error.value)
+        assert f"K={K}" in message and "11 blocks" in message
+        assert any(way in message for way in ("Use --", "use --split", "give 2 of them"))
+
+
+class Block(nn.Module):
+    """One layer; the wider the slower."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool):
+        return nn.Dense(self.width)(x)
+
+
+BLOCKS = [Block(4), Block(4), Block(4), Block(600), Block(4), Block(600)]
+X = jax.ShapeDtypeStruct((8, 4), np.float32)
+
+
+def device():
+    return jax.local_devices()[0]
+
+
+def known(blocks, x):
+    """The seconds that were kept."""
+    return kept_times.load(block_times.WHAT, block_times.conditions(blocks, x, device()), len(blocks))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "fdg_jax"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Measuring takes no time: a second for the first block, ten for every other; counts measurements."""
+    calls = []
+
+    def measure(blocks, x, device, rounds=block_times.ROUNDS):
+        calls.append((len(blocks), x.shape))
+        return [1.0] + [10.0] * (len(blocks) - 1)
+
+    monkeypatch.setattr(block_times, "measure", measure)
+    return calls
+
+
+def test_blocks_that_are_alike_are_measured_once_and_block_0_by_itself(monkeypatch):
+    warmed = []
+    warm = block_times.warm
+
+    def remembered(block, x, device, first):
+        warmed.append((block.width, x.shape[-1], first))
+        return warm(block, x, device, first)
+
+    monkeypatch.setattr(block_times, "warm", remembered)
+    found = block_times.measure(BLOCKS, X, device(), rounds=2)
+    assert warmed == [(4, 4, True), (4, 4, False), (600, 4, False), (4, 600, False)]
+    assert len(found) == len(BLOCKS)
+    assert found[1] == found[2] and found[3] == found[5]
+    assert all(seconds > 0 for seconds in found)
+
+
+def test_what_was_measured_is_kept_for_the_next_start(counted, own_cache):
+    first = block_times.seconds(BLOCKS, X, device())
+    assert block_times.seconds(BLOCKS, X, device()) == first == known(BLOCKS, X)
+    assert counted == [(6, (8, 4))]
+    assert [path.suffix for path in own_cache.iterdir()] == [".json"]
+
+
+def test_other_blocks_another_batch_machine_version_or_code_measure_anew(counted, monkeypatch):
+    larger, half = jax.ShapeDtypeStruct((16, 4), np.float32), jax.ShapeDtypeStruct((8, 4), np.float16)
+    block_times.seconds(BLOCKS, X, device())
+    for blocks, x in ((BLOCKS[:-1], X), ([*BLOCKS[:-1], Block(601)], X), (BLOCKS, larger), (BLOCKS, half)):
+        block_times.seconds(blocks, x, device())
+    assert len(counted) == 5
+    conditions = block_times.conditions
+    for what in ("versions", "code", "processor", "cores", "device"):
+        other = {what: "another"}
+        monkeypatch.setattr(block_times, "conditions", lambda *case, other=other: {**conditions(*case), **other})
+        assert known(BLOCKS, X) is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda text: text[:40], lambda text: "[1, 2]", lambda text: text.replace("10.0", "11.0")],
+    ids=["cut off", "a list", "a digit"],
 )
-def test_a_wrong_split_is_refused_with_K_the_blocks_and_the_way_out(text, K, says):
-    with pytest.raises(BadInput, match=says) as error:
-        split.parse(text, "resnet20", K, 11)
-    message = str(error.value)
-    assert f"K={K}" in message
-    assert "11 blocks" in message
-    assert "Use --" in message or "use --split" in message or "give 2 of them" in message
+def test_a_damaged_file_is_said_and_measured_anew(damage, counted, own_cache, capsys):
+    first = block_times.seconds(BLOCKS, X, device())
+    (path,) = own_cache.iterdir()
+    path.write_text(damage(path.read_text()))
+    assert block_times.seconds(BLOCKS, X, device()) == first
+    assert "the file is damaged; measuring again" in capsys.readouterr().err
+    assert len(counted) == 2
+    assert block_times.seconds(BLOCKS, X, device()) == first  # it is whole again
+    assert len(counted) == 2
 
 
-def test_a_model_without_any_paper_split_says_so():
-    with pytest.raises(BadInput, match=r"no split of wrn16_4 .* for K=2, nor for any other K"):
-        split.parse("paper", "wrn16_4", 2, 8)
+def test_a_cache_that_cannot_be_written_costs_time_only(counted, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        assert block_times.seconds(BLOCKS, X, device())[0] == 1.0
+    assert len(counted) == 2
+    assert "can't be kept" in capsys.readouterr().err
 
 
-def test_stages_refuses_a_cut_that_leaves_one_empty():
-    with pytest.raises(BadInput, match="stage k=2 is empty"):
-        split.stages(models.blocks("resnet8", 10), (2, 2))
+def test_nothing_is_measured_where_it_was_not_asked_for(counted):
+    """A default run is cut the same on every machine."""
+    name, options = "balanced", Options(model="resnet8", K=2)
+    dataset = data.load("digits")
+    costs, cost = partition.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
+    assert (cost, len(costs), counted) == ("FLOPs", 5, [])
 
 
-def test_the_examples_in_docstrings_say_what_comes_out():
-    found = doctest.testmod(split)
-    assert (found.attempted, found.failed) == (2, 0)
+@pytest.mark.slow
+def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkeypatch):
+    """A run that goes on elsewhere reads the block numbers, so it never measures again."""
+    asked = []
+
+    def seconds(blocks, x, device):
+        asked.append((x.shape, x.dtype))
+        return [0.001, 0.001, 0.001, 0.001, 0.004]
+
+    monkeypatch.setattr(block_times, "seconds", seconds)
+    options = Options(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
+    job = setup.prepare(options)
+    assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
+    assert (job.partition.cuts, job.options.split) == ((4,), "4")
+    assert [stage["share_percent"] for stage in stages.facts(job)] == [50.0, 50.0]
+    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job, stages.facts(job))[0]
+    again = setup.prepare(job.options)
+    assert (again.partition.cuts, len(asked)) == ((4,), 1)

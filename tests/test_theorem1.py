@@ -1,15 +1,15 @@
 """Theorem 1's bounds: their limits, that they hold where they should and break where they should, and by whom."""
 
 import json
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 from experiments import theorem1
-from experiments.harness import result_files, table_command
-from experiments.harness.run_table import RESULTS, Run
-from experiments.theorem import adversary, decoupled, quadratic, theorem_bounds
+from experiments.harness import result_files
+from experiments.harness.run_table import RESULTS
+from experiments.theorem import adversary, decoupled, quadratic
 from experiments.theorem.theorem_bounds import READINGS, bound, z2
 
 T = 24
@@ -30,7 +30,7 @@ def exact(K, beta, gamma, scale=1.0):
 # The constants
 
 
-@pytest.mark.parametrize("K", [1, 2, 5])
+@pytest.mark.parametrize("K", [1, 5])
 def test_the_printed_constant_is_the_papers_formula_and_has_a_limit_at_beta_1(K):
     for beta in (0.5, 1 - 1e-7):
         late = sum(beta ** (3 * (K - k)) * 2 * (K - k) for k in range(1, K + 1))
@@ -41,17 +41,6 @@ def test_the_printed_constant_is_the_papers_formula_and_has_a_limit_at_beta_1(K)
     assert z2("printed", K, 1.0, [1.0] * 20, 19) == K + K * (K - 1)
     assert z2("repaired", K, 1.0, [1.0] * 20, 19) == K + sum((2 * c) ** 2 for c in range(K))
     assert z2("network", K, 1.0, [1.0] * 20, 19) == pytest.approx(K / 2 + 2 * K**0.5 * K * (K - 1))
-
-
-def test_for_one_module_the_delay_terms_vanish():
-    assert [z2(reading, 1, 0.3, [0.5] * 3, 2) for reading in READINGS] == [1, 1, 0.5]
-
-
-def test_a_module_without_gradients_is_counted_in_the_printed_bound_only():
-    squares = np.ones(3)
-    assert [theorem_bounds.z1(name, 0.5, squares, 1) for name in READINGS] == [1.75, 1, 1]
-    assert [theorem_bounds.z1(name, 0.5, squares, 4) for name in READINGS] == [1.75, 1.75, 1.75]
-    assert z2("repaired", 3, 0.5, [1.0] * 2, 1) == 1
 
 
 def test_only_the_corrected_constants_grow_where_the_rate_falls():
@@ -83,13 +72,11 @@ def test_L_and_M_are_what_the_assumptions_say():
 # The bounds
 
 
-@pytest.mark.parametrize("K", [1, 2, 3, 4])
-def test_the_corrected_bound_holds_at_every_step(K):
-    for beta in (1.0, 0.8, 0.5, 0.2):
-        for gamma in (0.01, 0.1, 0.5, 1.0):
-            run, bounds = exact(K, beta, gamma)
-            assert (run.change <= bounds["network"]).all()
-            assert (run.change <= bounds["printed"])[full(K) :].all()
+def test_the_corrected_bound_holds_at_every_step():
+    for K, beta, gamma in product((1, 2, 3, 4), (1.0, 0.8, 0.5, 0.2), (0.01, 0.1, 0.5, 1.0)):
+        run, bounds = exact(K, beta, gamma)
+        assert (run.change <= bounds["network"]).all()
+        assert (run.change <= bounds["printed"])[2 * (K - 1) :].all()  # from the first step of a full pipeline on
 
 
 def test_the_corrected_bound_is_violated_when_its_constant_is_divided():
@@ -117,28 +104,6 @@ def test_both_corrected_bounds_hold_for_independent_modules_where_the_printed_on
             assert all(change <= most for change, most in zip(line["engine"], line[reading], strict=True))
 
 
-def test_the_factor_that_the_proof_drops_is_needed():
-    """After two steps of rate 1 the mean gradient of module 1 has moved by 2 = n gamma L sqrt(M)."""
-    theta = quadratic.uncoupled().sampled(1.0, [1.0] * 4, np.zeros(4, int))
-    assert theta[:, 0].tolist() == [1, 1, 1, 0, -1]
-    n, moved = 2, (theta[4, 0] - theta[2, 0]) ** 2
-    assert n < moved == n**2
-
-
-def test_a_batchs_noise_is_in_the_weights_already_when_a_module_of_a_network_uses_it():
-    """So that the mean gradient of module 1 and the late noise are not uncorrelated, as the proof has it."""
-
-    def correlation(H, factor, t=5):
-        noise = np.zeros((t, 2, 1))
-        noise[t - 2] = factor  # of the batch whose gradient module 1 uses at t
-        theta = quadratic.follow(H, 2, np.ones(2), np.full(t, 0.5), np.zeros((2, 1)), noise)[t]
-        return ((H @ theta) * factor)[0].item()
-
-    factor = np.array([[1.0], [1.0]])
-    assert correlation(np.eye(2), factor) == 0
-    assert correlation(np.array([[0.5, 0.5], [0.5, 0.5]]), factor) == pytest.approx(-0.1875)  # -0.5 H_12 (1 - 0.5 H_22)
-
-
 def test_the_search_climbs_and_finds_what_a_direct_computation_finds():
     assert adversary.search(2, True, 20, 30, 0).needed > adversary.search(2, True, 20, 0, 0).needed
     sharp = {"H": np.ones((1, 1, 1)), "start": np.zeros((1, 1)), "noise": np.ones((1, 1))}
@@ -161,38 +126,7 @@ def test_the_engine_makes_the_theorems_update(K):
         np.testing.assert_allclose(theta[:, i], problem.sampled(0.8, [rate] * steps, drawn[:, i]), atol=1e-5)
 
 
-def test_the_pipeline_of_devices_makes_the_same_updates_until_it_is_drained():
-    K, steps, problem = 2, 8, quadratic.coupled(2)
-    drawn = np.random.default_rng(1).integers(0, 16, (steps + 2 * K, 1))
-    run = decoupled.pipeline(problem, 0.5, np.array([0.3]), "pipeline")
-    for samples in drawn[:steps]:
-        run.step(decoupled.batch(problem, samples))
-    run.drain()
-    theta = problem.sampled(0.5, [0.3] * len(drawn), drawn[:, 0])
-    drained = [theta[steps + 2 * (K - k), 2 * (k - 1) : 2 * k] for k in (1, 2)]  # module k has used `steps` gradients
-    np.testing.assert_allclose(decoupled.parameters(run)[0], np.concatenate(drained), atol=1e-5)  # as above
-    assert run.staleness == [2, 0]
-
-
 # The command
-
-
-def test_run_measures_what_is_missing_and_render_shows_it(tmp_path, capsys, monkeypatch):
-    small = Run("K2-beta0.5", {"K": 2, "beta": 0.5, "L_gamma": [0.1, 1.0], "steps": 6, "samples": 8, "seed": 0})
-    for name, value in {"GRID": (small,), "KS": (2,), "BETAS": (0.5,)}.items():
-        monkeypatch.setattr(theorem1, name, value)
-    table = theorem1.TABLE._replace(runs=(small, theorem1.FILLING))
-    folder = ["--results", str(tmp_path)]
-    assert table_command.main(table, ["run", *folder]) == 0
-    assert "measured K2-beta0.5" in capsys.readouterr().out
-    assert table_command.main(table, ["run", *folder]) == 0
-    assert capsys.readouterr().out == ""
-    assert table_command.main(table, ["render", *folder]) == 0
-    page = (tmp_path / "theorem1.md").read_text()
-    assert "| 2 | 0.5 | 1.75 | 2.00 |" in page and "| `filling` | 0.1 | 0 | +0.0000 |" in page
-    assert "| `rate-falls` |" not in page
-    assert (tmp_path / "theorem1.png").stat().st_size > 10_000
-    assert table_command.main(table, ["collect"]) == 2
 
 
 committed = pytest.mark.skipif(not (RESULTS / "theorem1.jsonl").is_file(), reason="not measured yet")

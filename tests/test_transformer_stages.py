@@ -1,7 +1,5 @@
 """A transformer in K stages: both engines and the oracle agree with all that language models are trained with."""
 
-import warnings
-from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ import numpy as np
 import optax
 import oracle
 import pytest
-from small import goes_on_exactly, jit, leaves
+from small import fed, goes_on_exactly, jit, leaves
 
 import fdg_jax
 from benchmarks import block_cost
@@ -76,10 +74,7 @@ def variables(layers, model=()):
 
 
 def run(ours, data=DATA):
-    start = jax.device_get(ours.params)
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
+    start = fed(ours, data)
     return start, jax.device_get(ours.params), [m.loss for m in ours.losses(wait=True)]
 
 
@@ -117,7 +112,7 @@ def test_a_pipeline_with_dropout_adamw_warm_up_clipping_and_masks_is_the_oracle(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("K", "data"), [(2, DATA), (2, PADDED), (4, PADDED), (8, PADDED)])
+@pytest.mark.parametrize(("K", "data"), [(2, DATA), (4, PADDED)])
 def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_clipping_and_masks(K, data):
     one, two = (made(K, engine=engine, model=DROPPED, data=data) for engine in ("pipeline", "delay-line"))
     (start, params, losses), (_, _, their_losses) = run(one, data), run(two, data)
@@ -133,31 +128,8 @@ def test_pipeline_delay_line_and_oracle_agree_with_dropout_adamw_warm_up_clippin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("K", [2, 4, 8])
-def test_the_engines_agree_bit_for_bit_in_bfloat16_and_with_activations_computed_again(K):
-    ends = []
-    for engine in ("pipeline", "delay-line"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # which tells of copies of weights among what is remembered
-            remat = "all" if engine == "pipeline" else "none"
-            ours = made(K, engine=engine, model=DROPPED, dtype="bfloat16", remat=remat, data=PADDED)
-        ends.append((ours, run(ours, PADDED)[2]))
-    (one, losses), (two, their_losses) = ends
-    assert one.staleness == two.staleness == list(fdg(K).staleness)
-    # With remat the forward pass is fused into the backward pass, so bfloat16 is rounded in other places (2^-8).
-    np.testing.assert_allclose(losses, their_losses, rtol=0.01)
-    same = made(K, engine="delay-line", model=DROPPED, dtype="bfloat16", remat="all", data=PADDED)
-    same_losses = run(same, PADDED)[2]
-    assert same.parameters_sha256() == one.parameters_sha256() and same_losses == losses
-    start = jax.device_get(made(K, model=DROPPED).params)
-    truly = truth(K, 6, start, fdg(K).staleness, None, DROPPED, PADDED)[1]
-    np.testing.assert_allclose(losses, truly, rtol=0.02)  # bfloat16 against float32: 2^-8 a rounding
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient(positions):
-    model = (("tied", True), ("positions", positions), ("dropout", 0.1))
+def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient():
+    model = (("tied", True), ("positions", "learned"), ("dropout", 0.1))
     one, two = made(4, model=model), made(4, engine="delay-line", model=model)
     (start, params, losses), (_, _, their_losses) = run(one), run(two)
     assert one.parameters_sha256() == two.parameters_sha256() and losses == their_losses
@@ -168,42 +140,20 @@ def test_a_tied_table_passes_through_the_stages_and_is_the_whole_gradient(positi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer_name", ["adamw", "lion", "muon"])
-def test_a_transformer_that_is_stopped_goes_on_exactly(optimizer_name, monkeypatch):
-    chosen = recipe.optimizer(optimizer_name, recipe.schedule("wsd", 1e-3, 20, 3), momentum=0.9, weight_decay=0.1,
+def test_a_transformer_that_is_stopped_goes_on_exactly(monkeypatch):
+    chosen = recipe.optimizer("muon", recipe.schedule("wsd", 1e-3, 20, 3), momentum=0.9, weight_decay=0.1,
                               decay="matrices", clip_norm=1.0)  # fmt: skip
     monkeypatch.setitem(globals(), "optimizer", lambda: chosen)
     goes_on_exactly(lambda: made(2, 1, cuts=(1,), model=DROPPED), DATA, 4)
 
 
-METHODS = ["bp", "ddg", "fr", "dgl", "dni", "gpipe", "data_parallel", "fa", "dfa", "scaled_bp"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["fr", "dgl", "dni", "fa"])  # which look into a stage, or beside it
 def test_every_method_trains_a_transformer(method):
     ours = made(2, 1, cuts=(1,), method=method, model=DROPPED)
     _, _, losses = run(ours)
     assert np.isfinite(losses).all() and ours.updates == [BATCHES] * len(ours.updates)
     assert ours.evaluate(DATA[:2]).error_percent is not None
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("aux", ["linear", "predsim"])
-def test_other_local_heads_see_every_token(aux):
-    _, _, losses = run(made(2, 1, cuts=(1,), method="dgl", aux=aux))
-    assert np.isfinite(losses).all()
-
-
-@pytest.mark.slow
-def test_current_weights_take_a_transformer_whose_norms_keep_no_weights():
-    ours = made(2, 1, cuts=(1,), weights="current", model=DROPPED)
-    assert np.isfinite(run(ours)[2]).all() and ours.staleness == list(fdg(2).staleness)
-
-
-def test_local_heads_refuse_a_table_beside_the_activations():
-    with pytest.raises(BadInput, match="auxiliary network takes feature maps"):
-        made(2, 1, cuts=(1,), method="dgl", model=(("tied", True),))
 
 
 def test_a_token_sees_none_of_those_after_it():
@@ -256,34 +206,10 @@ def test_the_faster_forms_of_matrices_and_rotation_are_the_plain_ones():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
 
 
-def test_initial_weights_do_not_depend_on_split_or_dropout():
-    x = jax.ShapeDtypeStruct(DATA[0][0].shape, np.int32)
-    plain, dropping = (split.init_whole(network(1, dropout=d), jax.random.key(0), x) for d in (0.0, 0.5))
-    jax.tree.map(np.testing.assert_array_equal, plain, dropping)
-
-
-@pytest.mark.parametrize(("options", "said"), [
-    ({"dropout": 1.0}, "it lies in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
-    ({"heads": 3}, "no option heads"),
-])  # fmt: skip
-def test_an_impossible_option_of_a_model_is_refused(options, said):
-    with pytest.raises(BadInput, match=said):
-        network(1, **options)
-
-
-def test_any_size_is_a_name_and_others_are_none():
-    assert len(models.blocks("transformer3x96", 256)) == 5
-    for name in ("transformer3x50", "transformer0x64", "transformer_8x64"):
-        with pytest.raises(BadInput, match="not known"):
-            models.blocks(name, 256)
-    assert models.takes("transformer8x64") == "tokens" and models.takes("resnet20") == "images"
-    assert models.paper_split("transformer8x64", 2) is None
-
-
-def test_costs_of_blocks_know_dropout_and_whole_numbers():
-    x = jax.ShapeDtypeStruct((1, T), np.int32)
-    for tied in (False, True):
-        found = split.costs(network(2, dropout=0.1, tied=tied), x)
-        assert found[1] == found[2] > 5000 and found[3] > 5000 and found[0] >= 0  # 32 x 16 x 8 products at the least
-    cuts = split.balanced(found, 3)
-    assert all(a < b for a, b in pairwise((0, *cuts, 4)))
+def test_an_impossible_option_of_a_model_is_refused():
+    for options, said in (
+        ({"dropout": 1.0}, "it lies in"), ({"dropout": "much"}, "no number"), ({"positions": "none"}, "not known"),
+        ({"heads": 3}, "no option heads"),
+    ):  # fmt: skip
+        with pytest.raises(BadInput, match=said):
+            network(1, **options)

@@ -8,8 +8,6 @@ import numpy as np
 from small import batches, leaves, pipeline
 from stages_of_layers import ROUNDING
 
-Ks = [2, 3, 4]
-
 
 def trained(K, data, **options):
     """(the drained pipeline, its first variables, its first engine's stages' own state)."""

@@ -18,16 +18,11 @@ TOLD = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [
-    "",
-    "--evaluate-every 1",  # most of the time is that of evaluations
-    "--engine delay-line",  # it keeps the text on its device
-])  # fmt: skip
-def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is_whole(more, tmp_path):
+def test_it_ends_with_one_sentence_and_a_checkpoint_and_goes_on_once_the_file_is_whole(tmp_path):
     content = b"The quick brown fox jumps over the lazy dog. " * 400
     text, path, whole = (tmp_path / name for name in ("text.txt", "run", "whole"))
     text.write_bytes(content)
-    words = [*SHORT.split(), "--K", "2", "--text", str(text), *more.split()]
+    words = [*SHORT.split(), "--K", "2", "--text", str(text)]
     with subprocess.Popen(program(words, path), **TOLD) as process:
         try:
             until = time.monotonic() + 200

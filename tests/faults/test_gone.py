@@ -3,28 +3,25 @@
 import shutil
 
 import pytest
-from fault_runs import SMALL, STEPS
+from fault_runs import SMALL
 
 from fdg_jax.experiments import cifar
 from fdg_jax.training import training_loop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "replaced"), [(3, False), (STEPS, True)])
-def test_a_run_whose_directory_is_gone_ends_at_its_next_write(at, replaced, tmp_path, monkeypatch, capsys):
+def test_a_run_whose_directory_is_gone_ends_at_its_next_write(tmp_path, monkeypatch, capsys):
     path, read = tmp_path / "run", training_loop.Loop.read_losses
 
     def deleting(loop, wait=False):
-        if loop.record.step == at and path.exists() and not (tmp_path / "done").exists():
+        if loop.record.step == 3 and path.exists() and not (tmp_path / "done").exists():
             loop.saving.check()
             shutil.rmtree(path.rename(tmp_path / "done"))
             (tmp_path / "done").mkdir()
-            if replaced:
-                path.mkdir()
         read(loop, wait)
 
     monkeypatch.setattr(training_loop.Loop, "read_losses", deleting)
     assert cifar.main(f"{SMALL} --model resnet8 --K 1 --method bp --run-dir {path}".split()) == 1
     said = capsys.readouterr()
     assert said.err.count("error:") == 1 and "is gone: it was deleted, renamed or replaced" in said.err
-    assert not path.exists() or not any(path.iterdir())
+    assert not path.exists()

@@ -12,14 +12,14 @@ TEXT = Config("fdg", 2, "pipeline", "transformer1x32")
 
 
 @pytest.mark.slow
-@pytest.mark.cases(sample=6, hundred=100)
+@pytest.mark.cases(sample=3, hundred=100)
 def test_a_run_that_is_killed_at_any_moment_ends_as_one_that_is_not(seed, all_of_them, whole, cache, tmp_path, tell):
     chosen = configs() if all_of_them else SAMPLE
     killed_again_and_again(chosen[seed % len(chosen)], seed, whole, cache, tmp_path, tell)
 
 
 @pytest.mark.slow
-@pytest.mark.cases(sample=3, hundred=20)
+@pytest.mark.cases(sample=1, hundred=20)
 def test_a_language_model_that_is_killed_at_any_moment_ends_as_one_that_is_not(seed, whole, cache, tmp_path, tell):
     """With dropout, AdamW, warm-up, clipped gradients, bfloat16, and a stage that computes its activations again."""
     killed_again_and_again(TEXT, seed, whole, cache, tmp_path, tell)

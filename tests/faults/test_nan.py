@@ -17,7 +17,7 @@ from fdg_jax.training import training_loop
 
 CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4)]
 CASES = [(method, K, k, what) for method, K in CONFIGS for k in range(1, K + 1) for what in ("weights", "gradient")]
-SAMPLE = [("fdg", 2, 1, "weights"), ("fdg", 2, 2, "gradient"), ("dni", 2, 1, "gradient")]
+SAMPLE = [("fdg", 2, 1, "weights"), ("dni", 2, 1, "gradient")]
 
 
 def lost(tree):
@@ -72,7 +72,7 @@ def summary(path):
 
 
 @pytest.mark.slow
-@pytest.mark.cases(sample=3, hundred=len(CASES))
+@pytest.mark.cases(sample=2, hundred=len(CASES))
 def test_a_nan_in_a_stage_is_named_and_each_policy_obeyed(seed, all_of_them, tmp_path, monkeypatch, capsys, tell):
     method, K, k, what = (CASES if all_of_them else SAMPLE)[seed]
     step = Random(f"nan {seed}").randint(2, 4)  # of the six batches; before it there is a checkpoint to go back to

@@ -1,0 +1,193 @@
+"""The programs that the README and the pages show are run where the pages say that they go."""
+
+import itertools
+import os
+import re
+import runpy
+import subprocess
+import sys
+import textwrap
+from importlib import import_module
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from small import batches, fed, pipeline
+
+from fdg_jax import data, methods, models, split, transport
+from fdg_jax.engine import transports
+from fdg_jax.errors import BadInput
+from fdg_jax.schedule.running import validate
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, text) of every block of a page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / page).read_text(), re.S | re.M)
+
+
+def shown(page: str, word: str) -> str:
+    """The one program of a page that has that word."""
+    (found,) = [text for language, text in blocks(page) if language == "python" and word in text]
+    return found
+
+
+def run(*words: str, cwd: Path = ROOT) -> str:
+    """What Python prints in a process of its own."""
+    settings = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # most of the time is compiling
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=cwd, env=settings, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# The README
+
+
+def test_the_host_loop_shown_is_the_host_loop():
+    loop = textwrap.indent(shown("README.md", "takes, gives"), " " * 8)
+    assert loop in (ROOT / "fdg_jax/engine/host_loop.py").read_text()
+
+
+def test_the_method_and_the_correction_shown_work(tmp_path):
+    file = tmp_path / "shown.py"
+    file.write_text(shown("README.md", "METHOD = ") + shown("README.md", "CORRECTION = "))
+    names = runpy.run_path(str(file))
+    assert all(names["METHOD"].schedule(3).tick(t) == methods.find("ddg").schedule(3).tick(t) for t in range(1, 12))
+    chain = names["CORRECTION"].make(names["Late"](1, 4, 4)).around(optax.sgd(1.0))
+    assert float(chain.update(3.0, chain.init(3.0))[0]) == -1.5  # divided by the root of 4
+
+
+def test_the_program_shown_runs_and_learns():
+    out = run("-c", shown("README.md", "fdg_jax.Pipeline("))
+    error, staleness, updates = re.search(r"error_percent=([\d.]+).*(\[.*?\]) (\[.*?\])", out).groups()
+    assert float(error) < 10 and staleness == "[1, 0]" and updates == "[64, 64]"
+
+
+def test_the_figures_of_the_readme_are_those_of_the_pages_of_results():
+    readme, results = (ROOT / "README.md").read_text(), ROOT / "experiments" / "results"
+    for head, pages in (("test error %, mean of 5 seeds", ["decisive"]), ("three seeds, mean", ["images", "text"])):
+        (table,) = re.findall(rf"^\| {head}.*\n\|[-|]+\n((?:\|.*\n)+)", readme, re.M)
+        figures = set(re.findall(r"[+-]?\d+\.\d{2,}(?: \([+-][\d.]+ to [+-][\d.]+\))?", table))
+        pages = [results / f"{'' if page == 'decisive' else 'corrections_'}{page}.md" for page in pages]
+        known = "\n".join(page.read_text() for page in pages)
+        assert len(figures) >= 20 and not [each for each in figures if each not in known]
+
+
+# Pages
+
+
+@pytest.mark.slow
+def test_the_pieces_of_the_tutorial_are_a_program_that_prints_what_it_says(tmp_path):
+    page, errors = blocks("docs/tutorial.md"), re.compile(r"([\d.]+)% errors")
+    (tmp_path / "tutorial.py").write_text("\n\n".join(text for language, text in page if language == "python"))
+    out = run("tutorial.py", cwd=tmp_path)
+    pairs = itertools.pairwise(page)
+    said = "".join(text for (before, _), (language, text) in pairs if (before, language) == ("python", ""))
+    assert errors.sub("", out) == errors.sub("", said)
+    pairs = [*zip(map(float, errors.findall(out)), map(float, errors.findall(said)), strict=True)]
+    assert len(pairs) == 5 and all(abs(found - told) < 6 for found, told in pairs)  # points, on any processor
+
+
+@pytest.mark.slow
+def test_the_program_for_several_processes_trains_in_two_and_its_state_goes_on_in_one(tmp_path):
+    file, of_run = tmp_path / "train.py", ("--K", "2", "--run-dir", str(tmp_path / "run"))
+    file.write_text(shown("docs/several-processes.md", "fdg_jax.Pipeline("))
+    out = run("-m", "fdg_jax.launch", "--processes", "2", "--", str(file), *of_run)
+    printed = [line.removeprefix("[0] ") for line in out.splitlines() if line.startswith("[0] ")]
+    assert "[1]" not in out and len(printed) == 1
+    found = re.search(r"error_percent=([\d.]+).*\) \[1, 0\] [0-9a-f]{64}$", printed[0])
+    assert found and float(found[1]) < 10
+    assert run(str(file), *of_run, "--resume", "auto").splitlines() == printed
+
+
+def test_the_program_that_predicts_a_time_does():
+    out = run("-c", shown("docs/running.md", "predict("))
+    assert out.startswith("0.06") and out.strip().endswith("stage")  # hidden: T = 60 ms, c = 27 ms
+
+
+# docs/adding-*.md
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch):
+    """put(package, name, text): makes the text the file `name`.py of a folder that is searched as the package is."""
+
+    def write(package, name, text):
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        monkeypatch.delitem(sys.modules, f"{package.__name__}.{name}", raising=False)
+
+    return write
+
+
+def test_the_schedule_shown_is_the_one_of_ddg(put):
+    put(methods, "shown_ddg", shown("docs/adding-a-method.md", "def forward_locked"))
+    shown_ddg = import_module("fdg_jax.methods.shown_ddg").METHOD
+    for K in (1, 2, 5):
+        own, ours = shown_ddg.schedule(K), methods.find("ddg").schedule(K)
+        validate(own, 3 * K)
+        assert [own.tick(t, None) for t in range(1, 20)] == [ours.tick(t, None) for t in range(1, 20)]
+        assert (own.behind, own.ticks(7)) == (ours.behind, ours.ticks(7))
+
+
+def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):
+    put(methods, "still_first", shown("docs/adding-a-method.md", "still_first"))
+    seen = batches(8)
+    made = pipeline(2, seen[0], method="still_first", still=4)
+
+    def moved(some):
+        """The largest change of a weight of each stage."""
+        before = jax.tree.map(np.asarray, [stage["params"] for stage in made.params])
+        fed(made, some)
+        pairs = zip(before, [stage["params"] for stage in made.params], strict=True)
+        return [max(jax.tree.leaves(jax.tree.map(lambda a, b: float(abs(b - a).max()), *pair))) for pair in pairs]
+
+    still, moving = moved(seen[:4]), moved(seen[4:])
+    assert still[0] < moving[0] / 10 and still[1] > 10 * still[0]  # weight decay acts on stage 1 all the same
+
+
+def test_the_data_set_is_read_and_a_missing_file_is_refused(put, tmp_path):
+    put(data.sets, "mine", shown("docs/adding-a-data-set.md", "def load"))
+    with pytest.raises(BadInput, match=r"mine\.npz does not exist\. .*--data-dir"):
+        data.load("mine", tmp_path)
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (2, 12, 8, 8, 3), np.uint8), np.arange(24).reshape(2, 12) % 4
+    arrays = {"train_images": images[0], "train_labels": labels[0], "test_images": images[1], "test_labels": labels[1]}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    found = data.load("mine", tmp_path)
+    assert (found.name, found.classes, found.shape, found.train_labels.dtype) == ("mine", 4, (8, 8, 3), np.int32)
+    np.testing.assert_allclose(found.mean, images[0].mean((0, 1, 2)) / 255, rtol=1e-12)
+
+
+def test_the_model_is_built_and_cut(put):
+    put(models, "mine", shown("docs/adding-a-model.md", "NAMES ="))
+    models._families.cache_clear()
+    try:
+        blocks = models.blocks("mine", 10)
+        assert "mine" in models.names() and len(split.stages(blocks, [1])) == len(blocks) == 2
+        whole, x = split.whole(blocks), jax.ShapeDtypeStruct((3, 8, 8, 1), np.float32)
+        y, _ = jax.eval_shape(lambda key, x: whole.init_with_output(key, x, train=False), jax.random.key(0), x)
+        assert y.shape == (3, 10)
+    finally:
+        models._families.cache_clear()
+
+
+def test_the_transport_shown_rounds_what_goes_between_stages_and_nothing_else(put, monkeypatch):
+    put(transport, "in_bfloat16", shown("docs/adding-a-transport.md", "class InBfloat16"))
+
+    def losses():
+        seen = batches(6)
+        made = pipeline(2, seen[0])
+        for batch in seen:
+            made.step(batch)
+        return np.array([each.loss for each in made.losses(wait=True)])
+
+    exact = losses()
+    monkeypatch.setattr(transports, "InProcess", import_module("fdg_jax.transport.in_bfloat16").InBfloat16)
+    rounded = losses()
+    np.testing.assert_allclose(rounded, exact, rtol=0.02)  # 8 bits of mantissa are 0.4% of every activation
+    assert (rounded != exact).any()
