@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.harness import report
 from benchmarks.harness.children import ChildFailed, say
 from benchmarks.harness.turns import back_and_forth
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import option_checks
@@ -47,7 +47,7 @@ def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple
 
     Returns: (seconds, number of checkpoints).
     """
-    pipeline, saver, saves = job.pipeline, checkpoints.Saver(root, {}, keep=2), 0
+    pipeline, saver, saves = job.pipeline, run_checkpoints.Saver(root, {}, keep=2), 0
     assert isinstance(job.dataset, Dataset)  # made-up images, in memory
     start = time.perf_counter()
     for step, row in enumerate(indices, 1):
@@ -93,9 +93,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = measure(setup.prepare(options), batches, given.windows, Path(folder))
-        except checkpoints.SaveFailed as error:
+        except run_checkpoints.SaveFailed as error:
             raise ChildFailed(str(error)) from None
-        files = [file for file in checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
+        files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]
         given.megabytes = sum(file.stat().st_size for file in files) / 1e6
     about = {**asked, "windows": given.windows, "batches_per_window": batches, "jax": jax.__version__}
     speeds = {name: [batches * given.batch_size / seconds for seconds, _ in turns] for name, turns in found.items()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stored_runs import asked, stored_run
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
@@ -203,7 +203,7 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     before.open(tmp_path, tensorboard=False)
     before.entered(stood or 0, 0)
     found = ({}, before.state(), session.versions())
-    monkeypatch.setattr(checkpoints, "load_newest", lambda root: found if stood else None)
+    monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
     monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
     monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
     session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))

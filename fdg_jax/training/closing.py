@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.interpreter import python_command
@@ -135,7 +135,7 @@ def tell_broken(path: Path, broken: "Broken", program: str) -> int:
     else:  # a defect, of this package or of what it uses: the traceback says where
         traceback.print_exception(cause)
         fact = f"training was ended by {reason(cause).rstrip('.')}."
-    kept = checkpoints.stored(path / run_files.CHECKPOINTS)
+    kept = run_checkpoints.stored(path / run_files.CHECKPOINTS)
     where = f"The newest checkpoint is {kept[-1]}. To go on from there" if kept else "To start from the beginning"
     print(f"error: {fact} {broken} {where}:\n  {again(path, program)}", file=sys.stderr)
     return 1
@@ -157,7 +157,7 @@ def lost_process(error: BaseException) -> str:
 
 def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
     """Says how to go on; returns the exit code."""
-    if checkpoints.stored(path / run_files.CHECKPOINTS):
+    if run_checkpoints.stored(path / run_files.CHECKPOINTS):
         fact = f"stopped by {stopped} after a checkpoint. To go on exactly there"
     else:
         fact = f"stopped by {stopped} before the first batch, so there is no checkpoint. To start from the beginning"
@@ -167,7 +167,7 @@ def tell_stopped(path: Path, stopped: Stopped, program: str) -> int:
 
 def tell_not_saved(path: Path, fact: str) -> int:
     """Prints that a needed checkpoint could not be written. There is no summary, so that the run can be resumed."""
-    kept = checkpoints.stored(path / run_files.CHECKPOINTS)
+    kept = run_checkpoints.stored(path / run_files.CHECKPOINTS)
     where = f"from {kept[-1].name}" if kept else "from the beginning"
     way_out = f"Make room on the disk, or make it writable; then {path} goes on {where}, with --resume."
     way_out = way_out if path.is_dir() else "Nothing of the run is left there."

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.weights import HASH, load_weights
 from fdg_jax.errors import BadInput, reason
@@ -86,7 +86,7 @@ def read(
     step, last = chosen(path, which)
     if as_it_ran:
         setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
-    state, _, about = checkpoints.load(checkpoints.path_of(path / CHECKPOINTS, step))
+    state, _, about = run_checkpoints.load(run_checkpoints.path_of(path / CHECKPOINTS, step))
     inputs = inputs_of_run(path, config, options, data_dir)
     blocks = blocks_of(options, inputs)
     variables, drained, remark = network_variables(state, network_shapes(blocks, inputs, path / CONFIG)), False, ""
@@ -110,7 +110,7 @@ def read(
 def chosen(path: Path, which: Which) -> tuple[int, bool]:
     """(the step of a checkpoint, whether the end of the run is asked for). Raises BadInput if it is not there."""
     try:
-        steps = [int(folder.name.removeprefix("step-")) for folder in checkpoints.listed(path / CHECKPOINTS)]
+        steps = [int(folder.name.removeprefix("step-")) for folder in run_checkpoints.listed(path / CHECKPOINTS)]
     except OSError as error:
         raise BadInput(f"the checkpoints of {path} cannot be listed: {reason(error)}.") from None
     if not steps:

@@ -1,6 +1,6 @@
 """The checkpoint that a session leaves when it cannot go on, if its state is that of whole batches."""
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.errors import reason
 from fdg_jax.training.nonfinite_policy import Diverged
 from fdg_jax.training.training_loop import Loop
@@ -17,12 +17,12 @@ def leave_checkpoint(loop: Loop) -> None:
     try:
         loop.saving.save()
         loop.saving.check(needed=True)
-    except (checkpoints.SaveFailed, Diverged):
+    except (run_checkpoints.SaveFailed, Diverged):
         raise
     except Exception as error:  # for example of JAX, if the device is lost
-        raise checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error
+        raise run_checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error
     if not loop.saving.is_current():
-        raise checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
+        raise run_checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
 
 
 def try_checkpoint(loop: Loop) -> str:

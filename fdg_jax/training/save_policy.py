@@ -105,10 +105,10 @@ class Saving:
 
     def abandon(self) -> None:
         """Waits for the checkpoint under way, before the run goes back to an earlier one. Warns if it has failed."""
-        self.saver.close()
-        if self.saver.failure:
-            self.progress.say(f"WARNING: {self.saver.failure}")
-        self.saver.thread, self.saver.failure = None, None
+        try:
+            self.saver.wait()
+        except (run_checkpoints.SaveFailed, run_checkpoints.NotFinite) as failed:
+            self.progress.say(f"WARNING: {failed}")
 
     def gone_back(self) -> None:
         """Goes on from the checkpoint that the record has been restored from."""

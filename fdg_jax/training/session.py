@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fdg_jax import data
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
@@ -37,7 +37,7 @@ def begin(job: Job, path: Path, resume: bool) -> Session:
     """Restores the newest checkpoint of a run that goes on. Changes no file of it but what is damaged or a remainder.
     BadInput when there is nothing whole to resume from, or the run could not go on with the same bits."""
     o, root = job.options, path / CHECKPOINTS
-    job.peers.told(lambda: checkpoints.sweep(root))
+    job.peers.told(lambda: run_checkpoints.sweep(root))
     writes = job.peers.first
     examples = len(job.dataset.train_inputs)
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes, job.dataset)
@@ -72,19 +72,19 @@ def refuse_lost(job: Job, path: Path) -> None:
 def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
     """(state, loop, about) of the newest whole checkpoint, which process 0 chooses; None if there is no checkpoint.
 
-    Raises BadInput as `checkpoints.load_newest`.
+    Raises BadInput as `run_checkpoints.load_newest`.
     """
     found = None
 
     def choose() -> int | None:
         nonlocal found
-        found = checkpoints.load_newest(root)
+        found = run_checkpoints.load_newest(root)
         return None if found is None else int(found[1]["step"])
 
     step = job.peers.told(choose)
     if step is None:
         return None
-    return job.peers.each(lambda: found or checkpoints.load(checkpoints.path_of(root, step)))
+    return job.peers.each(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
 
 
 def versions() -> dict[str, str]:

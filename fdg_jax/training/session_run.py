@@ -4,7 +4,7 @@ from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 from fdg_jax import durable
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.runs.progress import Progress
 from fdg_jax.training.nonfinite_policy import Diverged
@@ -57,7 +57,7 @@ def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Recor
                             raise  # a checkpoint needs all processes, and batches in flight that are not used up
                     leave_checkpoint(loop)
                     raise
-                except (Diverged, checkpoints.SaveFailed):  # the state is wrong or cannot be saved
+                except (Diverged, run_checkpoints.SaveFailed):  # the state is wrong or cannot be saved
                     raise
                 except BaseException as error:
                     job.peers.lost = True

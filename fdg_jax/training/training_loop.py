@@ -8,7 +8,7 @@ written by a thread, from arrays that may still be unfinished, while the loop go
 import math
 from pathlib import Path
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress
@@ -135,7 +135,7 @@ class Loop:
         failed = None
         try:
             self.saving.check(last=True)
-        except checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
+        except run_checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
             failed = error
         self.clock.paused(self.hash_and_drain)
         self.read_losses(wait=True)

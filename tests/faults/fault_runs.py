@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from fdg_jax import methods
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.runs.run_files import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,6 @@ class Process:
 
     launcher: Sequence[str] = ()  # the words for Python before those of the program
     environment: Mapping[str, str] = types.MappingProxyType({})
-    unfinished = "tmp"  # with which the name of a checkpoint that is being written ends
 
     def __init__(self, path: Path, config: Config, cache: Path, *more: str):
         self.path, self.before = path, newest(path)
@@ -111,12 +110,12 @@ class Process:
         if phase == "obeyed":
             return "stopping after what is under way" in self.err.read_text()
         if phase == "step":
-            return checkpoints.folder(saved, step).exists()
+            return run_checkpoints.path_of(saved, step).exists()
         if phase == "evaluated":
             return any("test_loss" in event and event["step"] >= step for event in lines(self.path))
-        beginning = checkpoints.folder(saved, step)
+        beginning = run_checkpoints.path_of(saved, step)
         with contextlib.suppress(OSError):
-            if beginning.with_name(f".{beginning.name}.{self.unfinished}").stat().st_ctime > self.began:
+            if beginning.with_name(f".{beginning.name}.tmp").stat().st_ctime > self.began:
                 return True
         return beginning.exists()
 
@@ -183,7 +182,7 @@ def moment(random: Random, phase: str, before: int, seconds: dict[str, float]) -
 
 def newest(path: Path) -> int:
     """The batch after which the newest checkpoint was made; -1 without any."""
-    stored = checkpoints.stored(path / "checkpoints")
+    stored = run_checkpoints.stored(path / "checkpoints")
     return int(stored[-1].name[5:]) if stored else -1
 
 

@@ -31,7 +31,7 @@ class Launched(Process):
     def __init__(self, path: Path, config: Config, cache: Path, count: int, *more: str, restarts: int = 0):
         cores = map(str, sorted(os.sched_getaffinity(0))[:2])
         launch = ["-m", "fdg_jax.launch", "--processes", str(count), "--restart", str(restarts), "--cores", *cores]
-        self.launcher, self.unfinished = [*launch, "--"], "parts" if count > 1 else "tmp"
+        self.launcher = [*launch, "--"]
         self.count, self.compiled = count, 0
         epochs = () if (path / "config.json").exists() else ("--epochs", str(EPOCHS))
         super().__init__(path, config, cache, *epochs, *more)

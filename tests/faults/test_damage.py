@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small import batches, pipeline
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
 
 DATA = batches(5)
@@ -25,13 +25,13 @@ class Kept(NamedTuple):
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
     root, ours, hashes = tmp_path_factory.mktemp("kept"), pipeline(2, DATA[0], guard=True), []
-    saver = checkpoints.Saver(root, {"jax": "0"}, keep=2)
+    saver = run_checkpoints.Saver(root, {"jax": "0"}, keep=2)
     for step, batch in enumerate(DATA, 1):
         ours.step(batch)
         saver.save(step, ours.snapshot(), {"step": step, "pending": np.arange(3.0)})
         hashes.append(ours.state_sha256())
     saver.wait()
-    newest = checkpoints.stored(root)[-1]
+    newest = run_checkpoints.stored(root)[-1]
     return Kept(root, newest, sorted(file for file in newest.rglob("*") if file.is_file()), hashes[-2])
 
 
@@ -41,7 +41,7 @@ def ends_in_the_one_before(kept: Kept, file, content: bytes | None, capsys) -> N
     file.unlink() if content is None else file.write_bytes(content)
     aside = kept.root / f"damaged-{kept.newest.name}"
     try:
-        found = checkpoints.load_newest(kept.root)
+        found = run_checkpoints.load_newest(kept.root)
         assert aside.is_dir() and not kept.newest.exists()
         assert found is not None and int(found[1]["step"]) == len(DATA) - 1
         assert states.sha256(found[0]) == kept.before
@@ -73,5 +73,5 @@ def test_no_flipped_bit_is_silent(flips, kept, capsys, tell):
         ends_in_the_one_before(kept, file, flip(content, random.randrange(8 * len(content))), capsys)
         seen.add(file)
     tell(f"{flips} bits in {len(seen)} of {len(files)} files: 0 silent")
-    found = checkpoints.load_newest(kept.root)
+    found = run_checkpoints.load_newest(kept.root)
     assert found is not None and int(found[1]["step"]) == len(DATA)  # undamaged, the newest is taken

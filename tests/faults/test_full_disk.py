@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from fault_runs import SMALL, STEPS, assert_same, newest
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import progress
 from fdg_jax.runs.run_files import read_metrics
@@ -96,13 +96,13 @@ def test_saves_beside_the_training_fail_and_cost_nothing_old(
 ):
     path, told = disk / "run", fills_up(disk, 2**19)
     if noticed == "under way":
-        monkeypatch.setattr(checkpoints, "check_room", lambda *_: None)
+        monkeypatch.setattr(run_checkpoints, "check_room", lambda *_: None)
     code = cifar.main(words(path, 1, policy))
     said = "".join(capsys.readouterr())
     tell(f"policy {policy}, noticed {noticed}: exit code {code}, told after batches {[step for step, _ in told]}")
     assert "Traceback" not in said
     assert newest(path) == AT - 1
-    assert [checkpoints.load(each)[1]["step"] for each in checkpoints.stored(path / "checkpoints")] == list(
+    assert [run_checkpoints.load(each)[1]["step"] for each in run_checkpoints.stored(path / "checkpoints")] == list(
         range(1, AT)
     )
     assert all(name.startswith("step-") for name in os.listdir(path / "checkpoints"))

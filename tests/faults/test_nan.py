@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fault_runs import SMALL, STEPS
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import incidents
 from fdg_jax.stage.stage import Stage
@@ -53,9 +53,9 @@ def spoil_gradient(patch, k, number):
 
 def no_number_on_disk_is_lost(path):
     """How many checkpoints there are, each of which is whole and finite."""
-    stored = checkpoints.stored(path / "checkpoints")
+    stored = run_checkpoints.stored(path / "checkpoints")
     for folder in stored:
-        state, _, _ = checkpoints.load(folder)
+        state, _, _ = run_checkpoints.load(folder)
         for name, value in state.items():
             assert value.dtype.kind != "f" or np.isfinite(value).all(), f"{folder.name}: {name}"
     return len(stored)

@@ -20,7 +20,7 @@ import pytest
 from fault_runs import Config, Process, assert_same, moment, newest
 
 from fdg_jax import durable
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs import run_files
 from fdg_jax.training.record import Record
@@ -108,7 +108,7 @@ def test_a_checkpoint_and_the_lines_that_it_counts_survive_from_when_it_is_writt
     durable.make_folder(run)
     run_files.write_json(run / "config.json", {"K": 2})
     ours = record(run)
-    saver = checkpoints.Saver(run / "checkpoints", {}, keep=1, flush=ours.flush)
+    saver = run_checkpoints.Saver(run / "checkpoints", {}, keep=1, flush=ours.flush)
     for step in (1, 2):
         ours.losses([Metrics(step, 0.5)])
         saver.save(step, {"a": np.full(1000, step)}, ours.state())
@@ -117,7 +117,7 @@ def test_a_checkpoint_and_the_lines_that_it_counts_survive_from_when_it_is_writt
     (curves,) = (run / "tensorboard").iterdir()
     points = curves.read_bytes()
     after_a_cut()
-    found = checkpoints.load_newest(run / "checkpoints")
+    found = run_checkpoints.load_newest(run / "checkpoints")
     assert found is not None and found[0]["a"][0] == found[1]["lines"] == 2
     assert [event["step"] for event in run_files.read_metrics(run / "metrics.jsonl")] == [1, 2]
     assert run_files.read_json(run / "config.json") == {"K": 2}
@@ -134,7 +134,7 @@ def test_at_every_moment_of_a_save_one_checkpoint_is_durable(moment, disk, after
         raise Cut
 
     root, arrays = disk.path / "checkpoints", {"a": np.arange(1000)}
-    saver = checkpoints.Saver(root, {}, keep=1)
+    saver = run_checkpoints.Saver(root, {}, keep=1)
     saver.write(1, arrays, {"step": 1}, None, False)
     os.sync()
     remove, first = shutil.rmtree, ".step-000000001.old"
@@ -147,7 +147,7 @@ def test_at_every_moment_of_a_save_one_checkpoint_is_durable(moment, disk, after
             saver.write(2, arrays, {"step": 2}, None, False)
     disk.unmount()
     disk.mount()
-    found = checkpoints.load_newest(root)
+    found = run_checkpoints.load_newest(root)
     assert found is not None and found[1]["step"] == (1 if moment == "before the rename" else 2)
 
 
@@ -186,8 +186,8 @@ def test_a_run_whose_power_is_cut_at_any_moment_ends_as_one_that_is_not(seed, di
     left = newest(path)
     tell(f"cut in {phase}, after batch {named} ({sure} for sure); the disk has that after batch {left}")
     assert left >= sure
-    for each in checkpoints.stored(path / "checkpoints"):
-        checkpoints.load(each)
+    for each in run_checkpoints.stored(path / "checkpoints"):
+        run_checkpoints.load(each)
     with Process(path, config, cache) as process:
         assert process.finish() == 0, process.told()
         assert "Traceback" not in process.told() and "warning" not in process.told().lower(), process.told()

@@ -12,7 +12,7 @@ from fault_runs import Config, assert_same, newest
 from launched_runs import EPOCH, STEPS, Launched, moment
 from training_processes import each_needs_a_core
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 
 pytestmark = each_needs_a_core
 PHASES = ("compile", "step", "evaluate", "save")
@@ -44,8 +44,8 @@ def test_sigterm_to_the_launcher_or_to_one_process_leaves_a_whole_checkpoint(see
     tell(f"SIGTERM to {whom} in {phase} {step}: exit code {code}, checkpoint after batch {reached}")
     assert code == 143 and "Traceback" not in said, said
     assert reached >= 0 and "stopped by SIGTERM after a checkpoint" in said, said
-    stored = checkpoints.stored(path / "checkpoints")
-    assert [checkpoints.load(each)[1]["step"] for each in stored] == [int(each.name[5:]) for each in stored]
+    stored = run_checkpoints.stored(path / "checkpoints")
+    assert [run_checkpoints.load(each)[1]["step"] for each in stored] == [int(each.name[5:]) for each in stored]
     with Launched(path, FDG, cache, COUNT) as run:
         assert run.finish() == 0, run.told()
     assert_same(path, whole.path)

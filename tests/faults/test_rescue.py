@@ -10,7 +10,7 @@ import pytest
 from toys import WORDS, small_command
 
 from fdg_jax import api
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import progress
 from fdg_jax.training import feeding, record, training_loop
@@ -70,9 +70,8 @@ def test_an_exception_between_two_batches_leaves_a_checkpoint_that_goes_on_exact
     assert err.count("Traceback") == 1  # a defect is still shown
     said = err[err.index("error: training was ended by") :]
     assert type(error).__name__ in said and f"A checkpoint after batch {AT - 1} was written." in said
-    assert (
-        f"The newest checkpoint is {checkpoints.folder(path / 'checkpoints', AT - 1)}. To go on from there:\n" in said
-    )
+    newest = run_checkpoints.path_of(path / "checkpoints", AT - 1)
+    assert f"The newest checkpoint is {newest}. To go on from there:\n" in said
     assert f"--run-dir {path} --resume\n" in said
     assert (path / "report.html").exists() and not (path / "summary.json").exists()
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
@@ -95,7 +94,7 @@ def test_an_exception_within_a_dispatch_leaves_the_checkpoint_before(whole, tmp_
         assert run(path, "--checkpoint-every", "2") == 1
     err = capsys.readouterr().err
     assert f"The dispatch after batch {AT - 1} was interrupted, so its half-done state was not saved." in err
-    assert [each.name for each in checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
+    assert [each.name for each in run_checkpoints.stored(path / "checkpoints")] == ["step-000000002", "step-000000004"]
     assert cifar.main(["--run-dir", str(path), "--resume"]) == 0
     assert summary(path)["final_state_sha256"] == whole["final_state_sha256"]
 
@@ -151,7 +150,7 @@ def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(who
         patch.setattr(training_loop.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
         with pytest.raises(KeyboardInterrupt):
             run(path, *again)
-    assert (path / "config.json").exists() and not checkpoints.stored(path / "checkpoints")
+    assert (path / "config.json").exists() and not run_checkpoints.stored(path / "checkpoints")
     with monkeypatch.context() as patch:
         entered, calls = record.Record.entered, []
 

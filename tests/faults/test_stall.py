@@ -11,7 +11,7 @@ import pytest
 from small import batches, nothing_unfinished, parts, pipeline
 from toys import CALLS, WORDS, Troubled, small_command
 
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.experiments import cifar
@@ -177,7 +177,7 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
     ("kind", "where", "name", "said"),
     [
         ("L", feeding.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
-        ("C", checkpoints.Saver, "write", "checkpoints makes no progress: its checkpoint after batch 5 has been"),
+        ("C", run_checkpoints.Saver, "write", "checkpoints makes no progress: its checkpoint after batch 5 has been"),
     ],
 )
 def test_what_the_host_itself_waits_for_is_named(kind, where, name, said, tmp_path, monkeypatch, capfd):

@@ -18,8 +18,7 @@ from stored_runs import asked
 
 import fdg_jax
 from fdg_jax import models, split
-from fdg_jax.checkpoint import folder, manifest, weights
-from fdg_jax.checkpoint import run_checkpoints as checkpoints
+from fdg_jax.checkpoint import folder, manifest, run_checkpoints, weights
 from fdg_jax.errors import BadInput
 from fdg_jax.report import comparison, results
 from fdg_jax.strict_json import DECODER
@@ -158,7 +157,7 @@ class Strange:
     def read(self, kind: str, made: Path) -> None:
         """Reads it as its users do. Raises BadInput."""
         if kind == "checkpoint":
-            state, loop, _ = checkpoints.load(made)
+            state, loop, _ = run_checkpoints.load(made)
             self.pipeline.restore(state)
             record().restore(loop)
         elif kind == "pipeline":
