@@ -84,11 +84,11 @@ def test_of_many_points_the_means_of_neighbours_are_drawn_with_their_range():
 
 
 def test_a_chart_has_the_pages_colours_and_names_in_it_stay_text():
-    line = charts.Line("x", 1, [(0.0, 1.0), (2000.0, 2000.0)])
+    line = charts.Line("x", 1, [(0.0, 0.0), (2000.0, 0.002)])
     drawn = charts.svg(charts.Chart("a <b> & $c$", "d", [line]))
     assert 'aria-label="a &lt;b&gt; &amp; $c$ over d"' in drawn and "<b>" not in drawn
     assert "var(--c1)" in drawn and "#" not in re.sub(r"(?<=[\"(])#\w+", "", drawn)  # references only
-    assert ">1.5k<" in drawn and drawn == charts.svg(charts.Chart("a <b> & $c$", "d", [line]))
+    assert ">1.5k<" in drawn and ">0.002<" in drawn and drawn == charts.svg(charts.Chart("a <b> & $c$", "d", [line]))
 
 
 @pytest.mark.parametrize(("losses", "first", "last", "percent"), [

@@ -14,7 +14,7 @@ from fdg_jax.pages import charts
 from fdg_jax.pages.charts import LIGHT
 
 SCALE, ROW, HEIGHT, STRIP, LEFT, TOP = 26, 66, 26, 12, 76, 44
-NARROWEST = 620  # pixels: room for the sentences below
+LETTER = 5.2  # pixels of a letter of the sentences below, about
 COLOURS = {"F": "c0", "B": "c1"}  # of what an operation does; c3 for all else
 
 
@@ -42,7 +42,8 @@ def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], 
     end = float(min(max(op.end for op in shown if op.k == k) for k in {op.k for op in shown}))
     late = stalest([op for op in shown if op.end <= end])
     shown = [op._replace(end=min(op.end, Fraction(end))) for op in shown if op.begin < end]
-    width, height = max(LEFT + end * SCALE + 16, NARROWEST), TOP + K * ROW + 46
+    below = legend(late, words, spread)
+    width, height = max(LEFT + end * SCALE, LETTER * max(map(len, below))) + 16, TOP + K * ROW + 46
     with charts.canvas(made := io.StringIO(), "", (width / 72, height / 72), font=12, layout=None) as page:
         axes = page.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
@@ -52,7 +53,7 @@ def drawn(shown: Sequence[Shown], title: str, K: int, words: Mapping[str, str], 
             row(axes, [op for op in shown if op.k == k], k, end, late)
         if late:
             arc(axes, late, [op for op in shown if op.k == late.k])
-        for i, line in enumerate(legend(late, words, spread)):
+        for i, line in enumerate(below):
             axes.text(12, height - 30 + 16 * i, line, fontsize=10)
     return made.getvalue()
 

@@ -122,6 +122,7 @@ def plot(axes: Any, chart: Chart) -> None:
     values = [y for line in chart.lines for part in line[2:] for _, y in part]
     if chart.steps and min(values) > 0 and max(values) > FACTOR * min(values):
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter("")
     else:
         axes.set_ylim(bottom=min(0, *values) if chart.from_zero else None)
     axes.yaxis.set_major_formatter(short)
@@ -156,7 +157,7 @@ def element(drawn: str, label: str, kind: str) -> str:
     width, height = re.findall(r'="([0-9.]+)pt"', head)
     body = re.sub(r"(?s)<metadata>.*</metadata>|<style.*?</style>|<!--.*?-->", "", body)
     body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.1f}", body)
+    body = re.sub(r"\d+\.\d{3,}(?=[^<]*>)", lambda number: f"{float(number[0]):.1f}", body)
     for name, colour in LIGHT.items():
         body = body.replace(colour, f"var(--{name})")
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'

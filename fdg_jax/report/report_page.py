@@ -134,6 +134,7 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
     What is not known of any of them is left out."""
     devices, empty = config["devices"], [None] * len(config["devices"])
     facts = [*(config.get("stages") or []), *({} for _ in devices)][: len(devices)]
+    memory = [of.get("memory_bytes") for of in facts]
     late, made, sizes = ([*summary.get(n, []), *empty] for n in ("staleness", "updates", "stage_parameters"))
     columns = {
         "stage": list(range(1, len(devices) + 1)),
@@ -144,7 +145,7 @@ def stages(config: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[list[
         "parameters": [size or of.get("parameters") for size, of in zip(sizes, facts, strict=False)],
         "updates late": late,
         "updates made": made,
-        "MB, predicted": [of["memory_bytes"]["total"] / 1e6 if of.get("memory_bytes") else None for of in facts],
+        "MB, predicted": [each and f"{each['total'] / 1e6:.1f}" for each in memory],
         "device": devices,
     }
     shown = {head: column for head, column in columns.items() if any(each is not None for each in column)}
