@@ -32,7 +32,7 @@ class Op(NamedTuple):
         return f"{self.kind}{self.batch}"
 
 
-class Box(NamedTuple):
+class Address(NamedTuple):
     """The address of a message at stage k.
 
     what: "x" (input activations), "dy" (cotangents of the outputs), "labels" or "loss".
@@ -54,9 +54,9 @@ class Messages(NamedTuple):
     enters(batch): the messages that come from outside with a batch.
     """
 
-    takes: Callable[[Op], tuple[Box, ...]]
-    gives: Callable[[Op], tuple[Box, ...]]
-    enters: Callable[[int], tuple[Box, ...]]
+    takes: Callable[[Op], tuple[Address, ...]]
+    gives: Callable[[Op], tuple[Address, ...]]
+    enters: Callable[[int], tuple[Address, ...]]
 
 
 def chain(K: int, local: bool = False) -> Messages:
@@ -68,19 +68,22 @@ def chain(K: int, local: bool = False) -> Messages:
     """
     labelled = range(1 if local else K, K + 1)
 
-    def takes(op: Op) -> tuple[Box, ...]:
+    def takes(op: Op) -> tuple[Address, ...]:
         k, batch = op.k, op.batch
         if op.kind == "F":
-            return (Box("x", k, batch), Box("labels", k, batch)) if k in labelled else (Box("x", k, batch),)
-        return (Box("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
+            return (Address("x", k, batch), Address("labels", k, batch)) if k in labelled else (Address("x", k, batch),)
+        return (Address("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
 
-    def gives(op: Op) -> tuple[Box, ...]:
+    def gives(op: Op) -> tuple[Address, ...]:
         k, batch = op.k, op.batch
         if op.kind == "F":
-            return (Box("x", k + 1, batch) if k < K else Box("loss", K, batch),)
-        return (Box("dy", k - 1, batch),) if k > 1 else ()
+            return (Address("x", k + 1, batch) if k < K else Address("loss", K, batch),)
+        return (Address("dy", k - 1, batch),) if k > 1 else ()
 
-    return Messages(takes, gives, lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in labelled]))
+    def enters(batch: int) -> tuple[Address, ...]:
+        return (Address("x", 1, batch), *[Address("labels", k, batch) for k in labelled])
+
+    return Messages(takes, gives, enters)
 
 
 class Schedule(NamedTuple):
