@@ -148,8 +148,8 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (2 * K - 2 * k)) for k in range(1, K + 1)]
         return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
 
-    behind = tuple(2 * (K - k) for k in range(1, K + 1))
-    drawn_together = fdg(K)._replace(tick=tick, behind=behind)
+    delays = tuple(2 * (K - k) for k in range(1, K + 1))
+    drawn_together = fdg(K)._replace(tick=tick, delays=delays)
     validate(drawn_together, 4 * K)
     assert locks(drawn_together) == Locks(True, False, False, True)
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)

@@ -46,12 +46,12 @@ class HostEngine(Engine):
                 spec,
                 place,
                 # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
-                stashed=problem.weights == "stashed" and bool(schedule.behind[spec.k - 1] or spec.correction.forward),
+                stashed=problem.weights == "stashed" and bool(schedule.delays[spec.k - 1] or spec.correction.forward),
                 accumulate=schedule.accumulate,
                 mean=schedule.accumulation == "mean",
                 delay=delay,
             )
-            for spec, place, delay in zip(problem.specs, problem.places, problem.delays, strict=True)
+            for spec, place, delay in zip(problem.specs, problem.places, problem.waits, strict=True)
             if spec.k in local
         }
         # Where batches enter; None if that is in another process.
@@ -252,4 +252,4 @@ def delay_line_engine(problem: Problem) -> Engine:
     schedule = bp(K)._replace(
         name=f"{wanted.name} (delay line)", accumulate=wanted.accumulate, accumulation=wanted.accumulation
     )
-    return HostEngine(problem._replace(schedule=schedule, delays=wanted.behind, places=[place] * K))
+    return HostEngine(problem._replace(schedule=schedule, waits=wanted.delays, places=[place] * K))

@@ -194,7 +194,7 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
         return size
 
     loop = HostLoop(schedule, held, send, lambda batch, loss: None)
-    for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 2):
+    for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.waits) + 2):
         loop.feed([defaultdict(int)] * schedule.micro_batches)
         yield from seen
         seen.clear()

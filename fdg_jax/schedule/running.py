@@ -105,8 +105,8 @@ def validate(schedule: Schedule, batches: int) -> Trace:
         ScheduleError: names the stage, the operation and the tick that are wrong.
     """
     K, parts = schedule.K, batches * schedule.micro_batches
-    if len(schedule.behind) != K:
-        raise ScheduleError(f"{schedule.name}: behind has {len(schedule.behind)} numbers, and there are {K} stages.")
+    if len(schedule.delays) != K:
+        raise ScheduleError(f"{schedule.name}: delays has {len(schedule.delays)} numbers, and there are {K} stages.")
     trace = trace_run(schedule, batches)
     wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
     found = {op for op in trace.version if op.kind in ("F", "B")}
@@ -126,7 +126,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
             b = wrong[-1]  # in the full pipeline, if it is wrong there
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
-                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by behind={schedule.behind}."
+                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
             )
     return trace
 
@@ -134,4 +134,4 @@ def validate(schedule: Schedule, batches: int) -> Trace:
 def steady_after(schedule: Schedule) -> int:
     """A number of batches that fills the pipeline and shows it run steadily, with some updates of every stage, unless
     these are thousands of batches apart."""
-    return max(4 * schedule.K + 2, min(max(schedule.behind) + 3 * schedule.accumulate, MOST_BATCHES))
+    return max(4 * schedule.K + 2, min(max(schedule.delays) + 3 * schedule.accumulate, MOST_BATCHES))
