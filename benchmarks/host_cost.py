@@ -15,7 +15,7 @@ The bare calls of a stage's three programs, without what the stage does around t
 that does the same. This shows what one dispatch per tick would save. `--packing off` shows the cost when every small
 array goes in and out by itself (fdg_jax.stage.packing).
 
-The loop's own part (schedule, mailboxes, losses) is measured with stages that do nothing; `tick` is the sum of the
+The loop's own part (schedule, mail, losses) is measured with stages that do nothing; `tick` is the sum of the
 parts. On a GPU, launching a program's kernels costs extra; the same command measures that on a GPU.
 """
 
@@ -196,7 +196,7 @@ class Nothing:
 def loop_microseconds(K: int, ticks: int) -> float:
     """Median microseconds of a tick of the host loop without anything to dispatch."""
     stages = {k: Nothing() for k in range(1, K + 1)}
-    loop = HostLoop(fdg.fdg(K), stages, lambda box, message, giver: message, lambda batch, loss: None)
+    loop = HostLoop(fdg.fdg(K), stages, lambda address, message, sender: message, lambda batch, loss: None)
     return median_microseconds(lambda call, state: call(loop.feed, [{"x": 0, "labels": 0}]), None, ticks)
 
 

@@ -133,9 +133,9 @@ class Pipeline:
         """
         given = self._configuration
         specs, example = given.specs(key, as_pair(example_batch), variables)
-        delays = tuple(self.schedule.wait(k) for k in range(1, self.K + 1))
+        waits = tuple(self.schedule.wait(k) for k in range(1, self.K + 1))
         problem = Problem(
-            self.schedule, given.stage_class, specs, given.preprocess, self.places, delays, self.weights,
+            self.schedule, given.stage_class, specs, given.preprocess, self.places, waits, self.weights,
             given.corrected_by, self._read_behind,
         )  # fmt: skip
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]

@@ -131,7 +131,7 @@ def test_the_schedule_shown_is_the_one_of_ddg(put):
         own, ours = shown_ddg.schedule(K), methods.find("ddg").schedule(K)
         validate(own, 3 * K)
         assert [own.tick(t, None) for t in range(1, 20)] == [ours.tick(t, None) for t in range(1, 20)]
-        assert (own.behind, own.ticks(7)) == (ours.behind, ours.ticks(7))
+        assert (own.delays, own.ticks(7)) == (ours.delays, ours.ticks(7))
 
 
 def test_the_method_with_a_stage_of_its_own_stands_still_and_then_trains(put):

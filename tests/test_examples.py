@@ -88,10 +88,10 @@ def test_a_link_without_ticks_of_its_own_is_fdg_and_every_link_is_a_whole_schedu
     K, slow_link = 4, example("slow_link").slow_link
     same, theirs = slow_link(K, 0), fdg(K)
     assert [*same.run(9)] == [*theirs.run(9)]
-    assert (same.behind, same.ticks(9)) == (theirs.behind, theirs.ticks(9))
+    assert (same.delays, same.ticks(9)) == (theirs.delays, theirs.ticks(9))
     for link_ticks in (1, 3):
         made = slow_link(K, link_ticks)
-        validate(made, 2 * max(*made.behind, 0) + 3)
+        validate(made, 2 * max(*made.delays, 0) + 3)
         assert made.staleness[0] == 2 * (K - 1) * (1 + link_ticks) - 1
 
 

@@ -119,7 +119,7 @@ def test_methods_whose_gradients_are_not_bps_are_named(data):
 
 
 def test_a_wrong_schedule_of_a_file_of_ones_own_is_named(monkeypatch):
-    wrong = methods.find("bp")._replace(name="mine", schedule=lambda K: bp(K)._replace(behind=(7,) * K))
+    wrong = methods.find("bp")._replace(name="mine", schedule=lambda K: bp(K)._replace(delays=(7,) * K))
     monkeypatch.setattr(choices, "everything", lambda: [(wrong, [Variant(wrong, {})])])
     with pytest.raises(BadInput, match=r"methods/mine\.py: with K=1 its schedule is wrong: .*has staleness") as raised:
         tables.tables()

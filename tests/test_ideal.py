@@ -100,14 +100,14 @@ def slowest_loop(schedule, cost, lengths):
     t = 6 * schedule.K
     ticks = [schedule.tick(n, None) for n in range(1, t + 1)]
     at = {op: n for n, tick in enumerate(ticks, 1) for op in tick}
-    giver = {box: op for tick in ticks for op in tick for box in schedule.messages.gives(op)}
+    sender = {address: op for tick in ticks for op in tick for address in schedule.messages.gives(op)}
     own = {k: [op for tick in ticks for op in tick if op.k == k] for k in range(1, schedule.K + 1)}
     before = {op: earlier for ops in own.values() for earlier, op in pairwise(ops)}
     place = {op: i for i, op in enumerate(ticks[-1])}
     alike = {(op.kind, op.k, op.batch - t * schedule.micro_batches): i for op, i in place.items()}
     edges = []  # of each operation of the last tick: (that it waits for, as its place in a tick; ticks between)
     for op in ticks[-1]:
-        others = [giver[box] for box in schedule.messages.takes(op) if box in giver] + [before[op]]
+        others = [sender[address] for address in schedule.messages.takes(op) if address in sender] + [before[op]]
         shifted = [(other, at[other]) for other in others]
         edges.append([(alike[o.kind, o.k, o.batch - n * schedule.micro_batches], t - n) for o, n in shifted])
     length = [duration(schedule, cost)(op).at(lengths) for op in ticks[-1]]
@@ -148,8 +148,8 @@ def test_a_schedule_that_was_locked_on_purpose_is_found_locked():
         ops = [Op("F", k, t) for k in range(1, K + 1)] + [Op("B", k, t - (2 * K - 2 * k)) for k in range(1, K + 1)]
         return tuple(op for op in ops if op.batch >= 1 and (last is None or op.batch <= last))
 
-    behind = tuple(2 * (K - k) for k in range(1, K + 1))
-    drawn_together = fdg(K)._replace(tick=tick, behind=behind)
+    delays = tuple(2 * (K - k) for k in range(1, K + 1))
+    drawn_together = fdg(K)._replace(tick=tick, delays=delays)
     validate(drawn_together, 4 * K)
     assert locks(drawn_together) == Locks(True, False, False, True)
     assert tick_time(drawn_together, methods.find("fdg").cost) == read("Tf + Tb/K", K)

@@ -39,8 +39,8 @@ def test_each_stages_arrays_lie_on_its_own_device():
         held = [(memo.closure, memo.params, memo.extra, memo.x) for memo in stage.memos]
         for leaf in jax.tree.leaves((stage.state, held)):
             assert leaf.devices() == mine
-    for box, message in ours.engine.loop.mail.items():
-        assert all(leaf.devices() == {jax.devices()[box.k - 1]} for leaf in jax.tree.leaves(message))
+    for address, message in ours.engine.loop.mail.items():
+        assert all(leaf.devices() == {jax.devices()[address.k - 1]} for leaf in jax.tree.leaves(message))
 
 
 @pytest.mark.parametrize("order", ["backward-first", "forward-first"])
@@ -193,10 +193,10 @@ def test_two_loops_share_a_pipeline():
     stages, arrived = donor.engine.stages, []
     loops = []
 
-    def send(box, array, giver):
+    def send(address, array, sender):
         if array is not None:  # else the other loop sends it
-            owner = loops[0] if box.k <= cut else loops[1]
-            owner.mail[box] = stages[box.k].place.put_batch(array)
+            owner = loops[0] if address.k <= cut else loops[1]
+            owner.mail[address] = stages[address.k].place.put_batch(array)
 
     for mine in (range(1, cut + 1), range(cut + 1, K + 1)):
         local = {k: stages[k] for k in mine}

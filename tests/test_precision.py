@@ -52,17 +52,17 @@ def test_what_is_remembered_is_float32_and_what_travels_is_bfloat16_in_any_metho
     data, K = batches(4), 2
     ours, travelled = pipeline(K, data[0], stages=rounded(K), method=method, **HALF), []
     send = ours.engine.loop.send
-    ours.engine.loop.send = lambda box, message, giver: (travelled.append((box, message)), send(box, message, giver))[1]
+    ours.engine.loop.send = lambda *sent: (travelled.append(sent[:2]), send(*sent))[1]
     for batch in data:
         ours.step(batch)
     for stage in ours.engine.stages.values():
         assert floats((stage.state, stage.sum, list(stage.line))) == {jnp.dtype(jnp.float32)}
-    for box, message in travelled:
-        if box.what == "x" and box.k == 2:
+    for address, message in travelled:
+        if address.what == "x" and address.k == 2:
             assert message.dtype == jnp.bfloat16
-        if box.what == "dy" and method != "dfa":  # its message is the loss's error, which its projection makes a dy of
-            assert message.dtype == (jnp.bfloat16 if box.k < K else jnp.float32)  # gpipe: the loss's own cotangent
-    assert {box.what for box, _ in travelled} >= {"x", "labels"}
+        if address.what == "dy" and method != "dfa":  # its message is the loss's error
+            assert message.dtype == (jnp.bfloat16 if address.k < K else jnp.float32)  # gpipe: the loss's own cotangent
+    assert {address.what for address, _ in travelled} >= {"x", "labels"}
     ours.drain()
     losses = [m.loss for m in ours.losses(wait=True)]
     assert len(losses) == 4

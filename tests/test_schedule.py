@@ -80,9 +80,9 @@ WRONG = [
     (spoiled(GOOD, lambda t, ops: (Op("F", 3, 1), *ops) if t == 1 else ops), "t=1 stage k=3 does F1, which needs x of"),
     (spoiled(GOOD, lambda t, ops: (*ops, Op("B", 3, 4)) if t == 6 else ops), "second time"),
     (bp(1)._replace(tick=swapped), "order"),
-    (LATER._replace(behind=(4, 1, 0)), "stage k=2 has staleness 2 by the ticks and 1 by behind=(4, 1, 0)"),
-    (LATER._replace(behind=(4, 2, 1)), "stage k=3 has staleness 0 by the ticks and 1 by behind=(4, 2, 1)"),
-    (LATER._replace(behind=(4, 2)), "behind has 2 numbers, and there are 3 stages."),
+    (LATER._replace(delays=(4, 1, 0)), "stage k=2 has staleness 2 by the ticks and 1 by delays=(4, 1, 0)"),
+    (LATER._replace(delays=(4, 2, 1)), "stage k=3 has staleness 0 by the ticks and 1 by delays=(4, 2, 1)"),
+    (LATER._replace(delays=(4, 2)), "delays has 2 numbers, and there are 3 stages."),
     (spoiled(bp(2), lambda t, ops: ops[:-1]), "sent and never read: dy of batch 1 for stage k=1"),
     (bp(1)._replace(tick=lambda t, last: (Op("F", 1, t),)), "never done: B1 of stage k=1"),
     (spoiled(bp(2), lambda t, ops: ops[::-1]), "at t=1 stage k=1 does B1, which needs dy of"),
@@ -102,9 +102,9 @@ def test_a_schedule_that_contradicts_itself_is_refused_in_one_sentence_with_stag
 
 
 def test_a_pipeline_refuses_it(monkeypatch):
-    schedule = fdg(2)._replace(behind=(3, 0))
+    schedule = fdg(2)._replace(delays=(3, 0))
     monkeypatch.setattr(names, "find_method", lambda name: Method("mine", "", lambda K: schedule))
-    with pytest.raises(BadInput, match=r"stage k=1 has staleness 1 by the ticks and 3 by behind=\(3, 0\)"):
+    with pytest.raises(BadInput, match=r"stage k=1 has staleness 1 by the ticks and 3 by delays=\(3, 0\)"):
         pipeline(2, batches(1)[0], method="mine")
 
 

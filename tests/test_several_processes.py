@@ -17,7 +17,7 @@ from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Address
 from fdg_jax.schedule.simulator import Event
 
 two_cores = pytest.mark.skipif(
@@ -48,7 +48,7 @@ def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time()
 
 def recorded():
     """Stage 2 waits for stage 1, for the message and for the host; then it has its next message before it is free."""
-    x1, x2 = Box("x", 2, 1), Box("x", 2, 2)
+    x1, x2 = Address("x", 2, 1), Address("x", 2, 2)
     return [
         (Dispatched("F", 1, 1, 0.0, (), (x1,)), 3.0),
         (Dispatched("F", 1, 2, 0.1, (), (x2,)), 5.0),

@@ -54,7 +54,7 @@ def test_a_stage_keeps_as_many_batches_as_the_schedule_says():
     expected = {"fdg": [6, 4, 2, 1], "ddg": [4, 3, 2, 1], "fr": [4, 3, 2, 1]}
     for name in ("fdg", "ddg", "fr", "bp", "dgl", "dni"):
         schedule, machine = even(name, K)
-        slow = machine._replace(size=lambda box, op: 1, link=Link(0, Fraction(1, 7)))
+        slow = machine._replace(size=lambda address, op: 1, link=Link(0, Fraction(1, 7)))
         for each in (machine, slow):  # a matter of the order of operations, not of time
             assert predict(schedule, each).kept == expected.get(name, [1] * K)
 
@@ -80,7 +80,7 @@ def test_the_update_takes_its_time_once_every_M_backward_passes():
 
 def test_copies_that_do_not_overlap_take_the_senders_time():
     link = Link(Fraction(1, 4), Fraction(1, 4))
-    beside = stages(F=1, B=2)._replace(size=lambda box, op: 1, link=link)
+    beside = stages(F=1, B=2)._replace(size=lambda address, op: 1, link=link)
     instead = beside._replace(link=link._replace(overlaps=False))
     schedule = methods.find("dgl").schedule(3)
     assert predict(schedule, beside).seconds == 3
@@ -126,7 +126,7 @@ WHOLE = st.integers(0, 6)
 def alike(**given):
     """A machine of stages with F = 1 and B = 2, messages of 1 byte."""
     seconds = {"F": Fraction(1), "B": Fraction(2)}
-    return Machine(lambda kind, k: seconds.get(kind, Fraction(0)), lambda box, op: 1, **given)
+    return Machine(lambda kind, k: seconds.get(kind, Fraction(0)), lambda address, op: 1, **given)
 
 
 def fdg(K, order=ORDERS[0]):
@@ -151,7 +151,7 @@ def machine_of(stages, boundaries):
     sizes |= {("dy", k): down for k, (_, _, _, down) in enumerate(boundaries, 1)}
     return Machine(
         lambda kind, k: Fraction(stages[k - 1]["FB".index(kind)]) if kind in "FB" else Fraction(0),
-        lambda box, op: sizes[box.what, box.k],
+        lambda address, op: sizes[address.what, address.k],
         [Link(latency, slow) for latency, slow, _, _ in boundaries],
     )
 

@@ -25,7 +25,7 @@ def test_the_updates_that_every_gradient_is_late_are_those_that_a_run_counts(nam
         for k, counted in enumerate(trace_run(schedule, n).staleness, 1):
             assert counted == [schedule.updates_late(k, batch) for batch in range(1, n * schedule.micro_batches + 1)]
             assert max(counted) == schedule.staleness[k - 1]
-            full = slice(schedule.behind[k - 1], schedule.behind[k - 1] + schedule.accumulate)  # of a full pipeline
+            full = slice(schedule.delays[k - 1], schedule.delays[k - 1] + schedule.accumulate)  # of a full pipeline
             assert sum(counted[full]) / schedule.accumulate == pytest.approx(schedule.mean_staleness[k - 1])
 
 

@@ -15,7 +15,7 @@ import pytest
 import fdg_jax
 from fdg_jax.engine.message_shapes import with_examples
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import Place, all_here, stage_devices
 from fdg_jax.transport.in_process import InProcess
@@ -25,9 +25,9 @@ WINDOW = 8  # batches in flight
 SLOW = 3_000  # products of matrices, about a second
 
 
-def content(n, giver):
+def content(n, sender):
     """A message of n examples: a tree of arrays of several dtypes, among them a NaN that is not the usual one."""
-    numbers = np.arange(n * 6, dtype=np.float32).reshape(n, 6) * giver / 7
+    numbers = np.arange(n * 6, dtype=np.float32).reshape(n, 6) * sender / 7
     strange = np.array([0x7FC00123] * n, np.uint32).view(np.float32)
     return {"x": numbers, "rest": (strange, numbers.astype(jnp.bfloat16), numbers.astype(np.int32))}
 
@@ -42,16 +42,16 @@ def made(K):
     if all_here(places):
         return InProcess(places), dict(enumerate(places, 1))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), content(1, 1))
-    transport = AcrossProcesses(places, lambda box, giver, n: with_examples(like, n), WINDOW)
+    transport = AcrossProcesses(places, lambda address, sender, n: with_examples(like, n), WINDOW)
     return transport, dict(enumerate(places, 1))
 
 
-def sent(transport, box, giver, value):
-    """What `send` returns. The message is on the giver's device, as a stage's program leaves it."""
-    if giver is None:
-        return transport.send(box, value if box.k in transport.places else None, None)
-    mine = transport.places.get(giver.k)
-    return transport.send(box, jax.device_put(value, mine.device) if mine else None, giver)
+def sent(transport, address, sender, value):
+    """What `send` returns. The message is on the sender's device, as a stage's program leaves it."""
+    if sender is None:
+        return transport.send(address, value if address.k in transport.places else None, None)
+    mine = transport.places.get(sender.k)
+    return transport.send(address, jax.device_put(value, mine.device) if mine else None, sender)
 
 
 def check_messages(transport, K):
@@ -60,12 +60,12 @@ def check_messages(transport, K):
     for batch, n in EXAMPLES.items():
         transport.enter(batch, n)
         ways = [(k, k + 1) for k in range(1, K)] + [(k + 1, k) for k in range(1, K)] + [(K, 1)]
-        for giver, taker in ways:
-            value = content(n, giver)
-            message = sent(transport, Box("x", taker, batch), Op("F", giver, batch), value)
-            arrived[batch, giver, taker] = message, value
+        for sender, taker in ways:
+            value = content(n, sender)
+            message = sent(transport, Address("x", taker, batch), Op("F", sender, batch), value)
+            arrived[batch, sender, taker] = message, value
         for taker in (1, K):
-            message = sent(transport, Box("labels", taker, batch), None, content(n, 100))
+            message = sent(transport, Address("labels", taker, batch), None, content(n, 100))
             arrived[batch, None, taker] = message, content(n, 100)
     for (_, _, taker), (message, value) in reversed(arrived.items()):
         assert (message is not None) == (taker in transport.places)
@@ -83,7 +83,7 @@ def check_it_does_not_wait(transport, K):
         slow = jax.jit(lambda m: jax.lax.fori_loop(0, SLOW, lambda _, total: total @ m, m)).lower(matrix).compile()
         rest = jax.device_put(content(1, 1)["rest"], mine.device)
         value = {"x": slow(matrix)[:1, :6], "rest": rest}
-    message = transport.send(Box("x", K, 3), value, Op("F", 1, 3))
+    message = transport.send(Address("x", K, 3), value, Op("F", 1, 3))
     if value is not None:
         assert not value["x"].is_ready(), "it was finished before it was sent, or sending has waited for it"
     if message is not None:

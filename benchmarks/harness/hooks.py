@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 
 
 class Call(NamedTuple):
@@ -17,7 +17,7 @@ class Call(NamedTuple):
         "tell", a loss or a count to all processes.
     k: the stage; of a message the one that receives it.
     batch: the number of the batch or micro-batch.
-    box, giver: of a message where it goes, and the operation that sends it.
+    address, sender: of a message where it goes, and the operation that sends it.
     message: what is sent, told or enters.
     like: of "tell", its shape.
     """
@@ -25,8 +25,8 @@ class Call(NamedTuple):
     what: str
     k: int
     batch: int
-    box: Box | None = None
-    giver: Op | None = None
+    address: Address | None = None
+    sender: Op | None = None
     message: Any = None
     like: Any = None
 
@@ -49,9 +49,9 @@ def around(engine: HostEngine, hook: Hook) -> Iterator[None]:
 
         return {"run": hooked_run, "update": lambda: hook(Call("U", stage.k, batch_now[0]), update)}
 
-    def hooked_send(box: Box, message: Any, giver: Op | None) -> Any:
-        call = Call("send" if giver else "fill", box.k, box.batch, box, giver, message)
-        return hook(call, lambda: send(box, message, giver))
+    def hooked_send(address: Address, message: Any, sender: Op | None) -> Any:
+        call = Call("send" if sender else "fill", address.k, address.batch, address, sender, message)
+        return hook(call, lambda: send(address, message, sender))
 
     def hooked_tell(k: int, value: Any, like: Any) -> Any:
         return hook(Call("tell", k, 0, None, None, value, like), lambda: tell(k, value, like))

@@ -157,10 +157,10 @@ def of_operations(timed: Mapping[str, Any], name: str, K: int, cores: int | None
 def copies(timed: Mapping[str, Any]) -> dict[str, Any]:
     """`size` and `link` of a machine whose messages take the measured times."""
     alone = timed["alone"]["device"]
-    return {"size": lambda box, op: alone.get(f"send {box.what}/{box.k}", 0.0), "link": Link(0, 1)}
+    return {"size": lambda address, op: alone.get(f"send {address.what}/{address.k}", 0.0), "link": Link(0, 1)}
 
 
 def sizes(table: Mapping[tuple[str, int], float]) -> Any:
     """`size` of a machine, from bytes by (what, receiving stage)."""
 
-    return lambda box, op: table[box.what, box.k]
+    return lambda address, op: table[address.what, address.k]

@@ -71,13 +71,13 @@ def counting(engine: HostEngine) -> Iterator[dict[Key, Message]]:
         found[more[:3]] = together(found, more)
 
     def counted(call: Call, dispatch: Callable[[], Any]) -> Any:
-        arrived, sender = dispatch(), call.giver.k if call.giver else call.k
+        arrived, sender = dispatch(), call.sender.k if call.sender else call.k
         receivers = set[int]()
         if call.what == "send":
             receivers = {process_of(engine, call.k)}
         elif call.what == "tell":
             receivers = processes_of(engine)
-        what = call.box.what if call.box else REFUSED if call.like is COUNT else LOSS
+        what = call.address.what if call.address else REFUSED if call.like is COUNT else LOSS
         for to in receivers - {process_of(engine, sender)}:
             count(what, sender, to, call.message, arrived)
         return arrived
@@ -93,11 +93,12 @@ def predicted(engine: HostEngine) -> list[Message]:
     to_all = [(LOSS, schedule.K, memory.tree_bytes(specs[-1].value))]
     to_all += [(REFUSED, spec.k, memory.tree_bytes(COUNT)) for spec in specs if spec.guard]
     for op in schedule.tick(4 * schedule.K + 2, None):
-        for box in schedule.messages.gives(op):
-            if box.what == "loss":
+        for address in schedule.messages.gives(op):
+            if address.what == "loss":
                 messages = [(what, k, to, size) for what, k, size in to_all for to in processes_of(engine)]
             else:
-                messages = [(box.what, op.k, process_of(engine, box.k), memory.message_bytes(box, op, specs))]
+                size = memory.message_bytes(address, op, specs)
+                messages = [(address.what, op.k, process_of(engine, address.k), size)]
             for what, k, to, size in messages:
                 if to != process_of(engine, k):
                     found[what, k, to].append(size)

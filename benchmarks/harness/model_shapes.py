@@ -43,8 +43,8 @@ def of(
         engine: Any = pipeline.init(key, batch).engine
         schedule = engine.loop.schedule
         specs = memory.micro_batch_specs(engine.problem.specs, schedule.micro_batches)
-        given = [(box, op) for op in schedule.tick(4 * schedule.K + 2, None) for box in schedule.messages.gives(op)]
-        messages = {(box.what, box.k): memory.message_bytes(box, op, specs) for box, op in given if box.what != "loss"}
+        given = [(to, op) for op in schedule.tick(4 * schedule.K + 2, None) for to in schedule.messages.gives(op)]
+        messages = {(to.what, to.k): memory.message_bytes(to, op, specs) for to, op in given if to.what != "loss"}
         weights = [memory.tree_bytes(stage.variables().get("params", {})) for stage in engine.stages.values()]
         found.append(Shapes(memory.predict(engine), messages, weights))
 

@@ -56,7 +56,7 @@ class Clock:
             called, (inside, waited) = time.perf_counter(), self.within
             jax.block_until_ready((result, self.held(call.k)))
             end = time.perf_counter()
-        key = (f"{call.what} {call.box.what}" if call.box else call.what), call.k
+        key = (f"{call.what} {call.address.what}" if call.address else call.what), call.k
         self.host[key].append(called - start - inside)
         self.device[key].append(end - called + waited)
         self.within = end - entered, start - entered

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.harness.hooks import Call, around, is_operation
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import jax_internals
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.schedule.simulator import Event
 
 
@@ -36,8 +36,8 @@ class Dispatched(NamedTuple):
     k: int
     batch: int
     at: float
-    takes: tuple[Box, ...] = ()
-    gives: tuple[Box, ...] = ()
+    takes: tuple[Address, ...] = ()
+    gives: tuple[Address, ...] = ()
     to: int = 0
 
 
@@ -99,9 +99,9 @@ class Recording:
         given = dispatch()
         if call.what == "U":
             self.tell(k, Dispatched("U", k, call.batch, at), stage.state.params)
-        if call.giver and call.box and given is not None:  # None: it arrives in another process, which records it
-            sent = Dispatched("send", call.giver.k, call.batch, at, (), (call.box,), k)
-            self.tell((call.giver.k, k), sent, given)
+        if call.sender and call.address and given is not None:  # None: it arrives in another process, which records it
+            sent = Dispatched("send", call.sender.k, call.batch, at, (), (call.address,), k)
+            self.tell((call.sender.k, k), sent, given)
         return given
 
     def stop(self) -> list[tuple[Dispatched, float]]:
@@ -119,15 +119,15 @@ def events(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
     Arguments:
         ended: what `Recording.stop` returned.
     """
-    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
-    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
+    arrived = {address: end for dispatched, end in ended if dispatched.what == "send" for address in dispatched.gives}
+    made = {address: end for dispatched, end in ended if dispatched.what != "send" for address in dispatched.gives}
     free: dict[Any, float] = {}
     found = []
     for dispatched, end in ended:  # of each stage and link in its own order
         where = (dispatched.k, dispatched.to) if dispatched.what == "send" else dispatched.k
-        waits = [arrived[box] for box in dispatched.takes if box in arrived]
+        waits = [arrived[address] for address in dispatched.takes if address in arrived]
         if dispatched.what == "send":
-            waits = [made[box] for box in dispatched.gives if box in made]
+            waits = [made[address] for address in dispatched.gives if address in made]
         begin = min(end, max([dispatched.at, free.get(where, 0.0), *waits]))
         free[where] = end
         found.append(Event(dispatched.what, dispatched.k, dispatched.batch, begin, end, dispatched.to))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.recording import Dispatched, events
-from fdg_jax.schedule import Box
+from fdg_jax.schedule import Address
 from fdg_jax.schedule.simulator import Event
 
 UNMADE, AWAY, HOST = "unmade", "away", "undispatched"  # kinds of waiting, as kinds of events
@@ -18,12 +18,12 @@ WAITING = {
 def read(ended: Sequence[Any]) -> list[tuple[Dispatched, float]]:
     """What `Recording.stop` returned, after its way through JSON."""
 
-    def boxes(found: Sequence[Any]) -> tuple[Box, ...]:
-        return tuple(Box(*box) for box in found)
+    def addresses(found: Sequence[Any]) -> tuple[Address, ...]:
+        return tuple(Address(*address) for address in found)
 
     found = []
     for (what, k, batch, at, takes, gives, to), end in ended:
-        found.append((Dispatched(what, k, batch, at, boxes(takes), boxes(gives), to), end))
+        found.append((Dispatched(what, k, batch, at, addresses(takes), addresses(gives), to), end))
     return found
 
 
@@ -37,8 +37,8 @@ def waits(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
     Arguments:
         ended: what the recordings of all processes returned.
     """
-    arrived = {box: end for dispatched, end in ended if dispatched.what == "send" for box in dispatched.gives}
-    made = {box: end for dispatched, end in ended if dispatched.what != "send" for box in dispatched.gives}
+    arrived = {address: end for dispatched, end in ended if dispatched.what == "send" for address in dispatched.gives}
+    made = {address: end for dispatched, end in ended if dispatched.what != "send" for address in dispatched.gives}
     free: dict[int, float] = {}
     found = []
     for (dispatched, end), event in zip(ended, events(ended), strict=True):
@@ -48,7 +48,8 @@ def waits(ended: Sequence[tuple[Dispatched, float]]) -> list[Event]:
         begin = float(event.begin)
         now = free.get(k, begin)
         free[k] = end
-        last = max((box for box in dispatched.takes if box in arrived), key=lambda box: arrived[box], default=None)
+        taken = [address for address in dispatched.takes if address in arrived]
+        last = max(taken, key=lambda address: arrived[address], default=None)
         if last is not None:
             for what, until in ((UNMADE, made.get(last, 0.0)), (AWAY, arrived[last])):
                 until = min(until, begin)

@@ -29,13 +29,13 @@ def check_weights(schedule: Schedule, weights: str) -> None:
 def check(method: Method, schedule: Schedule) -> None:
     """Runs a schedule on integers until the pipeline is full and empty again: a few milliseconds.
 
-    A wrong `tick` or `behind` would otherwise train, with gradients that are used at another moment than the one that
+    A wrong `tick` or `delays` would otherwise train, with gradients that are used at another moment than the one that
     is reported. It is done for the methods of the package as well, since a file of one's own lies beside theirs. With
     more than 8 stages it is left out; `python -m fdg_jax.schedule --method NAME --K K` does it for any number.
 
     Raises: BadInput, which names the method, the stage, and the numbers that disagree.
     """
-    fullest = max((*schedule.behind, 0))
+    fullest = max((*schedule.delays, 0))
     batches = min(2 * fullest + 3, MOST_OPERATIONS // (2 * schedule.K * schedule.micro_batches))
     if schedule.K > MOST_STAGES or batches < 1:
         return

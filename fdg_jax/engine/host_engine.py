@@ -20,7 +20,7 @@ from fdg_jax.engine.scan_engine import ScanEngine
 from fdg_jax.engine.transports import transport
 from fdg_jax.engine.unfinished import MESSAGE, TrackedStage, UnfinishedOperations
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op, bp
+from fdg_jax.schedule import Address, Op, bp
 from fdg_jax.schedule.in_flight import in_flight
 from fdg_jax.stage.functions import loss_of, metrics_of
 from fdg_jax.stage.stage import Stage
@@ -46,12 +46,12 @@ class HostEngine(Engine):
                 spec,
                 place,
                 # If nothing is late and no correction changes them, the newest weights are those of the forward pass.
-                stashed=problem.weights == "stashed" and bool(schedule.behind[spec.k - 1] or spec.correction.forward),
+                stashed=problem.weights == "stashed" and bool(schedule.delays[spec.k - 1] or spec.correction.forward),
                 accumulate=schedule.accumulate,
                 mean=schedule.accumulation == "mean",
                 delay=delay,
             )
-            for spec, place, delay in zip(problem.specs, problem.places, problem.delays, strict=True)
+            for spec, place, delay in zip(problem.specs, problem.places, problem.waits, strict=True)
             if spec.k in local
         }
         # Where batches enter; None if that is in another process.
@@ -160,7 +160,7 @@ class HostEngine(Engine):
         self.transport.enter(0, n)
         x = self.transformed(self.first.put_batch(inputs), transform) if self.first else None
         for k in range(1, self.problem.schedule.K + 1):
-            x = x if k == 1 else self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
+            x = x if k == 1 else self.transport.send(Address("x", k, 0), x, Op("F", k - 1, 0))
             x = self.stages[k].outputs(x) if k in self.stages else None
         return x
 
@@ -170,7 +170,7 @@ class HostEngine(Engine):
         for k in range(1, self.problem.schedule.K + 1):
             number, stage = 0, self.stages.get(k)
             if k > 1:
-                x = self.transport.send(Box("x", k, 0), x, Op("F", k - 1, 0))
+                x = self.transport.send(Address("x", k, 0), x, Op("F", k - 1, 0))
             if stage:
                 number, x = look(stage._forward, stage.state, stage.place, x, labels)
             number = int(jax.device_get(self.transport.tell(k, np.int32(number) if stage else None, COUNT)))
@@ -183,8 +183,8 @@ class HostEngine(Engine):
         flat |= {"t": np.int64(self.loop.t), "entered": np.int64(self.entered)}
         for k, stage in self.stages.items():
             flat |= {f"stage{k}/{name}": value for name, value in stage.saved().items()}
-        for box, message in self.loop.mail.items():
-            flat |= states.flatten(message, f"mail/{box.what}/{box.k}/{box.batch}/")
+        for address, message in self.loop.mail.items():
+            flat |= states.flatten(message, f"mail/{address.what}/{address.k}/{address.batch}/")
         return flat if own else self.transport.gather(flat)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -207,7 +207,7 @@ class HostEngine(Engine):
         self.losses = self.no_losses()
         self.within_tick = False
 
-    def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Box, Tree], int, int]:
+    def read(self, state: Mapping[str, Any]) -> tuple[dict[int, Stage], dict[Address, Tree], int, int]:
         """Makes what a saved state holds: (this process's stages, its mail, ticks done, batches entered)."""
         flat = Reading(state)
         check_signature(self.problem, HOST_LOOP, flat)
@@ -220,10 +220,11 @@ class HostEngine(Engine):
             check_in_flight(stage, flat.below(f"stage{k}/"), under_way)
             stage.restore(flat.below(f"stage{k}/"))
         mail = {}
-        for box in sorted(box for box in under_way.mail if box.k in stages):
-            spec = self.problem.specs[box.k - 1]
-            template = {"x": spec.x, "dy": cotangent(spec.y), "labels": spec.labels}[box.what]
-            mail[box] = stages[box.k].restored_message(template, flat, f"mail/{box.what}/{box.k}/{box.batch}/")
+        for address in sorted(address for address in under_way.mail if address.k in stages):
+            spec = self.problem.specs[address.k - 1]
+            template = {"x": spec.x, "dy": cotangent(spec.y), "labels": spec.labels}[address.what]
+            path = f"mail/{address.what}/{address.k}/{address.batch}/"
+            mail[address] = stages[address.k].restored_message(template, flat, path)
         elsewhere = set(range(1, self.problem.schedule.K + 1)) - stages.keys()
         flat.read |= {name for name in flat if of_stage(name) in elsewhere}  # other processes read them
         flat.check_all_read()
@@ -251,4 +252,4 @@ def delay_line_engine(problem: Problem) -> Engine:
     schedule = bp(K)._replace(
         name=f"{wanted.name} (delay line)", accumulate=wanted.accumulate, accumulation=wanted.accumulation
     )
-    return HostEngine(problem._replace(schedule=schedule, delays=wanted.behind, places=[place] * K))
+    return HostEngine(problem._replace(schedule=schedule, waits=wanted.delays, places=[place] * K))

@@ -1,8 +1,8 @@
 """The host loop runs any schedule; with FDG's it is Algorithm I on one page. It dispatches and never waits for a
 message. Only who takes the losses may wait, for the oldest of more than `read_behind` (fdg_jax.engine.losses).
 
-The schedule knows who does what when, and who writes to whom; the stages know how. A message lies in the mailbox (what,
-stage, batch). An operation that comes too early finds its box empty: an error at once, and never a wrong number.
+The schedule knows who does what when, and who writes to whom; the stages know how. A message waits in the mail
+under its address (what, stage, batch). An operation that comes too early finds none: an error, and no wrong number.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ class HostLoop:
     Each walks the whole schedule. For an operation of another loop's stage, it passes on None as the messages.
 
     stages: {k: stage}, with run(kind, batch, {what: message}) -> {what: message}.
-    send(box, message, giver): starts to copy a message to stage box.k and returns it as it will be there, or None if
-        that stage is another loop's. It does not wait. giver: the operation; None for what enters.
+    send(address, message, sender): starts to copy a message to stage address.k and returns it as it will be there, or
+        None if that stage is another loop's. It does not wait. sender: the operation; None for what enters.
     on_loss(batch, loss): is called with every loss, an array that may not have been computed yet.
     """
 
@@ -28,9 +28,9 @@ class HostLoop:
     def feed(self, parts) -> None:
         """Does one tick, in which a batch enters: {"x": ..., "labels": ...} of each micro-batch (mostly one)."""
         for number, part in enumerate(parts, self.t * self.schedule.micro_batches + 1):
-            for box in self.schedule.messages.enters(number):
-                if box.k in self.stages:
-                    self.post(box, part[box.what], None)
+            for address in self.schedule.messages.enters(number):
+                if address.k in self.stages:
+                    self.post(address, part[address.what], None)
         self.tick(self.t + 1, None)
 
     def drain(self) -> None:
@@ -45,24 +45,24 @@ class HostLoop:
         takes, gives, _ = self.schedule.messages
         for op in self.schedule.tick(t, last):
             stage = self.stages.get(op.k)
-            messages = stage.run(op.kind, op.batch, {box.what: self.take(box, t) for box in takes(op)}) if stage else {}
-            for box in gives(op):
-                self.post(box, messages[box.what] if stage else None, op)
+            messages = stage.run(op.kind, op.batch, {at.what: self.take(at, t) for at in takes(op)}) if stage else {}
+            for address in gives(op):
+                self.post(address, messages[address.what] if stage else None, op)
         self.t = t
 
-    def post(self, box, message, giver) -> None:
+    def post(self, address, message, sender) -> None:
         """Sends a message, or reports a loss."""
-        if box.what == "loss":
-            self.on_loss(box.batch, message)
-        elif (message := self.send(box, message, giver)) is not None:
-            self.mail[box] = message
+        if address.what == "loss":
+            self.on_loss(address.batch, message)
+        elif (message := self.send(address, message, sender)) is not None:
+            self.mail[address] = message
 
-    def take(self, box, t: int):
-        """Takes a message out of its box. Raises AssertionError if the box is empty."""
+    def take(self, address, t: int):
+        """Takes a message out of the mail. Raises AssertionError if there is none."""
         try:
-            return self.mail.pop(box)
+            return self.mail.pop(address)
         except KeyError:
             raise AssertionError(
-                f"at t={t} stage k={box.k} needs {box.what} of batch {box.batch}, which has not been sent "
+                f"at t={t} stage k={address.k} needs {address.what} of batch {address.batch}, which has not been sent "
                 f"(schedule {self.schedule.name}, K={self.schedule.K}; in the mail: {sorted(self.mail)})"
             ) from None

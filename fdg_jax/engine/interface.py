@@ -31,7 +31,7 @@ class Problem(NamedTuple):
     specs: of the stages k = 1..K.
     preprocess: (inputs, step) -> what stage 1 takes, traced; None if that is the inputs.
     places: where each stage is.
-    delays: for each stage, the backward passes by which it delays gradients; 0 if the schedule itself is the delay.
+    waits: for each stage, the backward passes by which it puts off gradients; 0 if the schedule itself delays them.
     weights: "stashed" or "current".
     corrections: names of what is done about late gradients, in order; () where they are shrunk by beta at most.
     read_behind: dispatches whose losses may be unread.
@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     specs: Sequence[Spec]
     preprocess: Callable[[Tree, jax.Array], Tree] | None
     places: Sequence[Place]
-    delays: Sequence[int]
+    waits: Sequence[int]
     weights: str
     corrections: Sequence[str]
     read_behind: int
@@ -52,16 +52,15 @@ def signature(problem: Problem, engine: str) -> str:
     """What a saved state belongs to, beside its shapes: method, K, staleness, updates, weights, corrections, dtype,
     engine."""
     schedule = problem.schedule
-    behind = "/".join(
-        str(b + d) for b, d in zip(schedule.behind, problem.delays, strict=True)
-    )  # depends on the order, too
+    late = zip(schedule.delays, problem.waits, strict=True)  # depends on the order, too
+    delays = "/".join(str(delay + wait) for delay, wait in late)
     updates = f"{schedule.accumulation} of {schedule.accumulate}" if schedule.accumulate > 1 else "every gradient"
     # Two corrections may remember arrays of the same shapes, and mean something else by them.
     corrected = f", corrected by {','.join(problem.corrections)}" if problem.corrections else ""
     computed = problem.specs[0].compute.precision.compute_dtype
     dtype = "" if computed is None else f" in {np.dtype(computed).name}"
     what = f"{updates}, {problem.weights} weights{corrected}{dtype}"
-    return f"{schedule.name}, K={schedule.K}, {behind} behind, {what}, {engine}"
+    return f"{schedule.name}, K={schedule.K}, {delays} behind, {what}, {engine}"
 
 
 def check_signature(problem: Problem, engine: str, flat: Mapping[str, Any]) -> None:

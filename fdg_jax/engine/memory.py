@@ -21,7 +21,7 @@ from fdg_jax.engine.host_loop import HostLoop
 from fdg_jax.engine.interface import Engine
 from fdg_jax.engine.message_shapes import message_shapes, with_examples
 from fdg_jax.engine.scan_engine import ScanEngine
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.stage.batch_parts import bounds
 from fdg_jax.stage.functions import Spec
 from fdg_jax.stage.stage import Stage
@@ -181,41 +181,41 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
     }
     devices = {k: place.device for k, place in enumerate(engine.problem.places, 1)}
 
-    def send(box: Box, _: Any, giver: Op | None) -> int | None:
-        size = message_bytes(box, giver, of_part)
+    def send(address: Address, _: Any, sender: Op | None) -> int | None:
+        size = message_bytes(address, sender, of_part)
         # A message to another device is a copy; on the same device it is the same array.
-        if giver and giver.k in held and devices[box.k] is not devices[giver.k]:
-            held[giver.k].sent += size
-            held[giver.k].note(held[giver.k].sent)
-        if box.k not in held:
+        if sender and sender.k in held and devices[address.k] is not devices[sender.k]:
+            held[sender.k].sent += size
+            held[sender.k].note(held[sender.k].sent)
+        if address.k not in held:
             return None
-        held[box.k].mail += size
-        held[box.k].note()
+        held[address.k].mail += size
+        held[address.k].note()
         return size
 
     loop = HostLoop(schedule, held, send, lambda batch, loss: None)
-    for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.delays) + 2):
+    for _ in range(4 * schedule.K + 2 * schedule.accumulate + max(engine.problem.waits) + 2):
         loop.feed([defaultdict(int)] * schedule.micro_batches)
         yield from seen
         seen.clear()
 
 
-def message_bytes(box: Box, giver: Op | None, specs: Sequence[Spec]) -> int:
+def message_bytes(address: Address, sender: Op | None, specs: Sequence[Spec]) -> int:
     """Bytes of a message.
 
     Arguments:
-        box: its address.
-        giver: the operation that sends it; None if it comes from outside (cotangents are then the shares of a batch).
+        address: its address.
+        sender: the operation that sends it; None if it comes from outside (cotangents are then the shares of a batch).
         specs: of the stages.
     """
-    if giver is None:
-        return tree_bytes({"x": specs[0].x, "labels": specs[0].labels, "dy": specs[-1].value}[box.what])
-    return tree_bytes(message_shapes(box, giver, specs))
+    if sender is None:
+        return tree_bytes({"x": specs[0].x, "labels": specs[0].labels, "dy": specs[-1].value}[address.what])
+    return tree_bytes(message_shapes(address, sender, specs))
 
 
 def labels_at(spec: Spec, engine: HostEngine) -> Tree:
     """The labels that stage k takes in its forward pass; None if it takes none."""
-    taken = {box.what for box in engine.loop.schedule.messages.takes(Op("F", spec.k, 1))}
+    taken = {address.what for address in engine.loop.schedule.messages.takes(Op("F", spec.k, 1))}
     return spec.labels if "labels" in taken else None
 
 

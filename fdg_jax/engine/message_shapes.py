@@ -6,23 +6,23 @@ from typing import Any
 import jax
 
 from fdg_jax.arrays import cotangent
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.stage.functions import Spec
 
 Tree = Any
 
 
-def message_shapes(box: Box, giver: Op, specs: Sequence[Spec]) -> Tree:
+def message_shapes(address: Address, sender: Op, specs: Sequence[Spec]) -> Tree:
     """The shapes and dtypes of a message of a batch like the example batch.
 
     Arguments:
-        box: its address.
-        giver: the operation that sends it.
+        address: its address.
+        sender: the operation that sends it.
         specs: of the stages.
     """
-    spec = specs[giver.k - 1]
-    if giver.kind == "F":  # direct feedback sends the error at the outputs
-        return spec.y if box.what == "x" else cotangent(spec.outputs)
+    spec = specs[sender.k - 1]
+    if sender.kind == "F":  # direct feedback sends the error at the outputs
+        return spec.y if address.what == "x" else cotangent(spec.outputs)
     return cotangent(spec.x)
 
 

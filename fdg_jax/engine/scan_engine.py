@@ -42,7 +42,7 @@ class ScanEngine(Engine):
         functions, schedule = self.functions, problem.schedule
         rules = [UpdateRule(spec.optimizer, spec.correction, spec.guard, spec.norms) for spec in problem.specs]
         mean = schedule.accumulation == "mean"
-        lines = delay_line.LineOptions(schedule.behind, rules, schedule.accumulate, mean)
+        lines = delay_line.LineOptions(schedule.delays, rules, schedule.accumulate, mean)
         self.run = jax.device_put(delay_line.start(states, lines), self.device)
         self.run = jax.tree.map(jnp.copy, self.run)  # the arrays are donated, so they must not be the caller's
         self._resident: tuple[Any, Any, Tree] | None = None

@@ -4,7 +4,7 @@ from typing import Any
 
 from fdg_jax.engine.interface import Problem
 from fdg_jax.engine.message_shapes import message_shapes, with_examples
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.across_processes import AcrossProcesses
 from fdg_jax.transport.devices import all_here
 from fdg_jax.transport.in_process import InProcess
@@ -19,7 +19,7 @@ def transport(problem: Problem) -> Transport:
     if all_here(problem.places):
         return InProcess(problem.places)
 
-    def shapes(box: Box, giver: Op, n: int) -> Tree:
-        return with_examples(message_shapes(box, giver, specs), n)
+    def shapes(address: Address, sender: Op, n: int) -> Tree:
+        return with_examples(message_shapes(address, sender, specs), n)
 
     return AcrossProcesses(problem.places, shapes, window=(schedule.ticks(1) + 1) * schedule.micro_batches)

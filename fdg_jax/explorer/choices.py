@@ -82,7 +82,7 @@ def told(variant: Variant, K: int) -> tuple[Any, ...] | None:
         schedule = variant.schedule(K)
     except BadInput:
         return None
-    return schedule.tick(4 * K + 2, None), schedule.behind, schedule.accumulate, schedule.micro_batches
+    return schedule.tick(4 * K + 2, None), schedule.delays, schedule.accumulate, schedule.micro_batches
 
 
 def variants(method: Method) -> list[Variant]:

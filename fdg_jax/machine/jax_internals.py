@@ -72,7 +72,8 @@ class Put:
         self.device, self.sharding = device, SingleDeviceSharding(device)
 
     def __call__(self, array: Any) -> Any:
-        if isinstance(array, jax.Array) and array.committed and array.sharding == self.sharding:
+        known = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+        if known and array.committed and array.sharding == self.sharding:
             return array
         array = np.asarray(array) if isinstance(array, np.generic) else array
         shape = _one_piece(array) if batched_device_put else None

@@ -79,9 +79,9 @@ def forward_locked(
 
     late = tuple(K - k for k in range(1, K + 1))
     waits = tuple(accumulate - n for n in late) if one_version else ()
-    behind = (accumulate,) * K if one_version else late
+    delays = (accumulate,) * K if one_version else late
     ticks = lambda batches: batches + K - 1 if batches else 0  # noqa: E731
-    return Schedule(name, K, tick, behind, ticks, chain(K), accumulate, accumulation, waits=waits)
+    return Schedule(name, K, tick, delays, ticks, chain(K), accumulate, accumulation, waits=waits)
 
 
 METHOD = Method(

@@ -17,7 +17,7 @@ import numpy as np
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import programs
 from fdg_jax.methods.interface import Method
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.schedule import Address, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 from fdg_jax.stage.functions import LOSSES, Spec, add_sown, loss_of, make_apply, make_functions, make_outputs
 from fdg_jax.stage.stage import Stage
 
@@ -40,10 +40,10 @@ def dfa_messages(K: int) -> Messages:
     """Activations go up. F of stage K sends the error to every other stage; no B sends anything."""
     ordinary = chain(K)
 
-    def gives(op: Op) -> tuple[Box, ...]:
+    def gives(op: Op) -> tuple[Address, ...]:
         if op.kind == "B":
             return ()
-        errors = [Box("dy", k, op.batch) for k in range(1, K)] if op.k == K else []
+        errors = [Address("dy", k, op.batch) for k in range(1, K)] if op.k == K else []
         return (*ordinary.gives(op), *errors)
 
     return ordinary._replace(gives=gives)

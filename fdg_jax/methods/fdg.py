@@ -87,9 +87,9 @@ def fdg(
         return existing_ops(ops, last)
 
     early = 1 if order == "backward-first" else 0
-    behind = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
+    delays = tuple(2 * (K - k) - early if k < K else 0 for k in range(1, K + 1))
     ticks = lambda batches: batches + 2 * (K - 1) if batches else 0  # noqa: E731
-    return Schedule(name, K, tick, behind, ticks, chain(K), accumulate, accumulation)
+    return Schedule(name, K, tick, delays, ticks, chain(K), accumulate, accumulation)
 
 
 METHOD = Method(

@@ -12,7 +12,7 @@ import dataclasses
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
-from fdg_jax.schedule import Box, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
+from fdg_jax.schedule import Address, Messages, Op, Schedule, Tick, chain, check_K, existing_ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +57,10 @@ def gpipe_messages(K: int) -> Messages:
     """BP's messages and, beside the labels, the cotangent of each part's loss: the part's share of the batch."""
     ordinary = chain(K)
 
-    def takes(op: Op) -> tuple[Box, ...]:
-        return (Box("dy", K, op.batch),) if op.kind == "B" and op.k == K else ordinary.takes(op)
+    def takes(op: Op) -> tuple[Address, ...]:
+        return (Address("dy", K, op.batch),) if op.kind == "B" and op.k == K else ordinary.takes(op)
 
-    return ordinary._replace(takes=takes, enters=lambda part: (*ordinary.enters(part), Box("dy", K, part)))
+    return ordinary._replace(takes=takes, enters=lambda part: (*ordinary.enters(part), Address("dy", K, part)))
 
 
 METHOD = Method(

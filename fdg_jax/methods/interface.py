@@ -21,7 +21,7 @@ class Method(NamedTuple):
         `schedule` names as parameters go to it, all others to the stages (`Spec.options`).
     takes: which of "beta" and "weights", which the Pipeline itself understands, the method can be asked for.
     delay_line: True where, with stashed weights, the run is exactly BP with each stage's gradient delayed by
-        `schedule.behind` backward passes, so that one device can stand in for K.
+        `schedule.delays` backward passes, so that one device can stand in for K.
     same_for_every_K: True where K says where the work is done; the paper's warm-up for K = 3 and 4 is not meant for it.
     words: what operations do that are neither F nor B, for drawings.
     cost: of an operation's kind, in forward passes, backward passes and auxiliary networks of a stage (Table 2); a
@@ -64,13 +64,13 @@ class Method(NamedTuple):
 
     def is_late(self) -> bool:
         """Whether a gradient is late with two stages and the schedule's options at their defaults."""
-        return any(self.schedule(2, **self.accepted({})[0]).behind)
+        return any(self.schedule(2, **self.accepted({})[0]).delays)
 
     def other_weights(self, schedule: Schedule, weights: str) -> list[str]:
         """Per stage, whose weights its backward pass is taken at if not those of its forward pass; "" if they are."""
         own = getattr(self.stage, "backward_at_other_weights", "")
         other = own or ("weights=current" if weights == "current" else "")
-        return [other if own or n else "" for n in schedule.behind]
+        return [other if own or n else "" for n in schedule.delays]
 
     def accepted(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The values of the method's own options.

@@ -2,7 +2,7 @@
 
 from fdg_jax.schedule.core import (
     Accumulation,
-    Box,
+    Address,
     Messages,
     Op,
     Schedule,
@@ -16,7 +16,7 @@ from fdg_jax.schedule.core import (
 
 __all__ = [
     "Accumulation",
-    "Box",
+    "Address",
     "Messages",
     "Op",
     "Schedule",

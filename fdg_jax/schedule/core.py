@@ -32,7 +32,7 @@ class Op(NamedTuple):
         return f"{self.kind}{self.batch}"
 
 
-class Box(NamedTuple):
+class Address(NamedTuple):
     """The address of a message at stage k.
 
     what: "x" (input activations), "dy" (cotangents of the outputs), "labels" or "loss".
@@ -54,9 +54,9 @@ class Messages(NamedTuple):
     enters(batch): the messages that come from outside with a batch.
     """
 
-    takes: Callable[[Op], tuple[Box, ...]]
-    gives: Callable[[Op], tuple[Box, ...]]
-    enters: Callable[[int], tuple[Box, ...]]
+    takes: Callable[[Op], tuple[Address, ...]]
+    gives: Callable[[Op], tuple[Address, ...]]
+    enters: Callable[[int], tuple[Address, ...]]
 
 
 def chain(K: int, local: bool = False) -> Messages:
@@ -68,19 +68,22 @@ def chain(K: int, local: bool = False) -> Messages:
     """
     labelled = range(1 if local else K, K + 1)
 
-    def takes(op: Op) -> tuple[Box, ...]:
+    def takes(op: Op) -> tuple[Address, ...]:
         k, batch = op.k, op.batch
         if op.kind == "F":
-            return (Box("x", k, batch), Box("labels", k, batch)) if k in labelled else (Box("x", k, batch),)
-        return (Box("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
+            return (Address("x", k, batch), Address("labels", k, batch)) if k in labelled else (Address("x", k, batch),)
+        return (Address("dy", k, batch),) if k < K else ()  # stage K: the loss's own cotangent is 1
 
-    def gives(op: Op) -> tuple[Box, ...]:
+    def gives(op: Op) -> tuple[Address, ...]:
         k, batch = op.k, op.batch
         if op.kind == "F":
-            return (Box("x", k + 1, batch) if k < K else Box("loss", K, batch),)
-        return (Box("dy", k - 1, batch),) if k > 1 else ()
+            return (Address("x", k + 1, batch) if k < K else Address("loss", K, batch),)
+        return (Address("dy", k - 1, batch),) if k > 1 else ()
 
-    return Messages(takes, gives, lambda batch: (Box("x", 1, batch), *[Box("labels", k, batch) for k in labelled]))
+    def enters(batch: int) -> tuple[Address, ...]:
+        return (Address("x", 1, batch), *[Address("labels", k, batch) for k in labelled])
+
+    return Messages(takes, gives, enters)
 
 
 class Schedule(NamedTuple):
@@ -90,7 +93,7 @@ class Schedule(NamedTuple):
     K: number of stages.
     tick(t, last): the operations of tick t >= 1 in dispatch order; batch t enters at tick t. `last` is the number of
         the final batch once it is known (the drain), None while batches keep coming.
-    behind: for k = 1..K, in steady state, how many earlier batches' gradients stage k still lacks when it runs a
+    delays: for k = 1..K, in steady state, how many earlier batches' gradients stage k still lacks when it runs a
         forward pass.
     ticks(n): how many ticks n batches take until the last of them has updated every stage.
     messages: what operations read and send.
@@ -98,7 +101,7 @@ class Schedule(NamedTuple):
     accumulation: whether the gradients of these passes are summed or averaged.
     micro_batches: into how many parts a batch is split; operations are then numbered by part.
     waits: for k = 1..K, the backward passes by which stage k itself puts off the use of a gradient; (): none does.
-        `behind` counts them too.
+        `delays` counts them too.
 
     Example:
         >>> [str(op) for op in bp(2).tick(1, None)]
@@ -108,7 +111,7 @@ class Schedule(NamedTuple):
     name: str
     K: int
     tick: Callable[[int, int | None], Tick]
-    behind: tuple[int, ...]
+    delays: tuple[int, ...]
     ticks: Callable[[int], int]
     messages: Messages
     accumulate: int = 1
@@ -119,7 +122,7 @@ class Schedule(NamedTuple):
     def updates_late(self, k: int, batch: int) -> int:
         """The updates that stage k makes between the forward pass of a batch (from 1) and the update by that batch."""
         before = batch - 1
-        return before // self.accumulate - max(0, before - self.behind[k - 1]) // self.accumulate
+        return before // self.accumulate - max(0, before - self.delays[k - 1]) // self.accumulate
 
     def wait(self, k: int) -> int:
         """The backward passes by which stage k itself puts off the use of a gradient."""
@@ -128,12 +131,12 @@ class Schedule(NamedTuple):
     @property
     def staleness(self) -> tuple[int, ...]:
         """For k = 1..K, the most updates that stage k makes between a batch's forward pass and the batch's update."""
-        return tuple(-(-gradients // self.accumulate) for gradients in self.behind)
+        return tuple(-(-gradients // self.accumulate) for gradients in self.delays)
 
     @property
     def mean_staleness(self) -> tuple[float, ...]:
         """For k = 1..K, the average number of those updates once the pipeline is full: a fraction with `accumulate`."""
-        return tuple(gradients / self.accumulate for gradients in self.behind)
+        return tuple(gradients / self.accumulate for gradients in self.delays)
 
     def run(self, batches: int) -> Iterator[tuple[int, Tick]]:
         """(t, operations) of each tick of a run over that many batches, fill and drain included."""

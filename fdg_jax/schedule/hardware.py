@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule.core import Box, Op
+from fdg_jax.schedule.core import Address, Op
 
 Number = Any  # int, float or Fraction: whatever type the seconds are given in
 
@@ -39,7 +39,7 @@ class Machine(NamedTuple):
 
     seconds(kind, k): an operation of stage k. Kinds: F, B, a method's own, U (the update), and "enter" (what stage 1
         does to a batch that comes from outside).
-    size(box, op): bytes of the message that op sends to box.
+    size(address, op): bytes of the message that op sends to address.
     link: what messages travel over: one link for all pairs of stages, or those between stages k and k+1 for k = 1..K-1.
     host_seconds(kind, k): the host's time to dispatch an operation, or, for kind "send", a message of stage k.
     run_ahead: how many losses may be unread before the host waits (fdg_jax.engine.losses); None: any number.
@@ -54,7 +54,7 @@ class Machine(NamedTuple):
     """
 
     seconds: Callable[[str, int], Number]
-    size: Callable[[Box, Op], Number] = lambda box, op: 0
+    size: Callable[[Address, Op], Number] = lambda address, op: 0
     link: Link | Sequence[Link] = NO_LINK
     host_seconds: Callable[[str, int], Number] = lambda kind, k: 0
     run_ahead: int | None = None

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from fdg_jax.schedule.core import Box, Schedule
+from fdg_jax.schedule.core import Address, Schedule
 from fdg_jax.schedule.walk import walk
 
 
@@ -12,7 +12,7 @@ class InFlight(NamedTuple):
     passes: for k = 1..K, the backward passes that stage k has done.
     """
 
-    mail: set[Box]
+    mail: set[Address]
     kept: dict[tuple[int, str], list[int]]
     passes: list[int]
 
@@ -22,13 +22,13 @@ def in_flight(schedule: Schedule, t: int) -> InFlight:
 
     A drain finishes exactly what is in flight. So that is what the drain's operations need and do not make themselves.
     """
-    mail, forward = set[Box](), set[tuple[int, int]]()
+    mail, forward = set[Address](), set[tuple[int, int]]()
     kept: dict[tuple[int, str], list[int]] = {}
     passes = [t * schedule.micro_batches] * schedule.K
     drain = ((later, schedule.tick(later, t)) for later in range(t + 1, schedule.ticks(t) + 1))
     for step in (step for _, steps in walk(schedule, drain) for step in steps):
         op = step.op
-        mail |= {box for box, sender in step.senders.items() if sender is None}
+        mail |= {address for address, sender in step.senders.items() if sender is None}
         if op.kind == "F":
             forward.add((op.k, op.batch))
         elif (op.k, op.batch) not in forward:

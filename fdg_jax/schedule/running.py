@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from fdg_jax.errors import ScheduleError
-from fdg_jax.schedule.core import Box, Op, Schedule
+from fdg_jax.schedule.core import Address, Op, Schedule
 from fdg_jax.schedule.drawing import render
 from fdg_jax.schedule.walk import Step, walk
 
@@ -45,15 +45,15 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
     waiting: list[list[Op]] = [[] for _ in range(K)]  # forward passes whose gradients have not been used
     staleness: tuple[list[int], ...] = tuple([] for _ in range(K))
     last = {(op.k, op.batch): op for _, tick in schedule.run(batches) for op in tick}
-    mail = set[Box]()
+    mail = set[Address]()
     for t, steps in walk(schedule, schedule.run(batches)):
         entering = range((t - 1) * schedule.micro_batches + 1, t * schedule.micro_batches + 1) if t <= batches else ()
-        mail |= {box for batch in entering for box in schedule.messages.enters(batch)}
+        mail |= {address for batch in entering for address in schedule.messages.enters(batch)}
         for step in steps:
             op, forward = step.op, Op("F", step.op.k, step.op.batch)
             _check_step(schedule, t, step, mail, done)
             mail -= set(step.senders)
-            mail |= {box for box in step.sends if box.what != "loss"}
+            mail |= {address for address in step.sends if address.what != "loss"}
             i = op.k - 1
             done[op], version[op] = t, updates[i]
             held[i] += (op == forward) - (op == last[op.k, op.batch])
@@ -69,15 +69,15 @@ def trace_run(schedule: Schedule, batches: int) -> Trace:
         for forward in left:
             staleness[i].append(len(staleness[i]) // schedule.accumulate - version[forward])
     if mail:
-        unread = [f"{box.what} of batch {box.batch} for stage k={box.k}" for box in sorted(mail)[:5]]
+        unread = [f"{address.what} of batch {address.batch} for stage k={address.k}" for address in sorted(mail)[:5]]
         raise ScheduleError(f"{schedule.name}: sent and never read: {', '.join(unread)}.")
     return Trace(version, done, staleness, tuple(memos), tuple(first_update))
 
 
-def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Box], done: dict[Op, int]) -> None:
+def _check_step(schedule: Schedule, t: int, step: Step, mail: set[Address], done: dict[Op, int]) -> None:
     """Raises ScheduleError if the operation's messages or its forward pass are missing, or if it was done before."""
     op, forward = step.op, Op("F", step.op.k, step.op.batch)
-    missing = [f"{box.what} of batch {box.batch}" for box in step.senders if box not in mail]
+    missing = [f"{address.what} of batch {address.batch}" for address in step.senders if address not in mail]
     if op.kind != "F" and forward not in done:
         missing.append(f"its own {forward}")
     if missing:
@@ -105,8 +105,8 @@ def validate(schedule: Schedule, batches: int) -> Trace:
         ScheduleError: names the stage, the operation and the tick that are wrong.
     """
     K, parts = schedule.K, batches * schedule.micro_batches
-    if len(schedule.behind) != K:
-        raise ScheduleError(f"{schedule.name}: behind has {len(schedule.behind)} numbers, and there are {K} stages.")
+    if len(schedule.delays) != K:
+        raise ScheduleError(f"{schedule.name}: delays has {len(schedule.delays)} numbers, and there are {K} stages.")
     trace = trace_run(schedule, batches)
     wanted = {Op(kind, k, b) for kind in "FB" for k in range(1, K + 1) for b in range(1, parts + 1)}
     found = {op for op in trace.version if op.kind in ("F", "B")}
@@ -126,7 +126,7 @@ def validate(schedule: Schedule, batches: int) -> Trace:
             b = wrong[-1]  # in the full pipeline, if it is wrong there
             raise ScheduleError(
                 f"{schedule.name}: the gradient of batch {b + 1} at stage k={k} has staleness "
-                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by behind={schedule.behind}."
+                f"{trace.staleness[k - 1][b]} by the ticks and {expected[b]} by delays={schedule.delays}."
             )
     return trace
 
@@ -134,4 +134,4 @@ def validate(schedule: Schedule, batches: int) -> Trace:
 def steady_after(schedule: Schedule) -> int:
     """A number of batches that fills the pipeline and shows it run steadily, with some updates of every stage, unless
     these are thousands of batches apart."""
-    return max(4 * schedule.K + 2, min(max(schedule.behind) + 3 * schedule.accumulate, MOST_BATCHES))
+    return max(4 * schedule.K + 2, min(max(schedule.delays) + 3 * schedule.accumulate, MOST_BATCHES))

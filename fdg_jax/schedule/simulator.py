@@ -176,7 +176,7 @@ def predict(schedule: Schedule, machine: Machine) -> Prediction:
         >>> predict(bp(2), Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0))).seconds
         6.0
         >>> link = Link(latency_seconds=0.25, seconds_per_byte=1e-6)
-        >>> slow = Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0), lambda box, op: 500_000, link)
+        >>> slow = Machine(lambda kind, k: {"F": 1, "B": 2}.get(kind, 0), lambda address, op: 500_000, link)
         >>> predict(bp(2), slow).seconds  # 6, and twice a transfer of 0.5 and the latency
         7.5
     """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fdg_jax.schedule.core import Box, Schedule
+from fdg_jax.schedule.core import Address, Schedule
 from fdg_jax.schedule.hardware import Machine, Number
 from fdg_jax.schedule.walk import Step, filling, walk
 
@@ -61,7 +61,7 @@ class _Dispatch:
     def __init__(self, schedule: Schedule, machine: Machine):
         self.machine = machine
         self.tasks: list[Task] = []
-        self.arrivals: dict[Box, Task] = {}  # the task that ends when the message is there
+        self.arrivals: dict[Address, Task] = {}  # the task that ends when the message is there
         self.last = {machine.process(k): k for k in range(1, schedule.K + 1)}  # the last stage of each process
         self.losses: dict[int, list[Task]] = {process: [] for process in self.last}
         self.unread = schedule.micro_batches * (machine.run_ahead or 0)  # losses before a host waits
@@ -90,14 +90,14 @@ class _Dispatch:
     def step(self, step: Step, t: int) -> None:
         """Adds an operation, the update after it, its messages, and the hosts' wait for an old loss."""
         op = step.op
-        task = self.compute(op.kind, op.k, op.batch, t, [self.arrivals.pop(box, None) for box in step.senders])
+        task = self.compute(op.kind, op.k, op.batch, t, [self.arrivals.pop(address, None) for address in step.senders])
         if step.updates:
             self.compute("U", op.k, op.batch, t)
-        for box in step.sends:
-            if box.what == "loss":
+        for address in step.sends:
+            if address.what == "loss":
                 self.read_losses(task)
             else:
-                self.arrivals[box] = self.send(task, "send", box.k, self.machine.size(box, op))
+                self.arrivals[address] = self.send(task, "send", address.k, self.machine.size(address, op))
 
     def read_losses(self, task: Task) -> None:
         """Makes each host wait for the oldest loss where too many are unread. task: computes the newest."""

@@ -7,7 +7,7 @@ is in flight after a tick, and the simulator. Only the host loop, which runs the
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from fdg_jax.schedule.core import Box, Op, Schedule, Tick
+from fdg_jax.schedule.core import Address, Op, Schedule, Tick
 
 
 class Step(NamedTuple):
@@ -23,8 +23,8 @@ class Step(NamedTuple):
 
     op: Op
     previous: Op | None
-    senders: dict[Box, Op | None]
-    sends: tuple[Box, ...]
+    senders: dict[Address, Op | None]
+    sends: tuple[Address, ...]
     updates: bool
 
     @property
@@ -49,12 +49,12 @@ def walk(schedule: Schedule, ticks: Iterable[tuple[int, Tick]]) -> Iterator[tupl
     """
     takes, gives, _ = schedule.messages
     newest: dict[int, Op] = {}
-    sender: dict[Box, Op] = {}
+    sender: dict[Address, Op] = {}
     passes: dict[int, int] = {}
     for t, tick in ticks:
         steps = []
         for op in tick:
-            senders = {box: sender.pop(box, None) for box in takes(op)}
+            senders = {address: sender.pop(address, None) for address in takes(op)}
             sends = gives(op)
             sender |= dict.fromkeys(sends, op)
             passes[op.k] = passes.get(op.k, 0) + (op.kind == "B")

@@ -1,7 +1,7 @@
 """The whole pipeline on one device, at the speed of BP.
 
 Count by batches instead of ticks: when batch b passes stage k, the stage's weights contain exactly the gradients of the
-batches up to b-1-D, where D is the schedule's `behind`. So a pipeline with stashed weights *is* BP on each batch, with
+batches up to b-1-D, where D is the schedule's `delays`. So a pipeline with stashed weights *is* BP on each batch, with
 a delay line of length D for each stage's gradients before its optimizer. That holds for FDG and for every method whose
 gradients are taken at the weights of the forward pass. It does not hold for `current` weights.
 

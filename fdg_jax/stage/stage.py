@@ -43,7 +43,7 @@ class Stage(Checkpointed):
         accumulate: backward passes per update.
         mean: whether the gradients of these passes are averaged instead of summed.
         delay: for how many backward passes a gradient waits before its use. 0 in a pipeline, where the schedule itself
-            delays; the schedule's `behind` where one device computes all stages (the delay line).
+            delays; the schedule's `delays` where one device computes all stages (the delay line).
 
     Raises:
         BadInput: the method cannot train such a stage.

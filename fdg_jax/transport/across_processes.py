@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.devices import Place, is_here
 from fdg_jax.transport.exchange import Exchange, copy, put
 
@@ -24,14 +24,14 @@ class AcrossProcesses:
 
     Arguments:
         places: of the stages k = 1..K, on devices of any process.
-        shapes: (box, giver, number of examples) -> the shapes and dtypes of a message.
+        shapes: (address, sender, number of examples) -> the shapes and dtypes of a message.
         window: for how many batches the size is remembered: as many as can be in flight.
 
     Raises:
         BadInput: a process has no stage, or a stage has several devices.
     """
 
-    def __init__(self, places: Sequence[Place], shapes: Callable[[Box, Op, int], Tree], window: int):
+    def __init__(self, places: Sequence[Place], shapes: Callable[[Address, Op, int], Tree], window: int):
         self.all, self.shapes, self.window = dict(enumerate(places, 1)), shapes, window
         if any(len(place.devices) > 1 for place in places):
             raise BadInput("a stage on several devices cannot be in a pipeline of several processes. Use one process.")
@@ -57,16 +57,16 @@ class AcrossProcesses:
         self.sizes[batch] = size
         self.sizes.pop(batch - self.window, None)
 
-    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
-        """Starts to copy a message to stage `box.k`, which may be in this process or in another one."""
-        target = self.all[box.k]
-        source = self.all[giver.k] if giver else target
-        if giver is None or source.device.process_index == target.device.process_index:
-            return target.put_batch(message) if box.k in self.places else None
-        like = self.shapes(box, giver, self.sizes[box.batch])
+    def send(self, address: Address, message: Tree, sender: Op | None) -> Tree:
+        """Starts to copy a message to stage `address.k`, which may be in this process or in another one."""
+        target = self.all[address.k]
+        source = self.all[sender.k] if sender else target
+        if sender is None or source.device.process_index == target.device.process_index:
+            return target.put_batch(message) if address.k in self.places else None
+        like = self.shapes(address, sender, self.sizes[address.batch])
         arrived = copy(message, like, source.device, target.device)
         if arrived is not None:
-            self.note(box.what, giver.k, box.batch, arrived)
+            self.note(address.what, sender.k, address.batch, arrived)
         return arrived
 
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:

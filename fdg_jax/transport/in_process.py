@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -27,9 +27,9 @@ class InProcess:
     def enter(self, batch: int, size: int) -> None:
         """Nothing: an array brings its size."""
 
-    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
-        """Starts to copy a message to stage `box.k`; returns the copy at once."""
-        return self.places[box.k].put_batch(message)
+    def send(self, address: Address, message: Tree, sender: Op | None) -> Tree:
+        """Starts to copy a message to stage `address.k`; returns the copy at once."""
+        return self.places[address.k].put_batch(message)
 
     def tell(self, k: int, value: Tree, like: Tree) -> Tree:
         """The value itself."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fdg_jax.errors import BadInput
-from fdg_jax.schedule import Box, Op
+from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.devices import Place
 
 Tree = Any
@@ -39,15 +39,15 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, box: Box, message: Tree, giver: Op | None) -> Tree:
-        """Starts to copy a message to stage `box.k`. It does not wait.
+    def send(self, address: Address, message: Tree, sender: Op | None) -> Tree:
+        """Starts to copy a message to stage `address.k`. It does not wait.
 
         Arguments:
-            box: the address.
-            message: a tree of arrays [batch, ...]; None if the giver is in another process.
-            giver: the operation that sends it; None if it enters from outside, which it does where stage `box.k` is.
+            address: the address.
+            message: a tree of arrays [batch, ...]; None if the sender is in another process.
+            sender: the operation that sends it; None if it enters from outside, in the process of stage `address.k`.
 
-        Returns: the message as it will be there, to be put into the mail; None if stage `box.k` is elsewhere.
+        Returns: the message as it will be there, to be put into the mail; None if stage `address.k` is elsewhere.
         """
         ...
 

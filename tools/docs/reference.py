@@ -33,7 +33,7 @@ PARTS = {
                     {"fdg_jax": ["save_weights", "load_weights", "load", "load_run"],
                      "fdg_jax.split": ["whole", "stages", "costs", "balanced", "parse"]}),
     "schedules": Part("Schedules", "Who does what when, as integers, without JAX.",
-                      {"fdg_jax.schedule": ["Schedule", "Op", "Box", "Messages", "bp", "chain", "existing_ops",
+                      {"fdg_jax.schedule": ["Schedule", "Op", "Address", "Messages", "bp", "chain", "existing_ops",
                                             "check_K", "check_accumulation"],
                        "fdg_jax.methods.fdg": ["fdg"], "fdg_jax.methods.ddg": ["forward_locked"],
                        "fdg_jax.schedule.drawing": ["render"], "fdg_jax.schedule.summary": ["describe"],
