@@ -5,7 +5,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracle
 import pytest
 from small import CLASSES, CurrentPart, batches, close, cross_entropy, fed, jit, leaves, parts, pipeline, recipe

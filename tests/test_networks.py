@@ -4,7 +4,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from model_parts import example_of, met, normal, plain
 from small import jit
