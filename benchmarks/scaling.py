@@ -272,7 +272,7 @@ def picture(rows: report.Rows, path: Path, host: float) -> None:
                     axes.plot(r["K"], r["over_bp"], MARKERS[r["reason"]], color=colour, ms=6)
             axes.set(title=network, xlabel="K (devices)", ylabel="speed-up over BP", xlim=(0.5, max(Ks) + 0.5))
             axes.set_ylim(0, 1.15 * max(r["over_bp"] for r in of))
-            plain(axes, without=())
+            plain(axes)
         handles = [Line2D([], [], color=colour, label=f"link: {name}") for name, colour in COLOURS.items()]
         handles += [Line2D([], [], color="#52606d", marker=m, ls="", label=f"limit: {r}") for r, m in MARKERS.items()]
         handles += [Line2D([], [], color="#52606d", ls=ls, label=order) for order, ls in ORDERS.items()]
