@@ -211,10 +211,10 @@ def on_packed(function: Callable, takes: Sequence[Any], gives: Sequence[Any]) ->
     """
 
     @wraps(function)  # a profile shows its name
-    def run(*arguments):
+    def unpacked(*arguments):
         plain = [how.unpack(tree) if how else tree for how, tree in zip(takes, arguments, strict=True)]
         results = function(*plain) if len(gives) > 1 else (function(*plain),)
         packed = tuple(how.pack(tree) if how else tree for how, tree in zip(gives, results, strict=True))
         return packed if len(gives) > 1 else packed[0]
 
-    return run
+    return unpacked
