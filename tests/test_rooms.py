@@ -37,7 +37,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "block_times": ("recipe", "machine", "layers", "stage"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
-    "config": ("errors", *CONFIGURED),
+    "config": ("errors", "options", "models", "corrections", "methods"),
     "config_file": ("errors", "options", "config"),
     "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
     "checks": (*BELOW_STAGES, "data", "schedule", "stage", "split", "block_times", *CONFIGURED),
