@@ -31,10 +31,10 @@ from benchmarks.harness import report
 from benchmarks.harness.children import ChildFailed, say
 from benchmarks.harness.turns import back_and_forth
 from fdg_jax.checkpoint import run_checkpoints
+from fdg_jax.checks import options as checks
+from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import Options
 from fdg_jax.training import setup
 
 GOALS = {"every epoch": 0.98, "every 50": 0.90}
@@ -87,9 +87,9 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     if batches < EVERY:
         raise BadInput(f"--batches {batches}: a window has a checkpoint every {EVERY} batches. Use more.")
     asked = {name: getattr(given, name) for name in ("model", "batch_size", "K", "method")}
-    options = Options(**asked, dataset="synthetic", learning_rate=0.01, epochs=1)
-    option_checks.check(options, frozenset())
-    option_checks.check_names(options)
+    options = Config(**asked, dataset="synthetic", learning_rate=0.01, epochs=1)
+    checks.check(options, frozenset())
+    checks.check_names(options)
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = measure(setup.prepare(options), batches, given.windows, Path(folder))

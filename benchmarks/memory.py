@@ -31,12 +31,12 @@ from benchmarks.harness.children import say
 from benchmarks.harness.hooks import around
 from benchmarks.harness.report import megabytes
 from fdg_jax import methods
+from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import memory
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
-from fdg_jax.runs.options import Options
 from fdg_jax.stage.stage import Stage
 from fdg_jax.training import setup, stages
 from fdg_jax.transport import devices
@@ -95,7 +95,7 @@ def programs(engine: HostEngine) -> list[dict[str, Any]]:
 
 def measured(model: str, method: str, K: int, weights: Any, given: report.Given) -> list[dict[str, Any]]:
     """One row per stage."""
-    options = Options(
+    options = Config(
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
         split=given.split, engine="pipeline", epochs=1,
     )  # fmt: skip

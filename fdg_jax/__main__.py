@@ -10,8 +10,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from fdg_jax import corrections, data, methods
-from fdg_jax.checks import names
+from fdg_jax import corrections, data, methods, models
 from fdg_jax.errors import did_you_mean
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
@@ -58,7 +57,7 @@ def asked_for() -> dict[str, list[str]]:
     return {
         "--method": methods.names(),
         "--correct": corrections.names(),
-        "--model": names.model_names(),
+        "--model": models.names_and_patterns(),
         "--dataset": [*data.names(), *data.stream_names(), *data.text_names()],
     }
 

@@ -111,8 +111,9 @@ class Pipeline:
             K=K,
         )  # fmt: skip
         check_read_behind(read_behind)
-        self.K, self.method, self.schedule = given.K, given.method, given.schedule
-        self.beta, self.weights, self.corrections = given.beta, given.weights, given.corrections
+        plan = given.plan
+        self.K, self.method, self.schedule = given.K, plan.method, plan.schedule
+        self.beta, self.weights, self.corrections = given.beta, plan.weights, plan.corrections
         self.devices, self.places = given.devices, given.places
         self.engine_name, self._read_behind = engine, read_behind
         self._engine: Engine | None = None
@@ -136,7 +137,7 @@ class Pipeline:
         waits = tuple(self.schedule.wait(k) for k in range(1, self.K + 1))
         problem = Problem(
             self.schedule, given.stage_class, specs, given.preprocess, self.places, waits, self.weights,
-            given.corrected_by, self._read_behind,
+            given.plan.corrected_by, self._read_behind,
         )  # fmt: skip
         parameters = [jax.tree.leaves(spec.variables.get("params", {})) for spec in specs]
         self._parameter_counts = [sum(leaf.size for leaf in leaves) for leaves in parameters]

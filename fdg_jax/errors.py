@@ -1,5 +1,6 @@
 """The exception for everything that a user can get wrong, which tells it from a bug; help with error messages."""
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -25,10 +26,8 @@ class ScheduleError(AssertionError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Suggests the nearest known names for one that is not known.
 
-    Near are two names if few edits make one of the other: as many as a quarter of the longer one's characters, one if
-    it has three, and none if it has two, for then any two names would be near. Near are also a name and a part of it,
-    such as `data` and `data_parallel`, and names with the same three or more letters, such as `wrn4_1` and `wrn16_4`.
-    Capitals, hyphens, underscores and dots do not count.
+    A name of the same letters goes before names that contain what was written (three or more letters), and these before
+    those that `difflib` calls close. Capitals, hyphens, underscores and dots do not count.
 
     Arguments:
         name: what was written.
@@ -37,40 +36,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Returns: " Did you mean resnet20 or resnet18?", to follow another sentence, at most three names, the nearest first;
     "" if no name is near.
     """
-    found = [(distance, each) for each in known if (distance := distance_if_near(name, each)) is not None]
-    near = [each for _, each in sorted(found)[:3]]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
-
-
-def distance_if_near(a: str, b: str) -> int | None:
-    """How many edits two names are apart, if they are near by the rule of `did_you_mean`; else None."""
-    a, b = a.lower().lstrip("-"), b.lower().lstrip("-")
-    distance = edits(*(re.sub(r"[-_.]", "", name) for name in (a, b)))
-    longer, letters = max(len(a), len(b)), re.sub(r"[^a-z]", "", a)
-    allowed = 0 if longer < 3 else max(1, longer // 4)
-    same_letters = len(letters) >= 3 and letters == re.sub(r"[^a-z]", "", b)
-    return distance if distance <= allowed or is_part(a, b) or is_part(b, a) or same_letters else None
-
-
-def is_part(short: str, long: str) -> bool:
-    """Whether three or more characters are the beginning of a name, or of a part of it after a hyphen, _ or a dot."""
-    return len(short) >= 3 and re.search(rf"(^|[-_.]){re.escape(short)}", long) is not None
-
-
-def edits(a: str, b: str) -> int:
-    """The fewest characters to insert, leave out, replace, or exchange with their neighbour, that make b of a.
-
-    Source: the optimal string alignment distance, after Damerau (1964), by Wagner and Fischer's recurrence.
-    """
-    rows = [list(range(len(b) + 1))]  # rows[i][j]: of the first i characters of a and the first j of b
-    for i, one in enumerate(a, 1):
-        row = [i]
-        for j, other in enumerate(b, 1):
-            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (one != other)))
-            if i > 1 and j > 1 and (one, other) == (b[j - 2], a[i - 2]):
-                row[j] = min(row[j], rows[-2][j - 2] + 1)
-        rows.append(row)
-    return rows[-1][-1]
+    by_letters = {re.sub(r"[-_.]", "", each.lower()): each for each in known}
+    letters = re.sub(r"[-_.]", "", name.lower())
+    parts = [each for each in by_letters if len(letters) >= 3 and letters in each][:3]
+    parts = [letters] if letters in by_letters else parts
+    near = parts or difflib.get_close_matches(letters, by_letters, cutoff=0.65 if len(letters) > 1 else 1)
+    return f" Did you mean {' or '.join(by_letters[each] for each in near)}?" if near else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from experiments.harness.run_table import Run
-from fdg_jax.runs.options import FIELDS
+from fdg_jax.config import FIELDS
 
 DATA, SOMEWHERE = "/home/someone/data", "/home/someone/runs"
 

@@ -3,15 +3,15 @@
 import dataclasses
 from pathlib import Path
 
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.runs import run_files
-from fdg_jax.runs.options import FIELDS, Options
 
 
-def asked(**changed) -> Options:
-    return dataclasses.replace(Options(), **changed)
+def asked(**changed) -> Config:
+    return dataclasses.replace(Config(), **changed)
 
 
-def stored_run(path: Path, **changed) -> Options:
+def stored_run(path: Path, **changed) -> Config:
     """A run directory that holds only a config."""
     options = asked(**changed)
     path.mkdir(exist_ok=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from fdg_jax.checks import options as checks
+from fdg_jax.config import Config
 from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import joining_options
-from fdg_jax.runs.joining_options import Joining
-from fdg_jax.runs.options import Options
+from fdg_jax.options.common import Joining
 from fdg_jax.training import joined, peer_watchdog
 from fdg_jax.training.joined import JoinedPeers
 from fdg_jax.training.peers import Elsewhere, Peers, Silent
@@ -161,14 +161,14 @@ def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
         ({"coordinator": "127.0.0.1:1", "processes": 3, "process_id": 0}, "--processes 3: each process needs a stage"),
         ({"coordinator": "127.0.0.1:1", "processes": 2, "process_id": 2}, "--process-id 2: 2 processes are counted"),
         ({"coordinator": "auto", "processes": 2}, "--coordinator auto: --processes comes from the scheduler"),
-        ({"coordinator": "auto", "peer_timeout": 0.0}, "--peer-timeout 0: give a positive number"),
+        ({"coordinator": "auto", "peer_timeout": 0.0}, "peer_timeout=0.0: it is positive"),
         ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
     ],
 )
 def test_flags_that_contradict_one_another_are_refused(given, fact):
-    options = Options(**given.pop("options", {}))
+    options = Config(**given.pop("options", {}))
     with pytest.raises(BadInput, match=fact):
-        joining_options.check(Joining(**given), frozenset(given), options)
+        checks.check_joining(Joining(**given), frozenset(given), options)
 
 
 class Awaited:

@@ -57,12 +57,12 @@ def test_what_does_not_fit_is_refused_with_its_shapes(options, match):
 
 
 @pytest.mark.parametrize(("options", "match"), [
-    ({"beta": 1.5}, r"the shrinking factor lies in \(0, 1\]"),
+    ({"beta": 1.5}, r"beta=1\.5: it lies in \(0, 1\]"),
     ({"method": "fdgg"}, "Did you mean fdg"),
     ({"engine": "turbo"}, "pipeline .* or delay-line"),
     ({"weights": "fresh"}, "stashed .* or current"),
     ({"order": "sideways"}, "backward-first"),
-    ({"engine": "delay-line", "weights": "current"}, "Use engine pipeline or weights stashed"),
+    ({"engine": "delay-line", "weights": "current"}, "Use engine='pipeline', or weights='stashed'"),
     ({"method": "bp", "beta": 0.5}, "^beta=0.5: method bp has no such option"),
     ({"betta": 0.5}, r"^betta=0\.5: .*\. Did you mean beta\? Leave it out"),
     ({"devices": [None]}, "K=2 stages need 2 devices, 1 were given"),

@@ -15,7 +15,6 @@ from small import Part, batches, cross_entropy, parts, pipeline, recipe
 
 import fdg_jax
 from fdg_jax import methods
-from fdg_jax.checks import names
 from fdg_jax.errors import BadInput
 from fdg_jax.stage.functions import make_stage_functions
 from fdg_jax.stage.stage import Stage
@@ -33,8 +32,8 @@ def given(**changed):
 
 
 @pytest.mark.parametrize(("changed", "match"), [
-    ({"beta": "0.5"}, r"beta='0\.5' is str, not a number"),
-    ({"beta": True}, "beta=True is bool, not a number"),
+    ({"beta": "0.5"}, r"beta='0\.5' is no number\. Use 1\.0, say"),
+    ({"beta": True}, "beta=True is no number"),
     ({"stages": nn.Dense(2)}, r"stages is a Dense, not a list. Write stages=\[module"),
     ({"stages": [nn.Dense(2), nn.tanh]}, "stage k=2 is .*tanh.*, not a Flax linen module.*Sequential"),
     ({"stages": [nn.Dense]}, "stage k=1 is the class Dense, not a Flax linen module. Give an instance"),
@@ -46,7 +45,7 @@ def given(**changed):
     ({"devices": "cpu"}, r"devices='cpu' is not a list of JAX devices.*jax\.devices\(\)\[:2\]"),
     ({"devices": [0, 1]}, "the device of stage k=1 is 0, not a JAX device"),
     ({"method": "FDG"}, "Did you mean fdg"),
-    ({"method": None}, "method=None is no name"),
+    ({"method": None}, "method None is not known"),
     ({"method": "dgl", "micro_batches": 4}, "^micro_batches=4: method dgl has no such option"),
 ])  # fmt: skip
 def test_arguments_that_make_no_sense_are_refused_at_once(changed, match):
@@ -237,15 +236,16 @@ def test_a_stage_that_gives_integers_to_the_next_is_refused_in_every_method(meth
 
 
 @pytest.mark.parametrize(("text", "match"), [
-    ("METHOD = {'name': 'mine'}", r"METHOD in .*/mine\.py is of type dict, not a fdg_jax\.methods\.Method"),
-    ("SCHEDULE = None", r"fdg_jax/methods/mine\.py has no METHOD. Write METHOD = Method\("),
+    ("METHOD = {'name': 'mine'}", r"mine\.py has no METHOD of type Method\. Write METHOD = Method\("),
+    ("import nothing_there", r"mine\.py cannot be imported: No module named 'nothing_there'\. Mend it, or move it"),
+    ("SCHEDULE = None", r"fdg_jax/methods/mine\.py has no METHOD of type Method"),
 ])  # fmt: skip
 def test_a_methods_file_that_is_not_one_is_refused(text, match, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(__import__("sys").modules, "fdg_jax.methods.mine", raising=False)
     with pytest.raises(BadInput, match=match):
-        names.find_method("mine")
+        methods.find("mine")
 
 
 def test_asking_for_devices_too_late_is_said():

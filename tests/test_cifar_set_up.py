@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import huge_pages
 from fdg_jax.models import paper_split
-from fdg_jax.runs.options import Options
 from fdg_jax.training.opening import whose_split
 
 Device = namedtuple("Device", "platform id device_kind")
@@ -23,7 +23,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
         shared = [devices[k * found // options["K"]] for k in range(options["K"])]
         remark = "stages share" if found < options["K"] else ""
         monkeypatch.setattr(setup.devices, "stage_devices", lambda K, **_: (shared, remark))
-        used, places, said = setup.choose_engine(Options(**options), methods.find(options["method"]))
+        used, places, said = setup.choose_engine(Config(**options), methods.find(options["method"]))
         assert len(places) == options["K"]
         return used.engine, said
 
@@ -76,33 +76,33 @@ def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
 
     digits = data.load("digits")
     monkeypatch.setattr(data, "load", lambda *_: digits)
-    assert len(load_data(Options(dataset="auto", train_size=3000), "").train_images) == 1438
+    assert len(load_data(Config(dataset="auto", train_size=3000), "").train_images) == 1438
     with pytest.raises(BadInput, match="1438 training images"):
-        load_data(Options(dataset="digits", train_size=3000), "")
+        load_data(Config(dataset="digits", train_size=3000), "")
 
 
 def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
     from fdg_jax import methods
     from fdg_jax.training import setup
 
-    def wants_warmup(options: Options) -> bool:
+    def wants_warmup(options: Config) -> bool:
         return setup.wants_warmup(options, methods.find(options.method))
 
-    assert not wants_warmup(Options(K=2))
-    assert wants_warmup(Options(K=3))
-    assert wants_warmup(Options(K=2, model="resnet110"))
-    assert not wants_warmup(Options(K=4, method="bp"))
-    assert not wants_warmup(Options(K=4, warmup="off"))
-    assert wants_warmup(Options(K=1, warmup="on"))
+    assert not wants_warmup(Config(K=2))
+    assert wants_warmup(Config(K=3))
+    assert wants_warmup(Config(K=2, model="resnet110"))
+    assert not wants_warmup(Config(K=4, method="bp"))
+    assert not wants_warmup(Config(K=4, warmup="off"))
+    assert wants_warmup(Config(K=1, warmup="on"))
 
 
 def test_windows_lie_on_a_grid_that_divides_an_epoch():
     from fdg_jax.training.setup import default_window
 
-    assert default_window(Options(engine="delay-line"), "gpu", 50_000) == 39  # 390 full batches of 128
-    assert default_window(Options(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime
-    assert default_window(Options(engine="delay-line"), "cpu", 50_000) == 1
-    assert default_window(Options(engine="pipeline"), "gpu", 50_000) == 1
+    assert default_window(Config(engine="delay-line"), "gpu", 50_000) == 39  # 390 full batches of 128
+    assert default_window(Config(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime
+    assert default_window(Config(engine="delay-line"), "cpu", 50_000) == 1
+    assert default_window(Config(engine="pipeline"), "gpu", 50_000) == 1
 
 
 def test_a_run_says_whether_the_authors_cut_the_network_so():

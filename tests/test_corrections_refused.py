@@ -1,6 +1,5 @@
 """What a correction is refused for: options, files, stages and saved states that do not go with it."""
 
-import math
 import re
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 from correction_files import AHEAD, put_into
 from small import CLASSES, batches, pipeline
 
-from fdg_jax.checks import names
 from fdg_jax.corrections.interface import NONE, Correction, Kind
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.fdg import fdg
@@ -38,13 +36,11 @@ REFUSED = [
     ({"correct": "anticipate"}, "correction anticipate needs the optimizer's momentum"),
     ({"correct": "anticipate", "weights": "current", "momentum": 0.9}, "gradients at stashed weights"),
     ({"correct": "anticipate", "momentum": 1.0}, "momentum=1.0: it lies in"),
-    ({"momentum": "0.9"}, "momentum='0.9': it lies in"),
+    ({"momentum": "0.9"}, "momentum='0.9' is no number"),
     ({"correct": "gap_aware"}, "correction gap_aware needs the optimizer's learning rate"),
-    ({"correct": "rate", "anneal_updates": -1}, "use a number of updates, or 0 for ever"),
-    ({"correct": "dc_asgd", "compensation_strength": -1.0}, "use a positive number"),
-    ({"correct": "t2", "weights": "current", "discrepancy": 1.0}, "it lies in"),
-    ({"correct": "cosine", "gate_decay": math.nan}, "use 0 or a positive number"),
-    ({"correct": "gap_aware", "learning_rate": -0.1}, "learning_rate=-0.1: it is positive"),
+    ({"correct": "rate", "anneal_updates": -1}, "Use a number of updates, or 0 for ever"),
+    ({"correct": "dc_asgd", "compensation_strength": -1.0}, "it is 0 or more"),
+    ({"correct": "gap_aware", "learning_rate": -0.1}, "learning_rate=-0.1: it lies in"),
     ({"correct": "t2,dc_asgd"}, "t2 is for gradients at current weights, and dc_asgd for .* Use one of them"),
     ({"correct": BACKWARD}, "changes the weights of its backward passes, and these are stashed"),
     ({"correct": "taylor", "strong": 1.0}, "strong=1.0"),
@@ -78,7 +74,7 @@ FILES = [  # what is changed in a good file, and what is said of it
     (("CORRECTION =", "OTHER ="), "has no CORRECTION of type Kind"),
     (("    return Correction(", "    return dict("), "make in fdg_jax/corrections/ahead.py returned dict"),
     (("horizon", "order"), "correction ahead and method fdg both have the option order"),
-    (("horizon", "guard"), "Options.guard has the name of a keyword of fdg_jax.Pipeline with another meaning"),
+    (("horizon", "guard"), "Options.guard has a name with another meaning"),
 ]
 
 
@@ -97,12 +93,11 @@ class Compensated(Stage):
         return super().backward(batch, dy)
 
 
-def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay(monkeypatch):
+def test_a_stage_of_its_own_is_refused_on_the_delay_line_where_it_would_not_see_the_delay():
     method = Method("mine", "", lambda K: fdg(K), delay_line=True, stage=Compensated)
-    monkeypatch.setattr(names, "find_method", lambda name: method)
-    pipeline(2, DATA[0], method="mine")
-    with pytest.raises(BadInput, match="its stages are of a class of their own"):
-        pipeline(2, DATA[0], method="mine", engine="delay-line")
+    pipeline(2, DATA[0], method=method)
+    with pytest.raises(BadInput, match="are of a class of their own"):
+        pipeline(2, DATA[0], method=method, engine="delay-line")
 
 
 def remembers(params):
@@ -161,12 +156,11 @@ class WithoutOldWeights(Stage):
         super().use(grads, version)
 
 
-def test_a_stage_that_does_not_pass_on_the_old_weights_is_refused_where_they_are_needed(monkeypatch):
+def test_a_stage_that_does_not_pass_on_the_old_weights_is_refused_where_they_are_needed():
     method = Method("mine", "", lambda K: fdg(K), stage=WithoutOldWeights)
-    monkeypatch.setattr(names, "find_method", lambda name: method)
-    pipeline(2, DATA[0], method="mine", correct="rate")
+    pipeline(2, DATA[0], method=method, correct="rate")
     with pytest.raises(BadInput, match=r"WithoutOldWeights\) do not pass them on. Write def use\(self, grads, version"):
-        pipeline(2, DATA[0], method="mine", correct="dc_asgd")
+        pipeline(2, DATA[0], method=method, correct="dc_asgd")
 
 
 def test_a_saved_state_of_another_correction_is_refused_though_its_arrays_have_the_same_shapes():

@@ -19,11 +19,12 @@ from experiments import __main__ as overview
 from experiments import cifar10_short, table3
 from experiments.harness import result_files, run_table, table_command
 from experiments.harness.run_table import RESULTS, ROOT
+from fdg_jax import cli
+from fdg_jax.checks import options as checks
+from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, language_model, tiny_imagenet
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS
-from fdg_jax.training import child_runs, command_line
+from fdg_jax.training import child_runs
 
 TABLE = cifar10_short.TABLE
 NAMES = [run.name for run in TABLE.runs]
@@ -58,11 +59,11 @@ def test_every_command_line_is_accepted_and_leaves_nothing_to_the_defaults_of_it
         table = result_files.complete(experiments.find(name), RESULTS)
         for run in table.runs if not table.measure else ():
             alike[(run.module, *(run.flags.get(option) for option in own))] = run
-    free = {name for name, field in FIELDS.items() if field.metadata["free"]}
+    free = {name for name, field in FIELDS.items() if field.free}
     wanted = {name: field.default for name, field in FIELDS.items() if name not in free}
     for run in alike.values():
-        options, given = command_line.parse(run_table.command(run, None, "somewhere")[3:], PROGRAMS[run.module])
-        option_checks.check(options, given)
+        options, given = cli.parse(run_table.command(run, None, "somewhere")[3:], PROGRAMS[run.module])
+        checks.check(options, given)
         asked = wanted | dict(run.flags)
         assert {name: getattr(options, name) for name in asked} == asked, run.name
 

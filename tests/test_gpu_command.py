@@ -21,9 +21,9 @@ from experiments.gpu import loop, pages, steps
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
 from experiments.gpu.settings import FULL, SMALL, rows
 from experiments.harness import run_table
+from fdg_jax import cli
+from fdg_jax.checks import options as checks
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import option_checks
-from fdg_jax.training import command_line
 from fdg_jax.training.signals import Stopped
 
 
@@ -181,8 +181,8 @@ def test_bad_input_is_one_message(words, said, capsys):
 
 def parsed(words):
     assert words[0] == "-m"
-    options, given = command_line.parse(words[2:], words[1])
-    option_checks.check(options, given - {"resume"})
+    options, given = cli.parse(words[2:], words[1])
+    checks.check(options, given - {"resume"})
     return options
 
 

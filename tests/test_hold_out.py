@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
+from fdg_jax.checks import options as checks
+from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import Options
 from fdg_jax.training.setup import load_data
 
-FEW = Options(dataset="digits", batch_size=8)
+FEW = Config(dataset="digits", batch_size=8)
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_train_size_counts_what_is_left():
 
 def test_blocks_of_a_text_are_held_out_with_their_labels(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(256)) * 8)
-    options = Options(dataset="text", text=str(tmp_path / "text"), block_size=16, batch_size=2)
+    options = Config(dataset="text", text=str(tmp_path / "text"), block_size=16, batch_size=2)
     whole, found = with_(options), with_(options, hold_out=10)
     n = len(whole.train_inputs) - 10
     np.testing.assert_array_equal(found.train_inputs, whole.train_inputs[:n])
@@ -75,5 +75,5 @@ def test_nothing_would_be_left_to_train_on(n):
 
 def test_a_negative_number_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(data, "load", None)
-    with pytest.raises(BadInput, match="--hold-out -1: use a number"):
-        option_checks.check(Options(method="bp", K=1, hold_out=-1), frozenset())
+    with pytest.raises(BadInput, match=r"hold_out=-1: it is 0 or more\. Use a number"):
+        checks.check(Config(method="bp", K=1, hold_out=-1), frozenset())

@@ -6,12 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fdg_jax import data
+from fdg_jax import cli, data
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.data import stream
 from fdg_jax.data.streams import imagenet as imagenet_stream
 from fdg_jax.experiments import cifar, imagenet, tiny_imagenet
-from fdg_jax.runs.options import FIELDS, Options
-from fdg_jax.training import command_line
 from tests.image_files import imagenet as write_imagenet
 
 RECIPE = {"batch_size": 128, "learning_rate": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "K": 2}
@@ -33,11 +32,11 @@ def _quiet(tmp_path, monkeypatch):
 
 def test_the_commands_differ_in_their_defaults_and_in_nothing_else():
     for module in DEFAULTS:
-        options, given = command_line.parse([], module.PROGRAM)
+        options, given = cli.parse([], module.PROGRAM)
         used = {**RECIPE, **DEFAULTS[module]}
         assert {name: getattr(options, name) for name in used} == used
         rest = {name for name in FIELDS if name not in used}
-        assert {name: getattr(options, name) for name in rest} == {name: getattr(Options(), name) for name in rest}
+        assert {name: getattr(options, name) for name in rest} == {name: getattr(Config(), name) for name in rest}
         assert not given
         assert module.PROGRAM.command == f"python -m {module.__name__}"
         assert set(module.PROGRAM.datasets) <= {*data.names(), *data.stream_names()}

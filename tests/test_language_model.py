@@ -10,12 +10,12 @@ import pytest
 from cifar_processes import read
 from small import jit, mostly_slow
 
-from fdg_jax import recipe
+from fdg_jax import cli, recipe
+from fdg_jax.checks import options as checks
+from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others
 from fdg_jax.experiments import cifar, language_model
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.optimizers import OF_OPTIMIZER
-from fdg_jax.runs.options import ADDED, FIELDS, Options, defaults_of_others
-from fdg_jax.training import command_line, launch
+from fdg_jax.options.common import OF_OPTIMIZER
+from fdg_jax.training import launch
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "language-models.md"
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
@@ -32,17 +32,17 @@ def events(path):
 
 
 def test_the_optimizer_brings_its_own_defaults_and_given_ones_are_kept():
-    options, given = command_line.parse([], language_model.PROGRAM)
+    options, given = cli.parse([], language_model.PROGRAM)
     assert (options.optimizer, options.learning_rate, options.weight_decay, options.decay) == (
         "adamw", 1e-3, 0.1, "matrices",
     )  # fmt: skip
     assert not given
-    options, given = command_line.parse(["--optimizer", "lion", "--learning-rate", "0.5"], language_model.PROGRAM)
+    options, given = cli.parse(["--optimizer", "lion", "--learning-rate", "0.5"], language_model.PROGRAM)
     assert (options.learning_rate, options.weight_decay, options.b2) == (0.5, 1.0, 0.99)
     assert given == {"optimizer", "learning_rate"}
-    options, _ = command_line.parse(["--lr-schedule", "paper"], language_model.PROGRAM)
+    options, _ = cli.parse(["--lr-schedule", "paper"], language_model.PROGRAM)
     assert options.warmup_steps == 0  # that schedule has a warm-up of its own
-    options, _ = command_line.parse([], cifar.PROGRAM)
+    options, _ = cli.parse([], cifar.PROGRAM)
     assert all(getattr(options, name) == FIELDS[name].default for name in FIELDS)
 
 
@@ -57,7 +57,7 @@ def test_the_page_has_the_defaults_of_every_optimizer():
 
 
 def test_several_files_are_one_value():
-    options, _ = command_line.parse(["--text", "a", "b", "--K", "3"], language_model.PROGRAM)
+    options, _ = cli.parse(["--text", "a", "b", "--K", "3"], language_model.PROGRAM)
     assert options.text == "a:b" and options.K == 3
 
 
@@ -72,7 +72,7 @@ BAD = {
     "--dataset digits": "this command trains on text. Others have commands of their own",
     "--dataset Text": "Did you mean text?",
     "--text missing.txt": "missing.txt cannot be read: No such file",
-    "--block-size 0": "use 1 or more",
+    "--block-size 0": "it is 1 or more",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
     "--data-dir .": "--text names files",
     "--dropout 1": "it lies in [0, 1)",
@@ -110,7 +110,7 @@ def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, 
 def test_what_can_be_judged_alone_is_judged_before_the_text_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
     assert language_model.main(["--b2", "1", "--run-dir", str(tmp_path / "x")]) == 2
-    option_checks.check(Options(optimizer="adamw", lr_schedule="cosine", warmup_steps=5), frozenset())
+    checks.check(Config(optimizer="adamw", lr_schedule="cosine", warmup_steps=5), frozenset())
 
 
 @pytest.mark.slow

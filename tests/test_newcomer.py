@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 import fdg_jax.__main__ as overview
-from fdg_jax import data, methods, models
-from fdg_jax.checks import names
+from fdg_jax import cli, data, methods, models
+from fdg_jax.checks import options as checks
+from fdg_jax.config import FIELDS
 from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
-from fdg_jax.report import report_page
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS
-from fdg_jax.training import command, command_line, launch, opening
+from fdg_jax.training import command, launch, opening
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = [
@@ -67,8 +65,8 @@ def test_the_examples_of_the_list_are_accepted(capsys):
 
             assert __main__.main(words) == 0
         elif words != ["--help"]:
-            options, given = command_line.parse(words, module)
-            option_checks.check(options, given)
+            options, given = cli.parse(words, module)
+            checks.check(options, given)
 
 
 @pytest.mark.parametrize(
@@ -80,25 +78,18 @@ def test_a_command_named_as_an_argument_is_answered_with_the_module_to_run(words
     assert said in capsys.readouterr().err
 
 
-def test_the_report_command_explains_itself(capsys):
-    assert report_page.main(["--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: python -m fdg_jax.experiments.report RUN-DIRECTORY")
-
-
 # --help
 
 
-def test_the_models_read_from_the_text_of_the_files_are_all_models():
-    patterns = [each for family in models._families() for each in getattr(family, "PATTERNS", ())]
-    assert names.model_names() == [*models.names(), *patterns]
+def test_a_family_of_models_of_any_size_says_how_their_names_are_written():
     assert all(hasattr(family, "arguments") == hasattr(family, "PATTERNS") for family in models._families())
 
 
 @pytest.mark.parametrize("program", [command.Program("x"), imagenet.PROGRAM, tiny_imagenet.PROGRAM])
 def test_help_lists_every_method_model_and_data_set_that_can_be_asked_for(program):
-    shown = {name: command_line.listed(program.help.get(name, FIELDS[name].metadata["help"]), program)
+    shown = {name: cli.listed(program.help.get(name, FIELDS[name].help), program)
              for name in ("method", "model", "dataset")}  # fmt: skip
-    for name, known in (("method", methods.names()), ("model", names.model_names())):
+    for name, known in (("method", methods.names()), ("model", models.names_and_patterns())):
         assert ", ".join(known) in shown[name]
     assert all(each in shown["dataset"] for each in program.datasets or data.names())
     assert "{" not in "".join(shown.values())

@@ -6,21 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from small import batches, pipeline
 
 import fdg_jax
-from fdg_jax import methods
-from fdg_jax.checks import names
+from fdg_jax import cli, config, methods
+from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_METHODS, TAKEN, UNREADABLE, Config, declared
 from fdg_jax.errors import BadInput
-from fdg_jax.options import source
-from fdg_jax.options.declared import declared
-from fdg_jax.options.fields import KEYWORDS, Option, of_class
+from fdg_jax.options.fields import KEYWORDS
 from fdg_jax.runs import reading, run_files
-from fdg_jax.runs.options import FIELDS, OF_CORRECTIONS, OF_METHODS, UNREADABLE, Options
-from fdg_jax.training import command_line
 
 ROOT = Path(__file__).parents[1]
 IN_INIT = {"key", "example_batch", "variables"}
@@ -73,7 +68,7 @@ COMMAND = (
 def test_every_keyword_of_pipeline_is_taken():
     """A method's option is a keyword of Pipeline too, so it cannot have the name of one with another meaning."""
     keywords = set(inspect.signature(fdg_jax.Pipeline).parameters)
-    assert keywords - {one.option.name for one in (*OF_METHODS, *OF_CORRECTIONS)} == KEYWORDS - IN_INIT
+    assert keywords - OF_METHODS.keys() - OF_CORRECTIONS.keys() == KEYWORDS - IN_INIT
 
 
 @pytest.fixture
@@ -105,16 +100,8 @@ def run(folder: Path, *lines: str, script: str = COMMAND) -> tuple[int, str, str
     return done.returncode, done.stdout, done.stderr
 
 
-def test_the_methods_of_the_package_can_all_be_read_and_their_text_says_what_their_class_does():
+def test_every_file_of_the_package_can_be_used():
     assert UNREADABLE is None
-    for name, file in methods.files().items():
-        assert source.options(file, name) == methods.find(name).declared
-    of_the_package = {
-        "order": "backward-first", "accumulate": 1, "accumulation": "sum", "aux": "mlp-sr", "conditional": True,
-        "micro_batches": 4, "batch_norm": "local", "scale": 1.0,
-    }  # fmt: skip
-    assert of_the_package.items() <= {one.option.name: one.option.default for one in OF_METHODS}.items()
-    assert all(FIELDS[one.option.name].metadata["methods"] == one.by for one in OF_METHODS)
 
 
 def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
@@ -139,23 +126,13 @@ def test_a_pipeline_takes_the_options_of_a_file_that_was_added(folder):
     ({"pace": "crawl"}, r"pace='crawl' is not known\. Use walk \(the default\) or run\."),
     ({"beta": 0.5}, r"beta=0\.5: method mine has no such option \(it has: pace, gain\)"),
     ({"accumulate": 2}, "accumulate=2: method mine has no such option"),
+    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is no true or false"),
+    ({"method": "fdg", "accumulate": "2"}, "accumulate='2' is no whole number"),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_refused_in_python(options, match, folder):
     (folder / "mine.py").write_text(MINE)
     with pytest.raises(BadInput, match=match):
-        pipeline(1, batches(1)[0], method="mine", **options)
-
-
-@pytest.mark.parametrize(("options", "match"), [
-    ({"accumulate": "2"}, "accumulate='2' is no whole number"),
-    ({"accumulate": True}, "accumulate=True is no whole number"),
-    ({"order": "sideways"}, r"order='sideways' is not known\. Use backward-first \(the default\) or forward-first"),
-    ({"method": "dgl", "aux": "mlp"}, "aux='mlp' is not known"),
-    ({"method": "dni", "conditional": "yes"}, "conditional='yes' is no true or false"),
-])  # fmt: skip
-def test_the_options_of_the_package_are_checked_in_the_same_way(options, match):
-    with pytest.raises(BadInput, match=match):
-        pipeline(1, batches(1)[0], **options)
+        pipeline(1, batches(1)[0], **{"method": "mine", **options})
 
 
 def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_has_them(folder):
@@ -166,8 +143,8 @@ def test_the_command_explains_the_options_of_a_file_that_was_added_and_config_ha
     assert "mine: what every gradient is multiplied by. (default: 1.0)" in out
     before, _, _ = COMMAND.partition("from fdg_jax.experiments")
     made = (
-        "import json\nfrom fdg_jax.runs import run_files\nfrom fdg_jax.training import command_line\n"
-        "options, given = command_line.parse(sys.argv[1].split(), 'command')\n"
+        "import json\nfrom fdg_jax.runs import run_files\nfrom fdg_jax import cli\n"
+        "options, given = cli.parse(sys.argv[1].split(), 'command')\n"
         "print(json.dumps(run_files.config(options, options, [], '')))"
     )
     config = json.loads(run(folder, "--method mine --pace run --gain 0.5", script=before + made)[1])
@@ -202,66 +179,66 @@ def test_the_command_refuses_a_wrong_value_of_an_added_option_in_one_sentence(fo
         assert line.startswith("error: ") and said in line
 
 
-def declares(line: str) -> str:
-    return f"class Options:\n    {line}\n"
+WHOLE = """
+import dataclasses
+from typing import Literal
+
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import option
+from fdg_jax.schedule import bp
 
 
-@pytest.mark.parametrize(("text", "match"), [
-    (declares("gain: float = option(compute(), 'the gain')"), "line 2: the option gain cannot be read from the text"),
-    (declares("gain: float = 1.0"), r"line 2: the option gain cannot.*Write gain: float = option\(0\.5, "),
-    (declares("gain: float = option(1.0)"), "line 2: the option gain cannot be read"),
-    (declares("gain: list = option([], 'the gains')"), "line 2: the option gain cannot be read"),
-    (declares("gain: Literal[1, 2] = option(1, 'the gain')"), "gain is of a type that an option cannot have"),
-    (declares("gain: int = option(1.5, 'the gain')"), r"Options\.gain has the default 1\.5, which is no whole number"),
-    (declares("accumulate: int = option(2, 'fewer updates')"), "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
-    (declares("seed: int = option(2, 'another seed')"), "declares the option seed, a name with another meaning"),
-    (declares("loss: str = option('a', 'another loss')"), "declares the option loss, a name with another meaning"),
-    ("class Options:\n  gain: (", r"mine\.py, line 2 cannot be read: .*\. Mend it, or move it"),
+@dataclasses.dataclass(frozen=True)
+class Options:
+    LINE
+
+
+METHOD = Method(name="mine", summary="", schedule=lambda K: bp(K), options=Options)
+"""
+
+
+@pytest.mark.parametrize(("line", "match"), [
+    ("gain: float = 1.0", r"gain is not made by option.*Write gain: float = option\(0\.5, "),
+    ("gain: float = option(1.0)", r"cannot be imported: option\(\) missing 1 required"),
+    ("gain: complex = option(1j, 'the gain')", "gain is of a type that an option cannot have"),
+    ("gain: Literal[1, 2] = option(1, 'the gain')", "gain is of a type that an option cannot have"),
+    ("gain: int = option(1.5, 'the gain')", r"Options\.gain has the default 1\.5, which is no whole number"),
+    ("accumulate: int = option(2, 'fewer updates')", "mine.py and fdg_jax/methods/ddg.py declare .*differ"),
+    ("seed: int = option(2, 'another seed')", "declares the option seed, a name with another meaning"),
+    ("loss: str = option('a', 'another loss')", "loss has a name with another meaning"),
+    ("gain: (", r"mine\.py cannot be imported: .*\. Mend it, or move it"),
 ])  # fmt: skip
-def test_a_declaration_that_cannot_be_read_is_one_sentence(text, match, folder, monkeypatch):
-    (folder / "mine.py").write_text(text)
-    found, wrong = declared(methods.files(), "fdg_jax/methods", {"seed", "loss"})
-    with pytest.raises(BadInput, match=match):
-        raise wrong  # type: ignore[misc]
+def test_a_file_whose_options_cannot_be_is_left_out_and_the_command_says_why(line, match, folder, monkeypatch):
+    (folder / "mine.py").write_text(WHOLE.replace("LINE", line))
+    found, wrong = declared(methods.FOLDER, lambda name: methods.find(name).declared, TAKEN)
+    assert found == OF_METHODS
     assert "\n" not in str(wrong)
-    assert [one.option.name for one in found] == [one.option.name for one in OF_METHODS]
-    monkeypatch.setattr(command_line.declared, "UNREADABLE", wrong)
+    monkeypatch.setattr(config, "UNREADABLE", wrong)
     with pytest.raises(BadInput, match=match):
-        command_line.parse([], "command")
+        cli.parse([], "command")
 
 
 def test_two_files_may_declare_the_same_option(folder):
-    (folder / "mine.py").write_text(declares("micro_batches: int = option(4, 'parts of a batch')"))
-    found, wrong = declared(methods.files(), "fdg_jax/methods")
+    text = "micro_batches: int = option(4, 'parts of a batch')"
+    (folder / "mine.py").write_text(WHOLE.replace("LINE", text))
+    found, wrong = declared(methods.FOLDER, lambda name: methods.find(name).declared)
     assert wrong is None
-    assert {one.option.name: one.by for one in found}["micro_batches"] == ("gpipe", "mine")
+    assert found["micro_batches"].by == ("gpipe", "mine")
 
 
 @pytest.mark.parametrize(("changed", "match"), [
     (("options=Options, ", ""), r"mine\.py has a class Options, which its METHOD does not name\. Add options=Options"),
     (('name="mine"', 'name="yours"'), r"mine\.py: METHOD has the name 'yours', the file has 'mine'\."),
     (("@dataclasses.dataclass(frozen=True)\n", ""), "Options is no dataclass"),
-    (('option(1.0, "mine: what every gradient is multiplied by.", metavar="G")', "1.0"), "gain is not made by option"),
-    (("float = option", "complex = option"), "gain is of a type that an option cannot have"),
-    (("    gain: float", "    guard: float"), "guard has the name of a keyword of fdg_jax.Pipeline"),
 ])  # fmt: skip
-def test_a_class_that_does_not_declare_options_is_refused_where_the_method_is_chosen(changed, match, folder):
+def test_a_file_that_contradicts_itself_is_refused_where_the_method_is_chosen(changed, match, folder):
     (folder / "mine.py").write_text(MINE.replace(*changed))
     with pytest.raises(BadInput, match=match):
-        names.find_method("mine")
-
-
-def test_inherited_options_are_the_methods_own_too():
-    class Options(type(methods.find("fdg").options())):  # type: ignore[misc]
-        pass
-
-    assert list(of_class(Options, "here")) == ["order", "accumulate", "accumulation"]
-    order = of_class(Options, "here")["order"]
-    assert isinstance(order, Option) and order.kind == Literal["backward-first", "forward-first"]
+        methods.find("mine")
 
 
 def test_a_run_that_is_older_than_the_file_of_another_method_can_still_be_read(tmp_path):
-    values = {name: getattr(Options(), name) for name in FIELDS if name not in ("resume", "aux", "correct")}
+    values = {name: getattr(Config(), name) for name in FIELDS if name not in ("resume", "aux", "correct")}
     rest = {"note": "", "devices": ["cpu:0"], "versions": {}, "asked": values}
     run_files.write_json(tmp_path / "config.json", {**values, **rest})
     found = reading.config(tmp_path)
@@ -279,15 +256,15 @@ def test_a_run_that_is_older_than_the_file_of_another_method_can_still_be_read(t
     ("--no_drain --no-conditional", {"drain": False, "conditional": False}),
 ])  # fmt: skip
 def test_words_become_values(words, values):
-    options, given = command_line.parse(words.split(), "command")
+    options, given = cli.parse(words.split(), "command")
     assert {name: getattr(options, name) for name in given} == values
 
 
 def test_no_flag_may_be_abbreviated_and_help_comes_whatever_else_is_wrong(capsys):
     for word in ("--epoch", "--no-dra", "--r"):
         with pytest.raises(BadInput, match=f"{word} is no flag of this command"):
-            command_line.parse([word, "3"], "command")
+            cli.parse([word, "3"], "command")
     with pytest.raises(SystemExit) as leaving:
-        command_line.parse(["--K", "two", "--help"], "command")
+        cli.parse(["--K", "two", "--help"], "command")
     assert leaving.value.code == 0
     assert capsys.readouterr().out.startswith("usage: command [-h] [OPTIONS]\n")

@@ -24,12 +24,12 @@ from stages_of_layers import LAYERS_OF_TWO, ROUNDING, Two, layered
 from test_memory import SCALARS, predicted_and_live
 from trained_methods import agree, trained
 
+from fdg_jax import cli
 from fdg_jax.errors import BadInput
 from fdg_jax.methods import find
 from fdg_jax.methods.ddg import forward_locked
 from fdg_jax.schedule import Op
 from fdg_jax.schedule.running import trace_run, validate
-from fdg_jax.training import command_line
 
 
 def one_forward_one_backward(K, n):
@@ -72,7 +72,7 @@ def test_ddg_goes_forward_with_the_weight_versions_of_pipedreams_1f1b(K):
 
 def test_pipedream_is_a_name_of_ddg_with_stashed_weights():
     assert find("pipedream") is find("ddg")
-    options, given = command_line.parse(["--method", "pipedream", "--beta", "0.5", "--accumulate", "2"], "command")
+    options, given = cli.parse(["--method", "pipedream", "--beta", "0.5", "--accumulate", "2"], "command")
     assert (options.method, options.weights, "method" in given) == ("ddg", "stashed", True)
     made = pipeline(3, batches(1)[0], method="pipedream", weights="stashed", beta=0.5, accumulate=2)
     assert (made.method.name, made.schedule.staleness, made.beta) == ("ddg", (1, 1, 0), 0.5)

@@ -13,17 +13,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("fdg_jax", "benchmarks", "experiments", "examples")
 FILES = ("errors", "durable", "strict_json")
 BELOW_STAGES = (*FILES, "machine", "arrays", "checkpoint", "transport")
-BELOW_API = (*BELOW_STAGES, "options", "schedule", "layers", "corrections", "stage", "methods", "engine", "checks")
+CONFIGURED = ("options", "config", "models", "corrections", "methods")
+BELOW_API = (*BELOW_STAGES, "schedule", "layers", "stage", "engine", "split", "checks", *CONFIGURED)
 # Who may import whom, from the lowest room to the highest.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "optimizers": (),
     "recipe": ("optimizers",),
-    "options": ("errors",),
     "schedule": ("errors",),
     "layers": (),
     "durable": (),
     "strict_json": (),
+    "options": ("errors", "strict_json"),
     "arrays": ("errors",),
     "checkpoint": (*FILES, "arrays"),
     "machine": FILES,
@@ -36,18 +37,18 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "block_times": ("recipe", "machine", "layers", "stage"),
     "methods": (*BELOW_STAGES, "options", "schedule", "layers", "stage"),
     "engine": (*BELOW_STAGES, "schedule", "stage"),
-    "checks": (*BELOW_STAGES, "options", "schedule", "corrections", "stage", "split", "block_times", "methods"),
+    "config": ("errors", "options", "models", "corrections", "methods"),
+    "config_file": ("errors", "options", "config"),
+    "cli": ("errors", "machine", "data", "config_file", *CONFIGURED),
+    "checks": (*BELOW_STAGES, "data", "schedule", "stage", "split", "block_times", *CONFIGURED),
     "pages": (),
     "explorer": ("errors", "options", "schedule", "methods", "checks", "pages"),
-    "api": ("recipe", "split", *BELOW_API),
-    "runs": (
-        *(*FILES, "options", "machine", "data", "models", "split", "corrections", "stage", "methods"),
-        "checks",
-    ),
-    "report": (*FILES, "recipe", "machine", "schedule", "methods", "pages", "explorer", "runs"),
+    "api": ("recipe", *BELOW_API),
+    "runs": (*FILES, "machine", "data", "split", "stage", "checks", *CONFIGURED),
+    "report": (*FILES, "recipe", "machine", "schedule", "checks", "pages", "explorer", "runs", *CONFIGURED),
     "compare": ("errors", "machine", "options", "report"),
     "watch": (),
-    "training": ("recipe", *BELOW_API, "api", "data", "models", "split", "block_times", "runs", "report"),
+    "training": ("recipe", *BELOW_API, "api", "data", "block_times", "config_file", "cli", "runs", "report"),
     "experiments": ("machine", "report", "training"),
     "evaluate": ("errors", "options", "machine", "training"),
     "export": ("errors", "machine", "training", "evaluate"),
@@ -55,9 +56,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }
 # A registry finds the files of its own room by their names.
 REGISTRIES = {
-    "fdg_jax.corrections": "fdg_jax.corrections.",
-    "fdg_jax.methods": "fdg_jax.methods.",
-    "fdg_jax.models": "fdg_jax.models.",
+    "fdg_jax.options.folder": (),
     "fdg_jax.data": ("fdg_jax.data.sets.", "fdg_jax.data.streams."),
     "experiments": "experiments.table",
     "experiments.harness.paper": (),

@@ -102,14 +102,14 @@ def test_processes_that_begin_in_the_same_second_get_a_directory_each(tmp_path):
 import sys, time, types
 from datetime import datetime
 from fdg_jax.runs import locking as claim
-from fdg_jax.runs.options import Options
+from fdg_jax.config import Config
 claim.datetime = types.SimpleNamespace(now=lambda: datetime(2026, 1, 1))  # it is the same second for all of them
 number = int(sys.argv[1])
 sys.stdin.readline()
 for turn in range(40):
     fails = (number + turn) % 2
     try:
-        with claim.claim_new(Options()) as (path, _):
+        with claim.claim_new(Config()) as (path, _):
             if not fails:
                 (path / "config.json").write_text(f"{number} {turn}", encoding="utf-8")
             time.sleep(0.001)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from stored_runs import stored_run
 
-from fdg_jax import methods
+from fdg_jax import cli, methods
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.pages import charts
 from fdg_jax.recipe import paper_schedule
 from fdg_jax.report import curves, options_part, report_page, results
 from fdg_jax.runs import incidents, run_files
-from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_files import MetricsLog
-from fdg_jax.training import command_line
 from fdg_jax.training.setup import learning_rates
 
 
@@ -46,7 +45,7 @@ def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tm
 
 def told(**changed) -> dict:
     """A config as a run writes it, with 10 batches an epoch."""
-    values, written = {name: getattr(Options(), name) for name in FIELDS}, {"note": "", "devices": ["cpu:0"]}
+    values, written = {name: getattr(Config(), name) for name in FIELDS}, {"note": "", "devices": ["cpu:0"]}
     return {**values, "warmup": "off", "train_size": 320, "batch_size": 32, "epochs": 8, **written, **changed}
 
 
@@ -149,11 +148,11 @@ def test_the_meaning_of_an_option_is_a_whole_sentence():
     "--method ddg --correct shrink --beta 0.3 --weight-decay 1e-05",
 ])  # fmt: skip
 def test_the_command_asks_for_the_same_run(words):
-    asked, _ = command_line.parse(shlex.split(words), "cifar")
+    asked, _ = cli.parse(shlex.split(words), "cifar")
     values = {name: getattr(asked, name) for name in FIELDS if name != "resume"}
     first, *rest = shlex.split(options_part.command({**values, "asked": values}))
     assert [first, *rest[:2]] == ["python", "-m", "fdg_jax.experiments.cifar"]
-    assert command_line.parse(rest[2:], "cifar")[0] == asked
+    assert cli.parse(rest[2:], "cifar")[0] == asked
     text = {**values, "dataset": "text", "asked": {**values, "dataset": "text"}}
     assert options_part.command(text).startswith("python -m fdg_jax.experiments.language_model --")
 

@@ -9,19 +9,21 @@ import time
 
 import pytest
 
+from fdg_jax import cli
+from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, imagenet
-from fdg_jax.runs.options import Options, words
-from fdg_jax.training import child_runs, command_line, sweep
+from fdg_jax.options.fields import words
+from fdg_jax.training import child_runs, sweep
 from fdg_jax.training.signals import Signals
 
 STAND_IN = """
 import json, sys
 from pathlib import Path
-from fdg_jax.training import command_line
-from fdg_jax.runs.options import FIELDS
+from fdg_jax import cli
+from fdg_jax.config import FIELDS
 
-options, given = command_line.parse(sys.argv[1:], "command")
+options, given = cli.parse(sys.argv[1:], "command")
 if options.beta == 0.125:
     sys.exit("error: made up")
 path = Path(options.run_dir)
@@ -51,14 +53,14 @@ def stand_in(monkeypatch, tmp_path):
 
 
 def combinations(words):
-    return list(sweep.combinations(command_line.read(words.split(), "command"), command_line.Program("command")))
+    return list(sweep.combinations(cli.read(words.split(), "command"), cli.Program("command")))
 
 
 def test_every_combination_is_a_run_and_seeds_change_fastest():
     found = combinations("--sweep beta=0.2,1 K=2,3 --seeds 0,1 --epochs 5")
     assert len(found) == 8
     assert [one.name for one in found[:3]] == ["beta0.2-K2-seed0", "beta0.2-K2-seed1", "beta0.2-K3-seed0"]
-    assert found[2].options == Options(beta=0.2, K=3, seed=0, epochs=5)
+    assert found[2].options == Config(beta=0.2, K=3, seed=0, epochs=5)
     assert found[2].given == {"beta", "K", "seed", "epochs"}
 
 
@@ -71,10 +73,10 @@ def test_values_with_commas_are_separated_by_semicolons_and_switches_have_two_va
 def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
     told = f"--run-dir {tmp_path} --learning-rate {learning_rate} --no-drain --sweep train_size=7,None"
     for one in combinations(told):
-        started = sweep.command(one, tmp_path, cifar.PROGRAM, command_line.read(told.split(), "command").start)
+        started = sweep.command(one, tmp_path, cifar.PROGRAM, cli.read(told.split(), "command").start)
         assert started[:2] == ["-m", "fdg_jax.experiments.cifar"]
-        options, _ = command_line.parse(started[2:], cifar.PROGRAM)
-        assert options == Options(
+        options, _ = cli.parse(started[2:], cifar.PROGRAM)
+        assert options == Config(
             learning_rate=float(learning_rate), drain=False, train_size=one.options.train_size,
             run_dir=str(tmp_path / one.name), resume="auto",
         )  # fmt: skip
@@ -83,10 +85,10 @@ def test_a_run_is_started_with_exactly_its_options(learning_rate, tmp_path):
 def test_a_default_of_another_command_is_not_taken_for_one_of_the_file(tmp_path):
     (tmp_path / "a.toml").write_text("epochs = 300")
     told = ["--config", str(tmp_path / "a.toml"), "--seeds", "0", "--run-dir", "x"]
-    asked = command_line.read(told, imagenet.PROGRAM)
+    asked = cli.read(told, imagenet.PROGRAM)
     (one,) = sweep.combinations(asked, imagenet.PROGRAM)
     started = sweep.command(one, tmp_path, imagenet.PROGRAM, asked.start)
-    assert command_line.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
+    assert cli.parse(started[2:], imagenet.PROGRAM)[0].epochs == 300
 
 
 REFUSED = {
@@ -96,11 +98,11 @@ REFUSED = {
     "--sweep beta=0.2,0.2": "a value is there twice",
     "--sweep beta=0.2 --beta 0.5": "beta is given by --beta, too",
     "--sweep run_dir=a,b": "run_dir is the same for all runs",
-    "--sweep drain=maybe": "'maybe' is neither true nor false",
+    "--sweep drain=maybe": "drain is 'maybe', which is no true or false",
     "--seeds 0,1 --sweep seed=3": "--seeds 0,1: the values of seed are given twice",
-    "--seeds 0,x": "--seeds 0,x: 'x' is not a whole number",
-    "--seeds 1,-1": "--seed -1: use a whole number",
-    "--sweep beta=0.5,1.5": "--beta 1.5: the shrinking factor",
+    "--seeds 0,x": "--seeds 0,x: seed: 'x' is not a whole number",
+    "--seeds 1,-1": "--seed -1: it lies in [0, 2147483647]",
+    "--sweep beta=0.5,1.5": "--beta 1.5: it lies in (0, 1]",
     "--sweep K=2,99": "resnet20 has 11 blocks",
     "--sweep method=bp,fdg beta=0.5": "method bp has no such option",
     "--sweep model=resnet8,resnet9": "Did you mean resnet8",
@@ -195,8 +197,8 @@ def test_swept_optimizers_and_methods_have_their_own_values_and_not_those_of_the
 def test_another_name_of_a_method_is_settled_as_on_the_command_line():
     (one,) = combinations("--sweep method=pipedream")
     assert (one.name, one.options.method) == ("methodpipedream", "ddg")
-    asked = command_line.read(["--sweep", "correct=rate;rate, cosine"], "command")
-    found = sweep.combinations(asked, command_line.Program("command"))
+    asked = cli.read(["--sweep", "correct=rate;rate, cosine"], "command")
+    found = sweep.combinations(asked, cli.Program("command"))
     assert [each.options.correct for each in found] == ["rate", "rate,cosine"]
 
 

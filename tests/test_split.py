@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdg_jax import block_times, data, models, split
+from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
 from fdg_jax.machine import kept_times
-from fdg_jax.runs.options import Options
 from fdg_jax.training import partition, setup, stages
 
 
@@ -228,7 +228,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(counted, tmp_path, monke
 
 def test_nothing_is_measured_where_it_was_not_asked_for(counted):
     """A default run is cut the same on every machine."""
-    name, options = "balanced", Options(model="resnet8", K=2)
+    name, options = "balanced", Config(model="resnet8", K=2)
     dataset = data.load("digits")
     costs, cost = partition.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
     assert (cost, len(costs), counted) == ("FLOPs", 5, [])
@@ -244,7 +244,7 @@ def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkey
         return [0.001, 0.001, 0.001, 0.001, 0.004]
 
     monkeypatch.setattr(block_times, "seconds", seconds)
-    options = Options(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
+    options = Config(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
     job = setup.prepare(options)
     assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
     assert (job.partition.cuts, job.options.split) == ((4,), "4")

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import pytest
 from cifar_processes import SHORT, command, finish, read
 
+from fdg_jax import cli
 from fdg_jax.data.stream import Stream
 from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
 from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import closing, command_line, dry_run
+from fdg_jax.training import closing, dry_run
 from fdg_jax.training.profiling import Profile
 
 SUMMARY = {
@@ -31,7 +32,7 @@ PROGRAMS = [cifar.PROGRAM, tiny_imagenet.PROGRAM, imagenet.PROGRAM, language_mod
 @pytest.mark.parametrize("columns", [80, 200])
 def test_help_is_no_wider_than_the_terminal_or_100_columns_and_ends_with_commands(program, columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    text = command_line.parser(program).format_help()
+    text = cli.parser(program).format_help()
     prose, _, examples = text.partition("\nExamples:\n")
     assert max(map(len, prose.splitlines())) <= min(columns, parser.WIDEST)
     assert max(map(len, examples.splitlines())) <= 80
@@ -41,12 +42,12 @@ def test_help_is_no_wider_than_the_terminal_or_100_columns_and_ends_with_command
     for words in commands:
         assert " ".join(words[:3]) == program.command
         if "--config" not in words:
-            command_line.parse(words[3:], program)
+            cli.parse(words[3:], program)
 
 
 def test_help_does_not_break_words_at_hyphens(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    text = command_line.parser(cifar.PROGRAM).format_help()
+    text = cli.parser(cifar.PROGRAM).format_help()
     assert not [line for line in text.splitlines() if line.endswith("-") and not line.endswith(" -")]
 
 

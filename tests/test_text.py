@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
+from fdg_jax.config import Config
 from fdg_jax.data import cache, fingerprint
 from fdg_jax.data.blocks import Blocks
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
-from fdg_jax.runs.options import Options
 from fdg_jax.training.feeding import InMemory
 
 CONTENT = bytes(np.random.default_rng(0).integers(0, 256, 1000).astype(np.uint8))
@@ -84,7 +84,7 @@ def test_too_little_text_is_refused(block, content, said, file):
 
 def test_a_file_that_was_cut_short_is_noticed(file):
     text = data.load_text("text", [str(file)], block_size=32)
-    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1), steps=7)
+    feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1), steps=7)
     file.rename(file.with_name("elsewhere"))  # the open file stays the old one
     file.write_bytes(b"")
     feed.next(1)
@@ -104,7 +104,7 @@ def test_a_file_that_was_cut_short_is_noticed(file):
 def test_a_batch_holds_what_it_was_read_from_the_file(file):
     """So that a batch entered or repeated later is the same, whatever becomes of the file."""
     text = data.load_text("text", [str(file)], block_size=32)
-    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1, window=3), steps=7)
+    feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1, window=3), steps=7)
     work, entered, expected = feed.next(0), mock.Mock(), [feed.batch(step) for step in range(3)]
     os.truncate(file, 0)
     for _ in range(2):
@@ -118,7 +118,7 @@ def test_a_batch_holds_what_it_was_read_from_the_file(file):
 
 def test_an_engine_that_keeps_the_text_on_its_device_gets_it_once(file):
     text = data.load_text("text", [str(file)], block_size=32)
-    feed = InMemory(text, Options(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
+    feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
     entered = mock.Mock()
     feed.next(0).enter(entered)
     feed.next(1).enter(entered)
@@ -156,7 +156,7 @@ def test_another_text_has_another_fingerprint_and_the_message_speaks_of_bytes(fi
 
 def test_batches_are_a_function_of_seed_and_step(file):
     text = data.load_text("text", [str(file)], 32)
-    feeds = [InMemory(text, Options(batch_size=5, seed=3, window=1), 12) for _ in range(2)]
+    feeds = [InMemory(text, Config(batch_size=5, seed=3, window=1), 12) for _ in range(2)]
     seen = [feeds[0].batch(step) for step in range(12)]  # two epochs
     for step in (7, 2, 11):
         for ours, theirs in zip(feeds[1].batch(step), seen[step], strict=True):

@@ -18,13 +18,14 @@ from benchmarks.harness.serving import clocked, serve
 from benchmarks.harness.side_specs import Side
 from fdg_jax import schedule
 from fdg_jax.checks import configuration
+from fdg_jax.checks.plan import of_config
+from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.engine import host_engine, memory
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.layers import convolution
 from fdg_jax.machine import compile_cache, facts, huge_pages, programs
-from fdg_jax.runs import optimizers, option_checks
-from fdg_jax.runs.options import Options
+from fdg_jax.options.common import own_defaults
 from fdg_jax.schedule import running
 from fdg_jax.stage.stage import Stage
 from fdg_jax.training import setup
@@ -73,7 +74,7 @@ class Trainer:
     peers = setup.ALONE  # the processes that train together
 
     def __init__(self, side: Side):
-        options = Options(
+        options = Config(
             method=side.method,
             K=side.K,
             engine=side.engine,  # type: ignore[arg-type]
@@ -84,12 +85,11 @@ class Trainer:
             dataset="synthetic",
             epochs=1,
             # The loss stays finite; speed does not depend on it.
-            **{"learning_rate": 0.01, **optimizers.own_defaults(side.training.get("optimizer", "sgd"))},
+            **{"learning_rate": 0.01, **own_defaults(side.training.get("optimizer", "sgd"))},
             **side.options,
             **side.training,
         )
-        option_checks.check_corrections(options, frozenset(side.options) | frozenset(side.training))
-        option_checks.check_method(options, frozenset())
+        of_config(options, frozenset(side.options) | frozenset(side.training))
         if side.device == "gpu" and jax.default_backend() == "cpu":
             raise BadInput("JAX finds no accelerator here. Use --device cpu, or install requirements-cuda12.txt.")
         self.prepare_cpu(side)

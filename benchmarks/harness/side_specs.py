@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fdg_jax import corrections, methods
+from fdg_jax.config import FIELDS, OF_CORRECTIONS
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import huge_pages
 from fdg_jax.methods import interface
-from fdg_jax.runs.options import FIELDS
 from fdg_jax.schedule import Schedule
 
 OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
@@ -156,7 +156,7 @@ def of_training(words: Sequence[str]) -> tuple[str, ...]:
     named = {name for word in words if word.startswith("correct=") for name in word.partition("=")[2].split(",")}
     for name in named - {*corrections.names()}:
         corrections.find(name)  # refuses it; those that there are would wait for JAX here
-    own = [name for name, field in FIELDS.items() if named & {*field.metadata["corrections"]}]
+    own = [name for name, option in OF_CORRECTIONS.items() if named & {*option.by}]
     return ("correct", "optimizer", *own, *(("beta",) if "shrink" in named else ()))
 
 
@@ -164,12 +164,12 @@ def option(side: str, word: str, method: interface.Method, training: Sequence[st
     """An option of a side, with its value. training: what `of_training` found. Raises BadInput."""
     key, equals, value = word.partition("=")
     if equals and key in FIELDS and key not in OPTIONS:
-        if by := FIELDS[key].metadata["corrections"] if key not in training else ():
+        if by := OF_CORRECTIONS[key].by if key in OF_CORRECTIONS and key not in training else ():
             raise BadInput(f"side {side}: {key} belongs to correction {' or '.join(by)}. Add correct={by[0]}.")
         if key not in (*method.answers_to, *training):
             method.accepted({key: value})  # refuses it
         # The training command's own checks find all other mistakes.
-        return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].type))
+        return key, typed(side, key, value, FIELDS[key].default, get_args(FIELDS[key].kind))
     if key not in OPTIONS or not equals:
         known = "; ".join([*(f"{name}: {meaning}" for name, meaning in OPTIONS.items()), METHODS_OWN, OF_TRAINING])
         raise BadInput(f"side {side}: {word!r} is no option of a side. Write NAME:option=value with {known}.")

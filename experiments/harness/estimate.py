@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.run_table import CUT_OFF, DONE, MISSING, ROOT, RUNNING, Run, State, command, state
+from fdg_jax.config import run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.machine.cores import pinned
 from fdg_jax.runs.run_files import METRICS, SUMMARY, read_json, read_metrics, unit, version
-from fdg_jax.runs.run_length import run_length
 from fdg_jax.training import child_runs
 
 IMAGES = {"cifar10": 50_000, "cifar10_16": 50_000, "cifar100": 50_000, "tiny_imagenet": 100_000}  # to train on

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.run_table import CUT_OFF, DONE, Run, Table, differences, state
+from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CONFIG, LIBRARIES, SUMMARY, git_commit, read_json, version
 from fdg_jax.training import child_runs
 

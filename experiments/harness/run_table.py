@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness import markdown
+from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import words
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, words
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +134,7 @@ def check(run: Run, path: Path, config: Mapping[str, Any]) -> None:
     """
     reading.check(path / CONFIG, config, {"asked": dict}, "Use another --runs-dir.", absent={})
     asked = {**config, **config.get("asked", {})}
-    free = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps"}
+    free = {name for name, field in FIELDS.items() if field.free} - {"steps"}
     rest = {name: field.default for name, field in FIELDS.items() if name not in free}
     wanted = {name: value for name, value in rest.items() if name in asked} | dict(run.flags)
     unsettled = {name: value for name, value in wanted.items() if config.get(name) != value}

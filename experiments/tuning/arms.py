@@ -15,7 +15,7 @@ from experiments.harness.run_table import Lines, Run
 from experiments.tuning import verdicts
 from experiments.tuning.verdicts import Verdict
 from fdg_jax import methods
-from fdg_jax.runs.options import words
+from fdg_jax.options.fields import words
 
 Flags = Mapping[str, Any]
 

@@ -6,7 +6,6 @@ Shapes that do not fit are found by tracing (fdg_jax.stage.shapes). Batches are 
 import inspect
 import numbers
 import warnings
-from collections.abc import Collection
 from typing import Any
 
 import flax.linen as nn
@@ -15,13 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
-from fdg_jax.machine import jax_internals
-from fdg_jax.methods import interface
+from fdg_jax.options.fields import checked
 from fdg_jax.transport.devices import stage_devices
-
-WEIGHTS = ("stashed", "current")
-DTYPES = ("float32", "bfloat16")
 
 
 def kind(value: Any) -> str:
@@ -107,14 +103,6 @@ def stage_optimizers(optimizer: Any, K: int) -> list[optax.GradientTransformatio
     return found
 
 
-def check_beta(beta: Any) -> None:
-    """Raises BadInput if beta is not a number in (0, 1]."""
-    if isinstance(beta, bool) or not isinstance(beta, numbers.Real):
-        raise BadInput(f"beta={beta!r} is {type(beta).__name__}, not a number. Use 1 for no shrinking, or 0.5, say.")
-    if not 0.0 < float(beta) <= 1.0:
-        raise BadInput(f"beta={beta}: the shrinking factor lies in (0, 1]. Use 1 for no shrinking, or 0.5, say.")
-
-
 def check_switches(**switches: Any) -> None:
     """Raises BadInput for a value that is neither True nor False, by its name."""
     for name, value in switches.items():
@@ -128,42 +116,12 @@ def check_read_behind(read_behind: Any) -> None:
         raise BadInput(f"read_behind={read_behind!r}: losses are read 1 or more dispatches late. Use 16, say.")
 
 
-def check_dtype(dtype: Any) -> None:
-    """Raises BadInput if dtype is not the name of a dtype that a stage can compute in."""
-    if dtype not in DTYPES:
-        raise BadInput(f"dtype={dtype!r} is not known. Use {' or '.join(map(repr, DTYPES))}.")
-
-
-def check_options(weights: str, engine: str, engines: Collection[str], method: interface.Method) -> None:
-    """Checks that the options are known and can be combined.
-
-    Arguments:
-        weights: at which weights gradients are taken, "stashed" or "current".
-        engine: the engine's name.
-        engines: the names of all engines.
-        method: the method.
-
-    Raises:
-        BadInput: a name is not known, or no engine can run the combination.
-    """
-    if weights not in WEIGHTS:
-        raise BadInput(f"weights={weights!r} is not known. Use stashed (Eq. 10) or current (the authors' code).")
-    if engine not in engines:
-        raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
-    if engine == "delay-line" and (weights == "current" or not method.delay_line):
-        fact = "gradients at current weights" if weights == "current" else f"method {method.name}"
-        raise BadInput(
-            f"engine delay-line cannot run {fact}: only gradients taken at the weights of the forward pass are a delay "
-            "of BP's. Use engine pipeline" + (" or weights stashed." if weights == "current" else ".")
-        )
-    if engine == "delay-line" and method.stage is not None:
-        raise BadInput(
-            f"engine delay-line cannot run method {method.name}: its stages are of a class of their own, and "
-            "there every batch goes back at once, so they would not see that a gradient is late. Use engine pipeline, "
-            "or write what is done about late gradients as a file of fdg_jax/corrections."
-        )
-    if weights == "current" and not jax_internals.strippable():
-        raise BadInput(f"weights=current needs a JAX whose VJP closures can be rebound; {jax.__version__} cannot.")
+def rate_of(learning_rate: Any) -> Any:
+    """The learning rate as a function of the number of updates; None where none was given. Raises BadInput."""
+    if learning_rate is None or callable(learning_rate):
+        return learning_rate
+    rate = checked(FIELDS["learning_rate"], learning_rate)
+    return lambda _: jnp.asarray(rate)
 
 
 def check_devices(devices: Any, K: int, alone: bool = False) -> list[Any]:

@@ -11,27 +11,19 @@ import optax
 
 from fdg_jax import corrections, split
 from fdg_jax.arrays import plain
-from fdg_jax.checks import cancelled, correction_parts, cutting, names, parts, schedules, sizes
-from fdg_jax.checks.arguments import (
-    check_beta,
-    check_devices,
-    check_dtype,
-    check_key,
-    check_options,
-    check_problem,
-    check_switches,
-    stage_optimizers,
-)
+from fdg_jax.checks import correction_parts, cutting, no_effect, parts
+from fdg_jax.checks.arguments import check_devices, check_key, check_problem, check_switches, rate_of, stage_optimizers
 from fdg_jax.checks.batches import check_example
-from fdg_jax.checks.correction_arguments import check_correctable, check_corrections, check_momentum, check_rate
+from fdg_jax.checks.plan import plan
+from fdg_jax.config import FIELDS
 from fdg_jax.corrections.interface import Correction, Kind, Late
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
-from fdg_jax.stage import remat as rematerialisation
-from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key
+from fdg_jax.options.fields import checked
+from fdg_jax.stage.functions import ComputeOptions, Spec, loss_of, raw_key, split_variables
 from fdg_jax.stage.nonfinite import guard_loss
 from fdg_jax.stage.precision import precision
-from fdg_jax.stage.shapes import Shapes, check_shapes, describe, shape_of, stage_1_inputs
+from fdg_jax.stage.shapes import Shapes, check_loss, check_shapes, describe, forward_shapes, shape_of, stage_1_inputs
 from fdg_jax.stage.stage import Stage
 from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.transport import agreement
@@ -78,31 +70,21 @@ class Configuration:
         else:
             K = cutting.number_of_stages(cut, K, devices, alone=engine == "delay-line")
             self.stages = split.stages(self.blocks, cutting.first_cut(cut, K, self.blocks))
-        check_beta(beta)
         self.K = K = len(self.stages)
-        self.method = names.find_method(method)
-        if isinstance(method, str):
-            names.settled_method(method, weights)
-        self.beta, self.weights = beta, weights or "stashed"
-        asked = {"weights": weights, "beta": None if beta == 1.0 else beta, **options}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        self.corrections, asked = check_corrections(correct, beta, asked, self.method)
-        corrections.check_weights([kind for kind, _ in self.corrections], self.weights)
-        check_momentum(momentum)
-        self.given_rate, self.learning_rate = learning_rate, check_rate(learning_rate)
-        self.momentum = None if momentum is None else float(momentum)  # one of NumPy's would give arrays its own dtype
-        of_schedule, self.stage_options = self.method.accepted(asked)
-        self.schedule = self.method.schedule(K, **of_schedule)
-        schedules.check(self.method, self.schedule)
-        schedules.check_weights(self.schedule, self.weights)
-        check_options(self.weights, engine, engines, self.method)
-        check_dtype(dtype)
-        again = rematerialisation.parse(remat, K)
-        self.other_weights = self.method.other_weights(self.schedule, self.weights)
-        rematerialisation.check(again, self.other_weights)
-        self.compute = [ComputeOptions(precision(dtype, last=k == K), k in again) for k in range(1, K + 1)]
+        if engine not in engines:
+            raise BadInput(f"engine={engine!r} is not known. Use pipeline (K devices) or delay-line (one device).")
+        self.beta = beta = checked(FIELDS["beta"], beta)
+        asked = {name: value for name, value in {"weights": weights, **options}.items() if value is not None}
+        self.plan = made = plan(
+            method, K, correct=correct, beta=beta, weights=checked(FIELDS["weights"], weights or "stashed"),
+            engine=engine, remat=remat, asked=asked if beta == 1.0 else {**asked, "beta": beta},
+        )  # fmt: skip
+        self.given_rate, self.learning_rate = learning_rate, rate_of(learning_rate)
+        self.momentum = None if momentum is None else checked(FIELDS["momentum"], momentum)
+        dtype = checked(FIELDS["dtype"], dtype)
+        self.compute = [ComputeOptions(precision(dtype, last=k == K), k in made.remat) for k in range(1, K + 1)]
         self.devices = check_devices(devices, K, alone=engine == "delay-line")
-        spread = self.method.places
+        spread = made.method.places
         self.places = spread(self.devices) if spread else [Place(device) for device in self.devices]
         self.optimizers = stage_optimizers(optimizer, K)
         check_switches(guard=guard, gradient_norms=norms)
@@ -111,12 +93,7 @@ class Configuration:
     @property
     def stage_class(self) -> type[Stage]:
         """The class that makes each stage: the method's own, else `Stage`."""
-        return self.method.stage or Stage
-
-    @property
-    def corrected_by(self) -> tuple[str, ...]:
-        """Names of the corrections, in order; without beta, which has no name of its own."""
-        return tuple(kind.name for kind, _ in self.corrections if kind.name not in ("none", "shrink"))
+        return self.plan.method.stage or Stage
 
     def stage_corrections(self, params: Sequence[Tree]) -> list[Correction]:
         """What is done about the late gradients of each stage. Raises BadInput where that cannot be done.
@@ -124,13 +101,13 @@ class Configuration:
         params: for each stage, the shapes of its parameters.
         """
         found = []
-        for k, staleness in enumerate(self.schedule.mean_staleness, 1):
+        for k, staleness in enumerate(self.plan.schedule.mean_staleness, 1):
             late = Late(k, self.K, staleness, self.learning_rate, self.momentum)
-            made = corrections.for_stage(self.corrections, late)
+            made = corrections.for_stage(self.plan.corrections, late)
             for kind, correction in made:
                 correction_parts.check(kind, correction, k, self.optimizers[k - 1], params[k - 1])
             found.append(corrections.together([correction for _, correction in made]))
-            check_correctable(k, found[-1], self.stage_class, self.weights)
+            correction_parts.check_correctable(k, found[-1], self.stage_class, self.plan.weights)
         return found
 
     def specs(
@@ -147,7 +124,7 @@ class Configuration:
             variables = self.cut(key, example, variables)
         if isinstance(variables, Mapping):
             variables = cutting.cut_variables(variables, self.stages)
-        stages = list(zip(self.stages, self.compute, self.other_weights, self.optimizers, strict=True))
+        stages = list(zip(self.stages, self.compute, self.plan.other_weights, self.optimizers, strict=True))
         shapes = check_shapes(stages, self.loss, self.preprocess, example, variables)
         report = guard_loss(self.loss) if self.guard else self.loss
         loss = lambda *a: loss_of(report(*a))  # noqa: E731  # it must not hold this object
@@ -179,7 +156,7 @@ class Configuration:
                 value=shapes.loss,
                 reported=shapes.report,
                 key=jax.random.fold_in(stage_key, 2),
-                options=self.stage_options,
+                options=self.plan.stage_options,
                 compute=compute,
                 guard=self.guard,
                 norms=self.norms,
@@ -188,8 +165,7 @@ class Configuration:
             specs.append(spec)
         self.followed = [(spec.module, spec.compute, shape_of(spec.variables)) for spec in specs]
         self.example, self.sizes = example, {tuple(leaf.shape for leaf in jax.tree.leaves(example))}
-        most = max(self.schedule.mean_staleness)
-        cancelled.warn(self.corrections, most, self.momentum, self.optimizers[0], shapes.params[0])
+        no_effect.warn(self.plan, self.momentum, self.optimizers[0], shapes.params[0])
         if not all_here(self.places):
             agreement.check_same(self.settings(key, specs))
         return specs, example
@@ -205,32 +181,45 @@ class Configuration:
             return
         like = jax.tree.leaves(self.example)
         longer = [shape[1:] for shape in shapes] != [leaf.shape[1:] for leaf in like]
-        if longer and (self.method.stage or not all_here(self.places)):
-            why = f"method {self.method.name}" if self.method.stage else "a pipeline in several processes"
+        if longer and (self.plan.method.stage or not all_here(self.places)):
+            why = f"method {self.plan.method.name}" if self.plan.method.stage else "a pipeline in several processes"
             fact = f"a batch of {describe(batch)}, at init {describe(like)}: {why} has arrays of those shapes"
             raise BadInput(f"{fact}. Only the batch size may differ: pad the batch, with weights 0 (fdg_jax.Weighted).")
-        if longer or (self.schedule.micro_batches == 1 and not self.method.places):
-            sizes.follow(self.followed, self.loss, self.preprocess, batch)
+        if longer or (self.plan.schedule.micro_batches == 1 and not self.plan.method.places):
+            self.follow(batch)
         self.sizes.add(shapes)
+
+    def follow(self, batch: Batch) -> None:
+        """Follows a batch, (inputs, labels) as shapes, through all stages in training mode, computing nothing. Raises
+        BadInput where a stage or the loss cannot take it: within a tick that would leave the stages at different
+        batches."""
+        inputs, labels = map(shape_of, batch)
+        x, n = stage_1_inputs(self.preprocess, inputs), jax.tree.leaves(inputs)[0].shape[0]
+        for k, (module, compute, variables) in enumerate(self.followed, 1):
+            fact = f"stage k={k} ({type(module).__name__}) cannot take {describe(x)}, of a batch of {n}."
+            way_out = "Leave that batch out, or fill it up, with weights of 0 (fdg_jax.Weighted)."
+            state = split_variables(variables)
+            x, _ = trace_or_refuse(fact, forward_shapes, module, compute, *state, x, way_out=way_out)
+        check_loss(self.loss, x, labels)
 
     def check_sown(self, compute: Sequence[ComputeOptions]) -> None:
         """Raises BadInput if a stage below K sows losses, which would count once for every micro-batch."""
         sowing = [k for k, each in enumerate(compute, 1) if each.sows and k < self.K]
-        if sowing and self.schedule.micro_batches > 1:
+        if sowing and self.plan.schedule.micro_batches > 1:
             raise BadInput(
-                f"stage k={sowing[0]} sows losses, and method {self.method.name} cuts a batch into "
-                f"{self.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
+                f"stage k={sowing[0]} sows losses, and method {self.plan.method.name} cuts a batch into "
+                f"{self.plan.schedule.micro_batches} micro-batches, of whose size only stage k={self.K} knows. Use "
                 "micro_batches=1, or another method."
             )
 
     def check_parts(self, shapes: Shapes) -> None:
         """Raises BadInput if batches are cut into parts, and the loss is no mean over examples."""
-        M, cuts = self.schedule.micro_batches, f"method {self.method.name} cuts a batch into"
+        M, cuts = self.plan.schedule.micro_batches, f"method {self.plan.method.name} cuts a batch into"
         other = "Return the mean over the examples (of fdg_jax.Weighted: labels.mean)"
         if M > 1:
             way_out = f"{other}, or use a method that sees whole batches, such as bp."
             parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} {M} micro-batches", way_out)
-        elif self.stage_options.get("batch_norm") == "local" and self.K > 1:
+        elif self.plan.stage_options.get("batch_norm") == "local" and self.K > 1:
             way_out = f"{other}, or use batch_norm='sync', where the loss sees the whole batch."
             parts.check(self.loss, shapes.outputs, shapes.labels, f"{cuts} parts for {self.K} replicas", way_out)
 
@@ -250,13 +239,13 @@ class Configuration:
         Loss, optimizer, preprocess and schedules of learning rates are functions, which cannot be compared.
         """
         versions = {"JAX": jax.__version__, "NumPy": np.__version__, "Optax": optax.__version__}
-        given = {"K": self.K, "method": self.method.name, "beta": self.beta, "weights": self.weights}
-        schedule, options = self.schedule, dict(specs[0].options)
+        given = {"K": self.K, "method": self.plan.method.name, "beta": self.beta, "weights": self.plan.weights}
+        schedule, options = self.plan.schedule, dict(specs[0].options)
         given |= {"staleness": list(schedule.mean_staleness), "accumulate": schedule.accumulate, "guard": self.guard}
         given |= {"accumulation": schedule.accumulation, "gradient norms": self.norms}
         given |= {"micro-batches": schedule.micro_batches, "remat": [compute.remat for compute in self.compute]}
-        asked = {f"{kind.name}'s {name}": value for kind, own in self.corrections for name, value in own.items()}
-        correct = ",".join(self.corrected_by) or "none"
+        asked = {f"{kind.name}'s {name}": value for kind, own in self.plan.corrections for name, value in own.items()}
+        correct = ",".join(self.plan.corrected_by) or "none"
         given |= {"correct": correct, **asked, **options, "random key": np.ravel(plain(key)).tolist()}
         given |= {"learning rate": "a schedule" if callable(self.given_rate) else self.given_rate}
         given["momentum"] = self.momentum

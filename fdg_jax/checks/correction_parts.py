@@ -1,5 +1,6 @@
 """Follows the functions of a correction through a stage's shapes, so that a mistake is told before anything runs."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -8,7 +9,9 @@ import optax
 from fdg_jax.checks.arguments import is_optimizer
 from fdg_jax.corrections.interface import Correction, Kind
 from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import said
 from fdg_jax.stage.shapes import describe, first_update
+from fdg_jax.stage.stage import Stage
 from fdg_jax.stage.tracing import trace_or_refuse
 
 Tree = Any
@@ -70,3 +73,41 @@ def refuse_others(who: str, made: Tree, expected: Tree) -> None:
         if (here.shape, here.dtype) != (there.shape, there.dtype):
             at = f"{jax.tree_util.keystr(path)} of " if path else ""
             raise BadInput(f"{who} {at}{describe(here)}, which was {describe(there)}. {keep}")
+
+
+def check_correctable(k: int, correction: Correction, stage: type[Stage], weights: str) -> None:
+    """Raises BadInput where the correction cannot change a stage's forward or backward pass.
+
+    Arguments:
+        k: the stage's number. correction: what is done about its late gradients.
+        stage: the class of the method's stages. weights: at which weights gradients are taken, "stashed" or "current".
+    """
+    if correction.backward and weights != "current":
+        raise BadInput(
+            f"the correction of stage k={k} changes the weights of its backward passes, and these are "
+            f"{weights}: those of the forward pass. Add {said('weights', 'current')}."
+        )
+    parts = (
+        *(("forward", "forward", correction.forward), ("backward", "backward", correction.gradient)),
+        *(("backward", "backward", correction.backward), ("backward", "backward_params", correction.backward)),
+    )
+    for what, member, part in parts:
+        if part and getattr(stage, member) is not getattr(Stage, member):
+            raise BadInput(
+                f"the correction changes the {what} pass of stage k={k}, but the method's stages ({stage.__name__}) "
+                "have one of their own. Use a method with ordinary stages, such as fdg or ddg."
+            )
+    if correction.gradient and not takes_old_weights(stage):
+        raise BadInput(
+            f"the correction of stage k={k} needs the weights of the forward pass, and the method's stages "
+            f"({stage.__name__}) do not pass them on. Write def use(self, grads, version, then=None) there."
+        )
+
+
+def takes_old_weights(stage: type[Stage]) -> bool:
+    """Whether the stages' `use` takes the weights of the forward pass beside a gradient and its version."""
+    try:
+        inspect.signature(stage.use).bind(None, None, None, None)
+    except TypeError:
+        return False
+    return True

@@ -1,29 +1,11 @@
 """Checks that a method's schedule does what it says, before it trains anything."""
 
-from typing import Any
-
 from fdg_jax.errors import BadInput, ScheduleError, sentence
 from fdg_jax.methods.interface import Method
 from fdg_jax.schedule import Schedule
 from fdg_jax.schedule.running import validate
 
 MOST_STAGES, MOST_OPERATIONS = 8, 600  # more would take time that a user waits for
-
-
-def asked(method: Method, options: Any) -> Schedule:
-    """The schedule that a command's options ask for.
-
-    options: has K and what the method answers to as attributes. Raises BadInput for values that the method refuses.
-    """
-    of_schedule, _ = method.accepted({name: getattr(options, name) for name in method.answers_to})
-    return method.schedule(options.K, **of_schedule)
-
-
-def check_weights(schedule: Schedule, weights: str) -> None:
-    """Raises BadInput for current weights where stages put off the use of gradients to have them of one version."""
-    if weights == "current" and any(schedule.waits):
-        fact = "one_version takes all gradients of an update at one version of the weights, and current weights change"
-        raise BadInput(f"{fact} in between. Use --weights stashed, or leave --one-version out.")
 
 
 def check(method: Method, schedule: Schedule) -> None:

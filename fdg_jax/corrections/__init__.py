@@ -6,43 +6,22 @@ fields of a class `Options` in the same file (fdg_jax.options.fields).
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from fdg_jax.corrections.interface import NONE, Correction, Kind, Late
-from fdg_jax.errors import BadInput, did_you_mean
-from fdg_jax.options import declared
+from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import said
+from fdg_jax.options.folder import Folder
 
-WAY_OUT = "Write CORRECTION = Kind(name=..., summary=..., make=...), as fdg_jax/corrections/shrink.py does."
 TAKES, NEEDS, WEIGHTS = ("beta",), ("learning_rate", "momentum"), ("", "stashed", "current")
-
-
-def files() -> dict[str, Path]:
-    """The file of every correction, by the correction's name: what lies in this folder."""
-    return declared.files(__path__)
-
-
-def names() -> list[str]:
-    """Every correction there is."""
-    return list(files())
+FOLDER = Folder(__name__, "correction", "CORRECTION", Kind)
+names = FOLDER.names
 
 
 def find(name: Any) -> Kind:
     """The correction of that name; a `Kind` is itself. BadInput where there is none, or where it is not whole."""
-    if isinstance(name, Kind):
-        check(name, f"correction {name.name}")
-        return name
-    if not isinstance(name, str) or name not in names():
-        hint = did_you_mean(str(name), names())
-        raise BadInput(f"correction {name!r} is not known.{hint} The corrections are {', '.join(names())}.")
-    module, file = import_module(f"{__name__}.{name}"), f"fdg_jax/corrections/{name}.py"
-    found = getattr(module, "CORRECTION", None)
-    if not isinstance(found, Kind):
-        raise BadInput(f"{file} has no CORRECTION of type Kind. {WAY_OUT}")
-    declared.check_name(found.name, name, file, "CORRECTION")
-    declared.check_class_named(module, found.options, file, "CORRECTION")
-    check(found, file)
+    found = name if isinstance(name, Kind) else FOLDER.find(name)
+    check(found, f"correction {found.name}" if found is name else FOLDER.shown(found.name))
     return found
 
 
@@ -71,9 +50,9 @@ def parse(asked: Any) -> list[Kind]:
     found = [find(name) for name in split_names(asked)]
     names = [kind.name for kind in found]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise BadInput(f"correct={asked!r} names {twice[0]} twice. Name each correction once.")
+        raise BadInput(f"{said('correct', asked)} names {twice[0]} twice. Name each correction once.")
     if len(found) > 1 and "none" in names:
-        raise BadInput(f"correct={asked!r}: none stands alone. Leave it out, or leave the others out.")
+        raise BadInput(f"{said('correct', asked)}: none stands alone. Leave it out, or leave the others out.")
     options: dict[str, str] = {}
     for kind in found:
         for option in kind.declared:
@@ -82,11 +61,6 @@ def parse(asked: Any) -> list[Kind]:
                 raise BadInput(f"{fact}. Use one of them.")
             options[option] = kind.name
     return found
-
-
-def answers_to(asked: str) -> tuple[str, ...]:
-    """The names of all options that the corrections of `--correct` can be asked for."""
-    return tuple(dict.fromkeys(name for kind in parse(asked) for name in kind.answers_to))
 
 
 def split_names(asked: Any) -> list[Any]:
@@ -106,7 +80,7 @@ def check_weights(found: Sequence[Kind], weights: str) -> None:
     for kind in found:
         if kind.weights not in ("", weights):
             fact = f"correction {kind.name} is for gradients at {kind.weights} weights, and these are {weights}"
-            raise BadInput(f"{fact}. Add --weights {kind.weights} (in Python weights={kind.weights!r}).")
+            raise BadInput(f"{fact}. Add {said('weights', kind.weights)}.")
 
 
 def for_stage(asked: Sequence[tuple[Kind, Mapping[str, Any]]], late: Late) -> list[tuple[Kind, Correction]]:

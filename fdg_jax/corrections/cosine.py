@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
 DECAY = 0.9
@@ -31,12 +30,9 @@ class Options:
     """gate_decay: a, per update of staleness. Raises BadInput if it is negative or not finite."""
 
     gate_decay: float = option(
-        0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A"
+        0.0, "cosine: gradients are also multiplied by exp(-A times the staleness). 0: they are not.", metavar="A",
+        inside="[0, inf)",
     )
-
-    def __post_init__(self):
-        if not 0 <= self.gate_decay < math.inf:
-            raise BadInput(f"gate_decay={self.gate_decay}: use 0 or a positive number, such as 0.1.")
 
 
 def make(late: Late, gate_decay: float) -> Correction:

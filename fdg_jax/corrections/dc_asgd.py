@@ -12,7 +12,6 @@ and github.com/botkop/scorch has all three.
 """
 
 import dataclasses
-import math
 from typing import Literal
 
 import jax
@@ -20,7 +19,6 @@ import jax.numpy as jnp
 import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
 DECAY, EPS = 0.95, 1e-7
@@ -36,12 +34,9 @@ class Options:
         "constant", "dc_asgd: its lambda is constant, or divided by the root of a running mean of the squared gradient."
     )
     compensation_strength: float = option(
-        0.0, "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.", metavar="LAMBDA"
+        0.0, "dc_asgd: its lambda. 0 takes the paper's: 0.04 constant, 2 adaptive.", metavar="LAMBDA",
+        inside="[0, inf)",
     )
-
-    def __post_init__(self):
-        if not 0 <= self.compensation_strength < math.inf:
-            raise BadInput(f"compensation_strength={self.compensation_strength}: use a positive number, e.g. 0.04.")
 
 
 def make(late: Late, compensation: str, compensation_strength: float) -> Correction:

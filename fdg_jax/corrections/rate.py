@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
 
@@ -32,11 +31,9 @@ class Options:
         0,
         "rate: PipeMare's T1: the division by the staleness ends gradually, over so many updates. 0: it stays.",
         metavar="T",
+        inside="[0, inf)",
+        use="a number of updates, or 0 for ever",
     )
-
-    def __post_init__(self):
-        if self.anneal_updates < 0:
-            raise BadInput(f"anneal_updates={self.anneal_updates}: use a number of updates, or 0 for ever.")
 
 
 def make(late: Late, anneal_updates: int) -> Correction:

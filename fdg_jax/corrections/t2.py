@@ -16,7 +16,6 @@ import jax
 import optax
 
 from fdg_jax.corrections.interface import Correction, Kind, Late
-from fdg_jax.errors import BadInput
 from fdg_jax.options.fields import option
 
 
@@ -28,11 +27,8 @@ class Options:
         0.135,
         "t2: D of PipeMare, the weight that an update still has after as many updates as the staleness.",
         metavar="D",
+        inside="[0, 1)",
     )
-
-    def __post_init__(self):
-        if not 0 <= self.discrepancy < 1:
-            raise BadInput(f"discrepancy={self.discrepancy}: it lies in [0, 1). PipeMare's is 0.135.")
 
 
 def make(late: Late, discrepancy: float) -> Correction:

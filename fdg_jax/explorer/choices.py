@@ -10,11 +10,9 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from fdg_jax import methods
-from fdg_jax.checks.names import find_method
 from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
-from fdg_jax.options import values
-from fdg_jax.options.fields import Option
+from fdg_jax.options.fields import Option, choices
 from fdg_jax.schedule import Schedule
 
 STAGES = tuple(range(1, 9))
@@ -61,7 +59,7 @@ def offered(option: Option) -> tuple[Any, ...]:
     """The values of an option that the page offers, the default among them."""
     if option.kind is bool:
         return (False, True)
-    found = values.choices(option.kind) or NUMBERS.get(option.name, ())
+    found = choices(option.kind) or NUMBERS.get(option.name, ())
     return tuple(found) if option.default in found else (option.default,)
 
 
@@ -94,7 +92,7 @@ def variants(method: Method) -> list[Variant]:
 def everything() -> Iterator[tuple[Method, list[Variant]]]:
     """All methods, each with its variants. Raises BadInput where a file of one's own is unfinished."""
     for name in methods.names():
-        method = find_method(name)
+        method = methods.find(name)
         yield method, variants(method)
 
 

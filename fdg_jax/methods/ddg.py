@@ -34,6 +34,7 @@ class Options:
         "about 2(K-k)/M with fdg (this is ADL), (K-k)/M with ddg (PACI, with --weights current). The learning rate "
         "still follows the batches. 1 is FDG.",
         metavar="M",
+        inside="[1, inf)",
     )
     accumulation: Literal["sum", "mean"] = option(
         "sum",

@@ -23,6 +23,8 @@ class Options:
         4,
         "gpipe: number of parts M of a batch. Stages idle for (K-1)/(M+K-1) of the time; BatchNorm sees one part.",
         metavar="M",
+        inside="[1, inf)",
+        use="1 (plain BP) or more, e.g. 4 K",
     )
 
 

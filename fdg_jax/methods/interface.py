@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.options import fields
-from fdg_jax.options.fields import Option
+from fdg_jax.options.fields import Option, named, said
 from fdg_jax.schedule import Schedule
 
 Costs = Mapping[str, tuple[float, float, float]]
@@ -82,24 +82,21 @@ class Method(NamedTuple):
 
         Raises: BadInput for an option that this method does not have, and a value that is not of its type.
         """
-        for name, value in asked.items():
-            self.check_has(name, f"{name}={value}")
+        if unknown := [name for name in asked if name not in self.answers_to]:
+            raise self.lacks(unknown[0], asked[unknown[0]])
         own, of_schedule = fields.instance(self.options, self.declared, asked), self.schedule_options
         return {name: own[name] for name in of_schedule}, {n: own[n] for n in own if n not in of_schedule}
 
-    def check_has(self, name: str, written: str, otherwise: str = "") -> None:
-        """Raises BadInput if the method has no option of that name.
+    def lacks(self, name: str, value: Any, otherwise: str = "") -> BadInput:
+        """What to raise for an option that this method does not have.
 
         Arguments:
-            name: of the option. written: the option as its user wrote it.
+            name, value: of the option.
             otherwise: what else the user can do than leave it out, in words.
         """
-        if name in self.answers_to:
-            return
         way_out = "Leave it out"
         if name == "beta" and self.is_late():
-            way_out += ", or add --correct shrink (in Python correct='shrink'), which takes it with this method"
-        has = ", ".join(self.answers_to) or "none"
-        meant = did_you_mean(name, self.answers_to)
+            way_out += f", or add {said('correct', 'shrink')}, which takes it with this method"
         way_out += f", or {otherwise}" if otherwise else ""
-        raise BadInput(f"{written}: method {self.name} has no such option (it has: {has}).{meant} {way_out}.")
+        fact = f"{said(name, value)}: method {self.name} has no such option (it has: {named(self.answers_to)})"
+        return BadInput(f"{fact}.{did_you_mean(name, self.answers_to)} {way_out}.")

@@ -11,7 +11,6 @@ import dataclasses
 import jax
 import optax
 
-from fdg_jax.errors import BadInput
 from fdg_jax.methods.interface import Method
 from fdg_jax.options.fields import option
 from fdg_jax.schedule import Schedule, bp
@@ -28,11 +27,9 @@ class Options:
         "scaled_bp: the gradient of stage k is multiplied by scale^(K-k), as by FDG's beta, but no gradient is late. "
         "In (0, 1]; 1 is BP.",
         metavar="FACTOR",
+        inside="(0, 1]",
+        use="1 for plain BP",
     )
-
-    def __post_init__(self):
-        if not 0 < self.scale <= 1:
-            raise BadInput(f"scale={self.scale}: the factor lies in (0, 1], as beta does. Use 1 for plain BP.")
 
 
 def scaled_bp(K: int) -> Schedule:

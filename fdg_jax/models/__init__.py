@@ -8,17 +8,18 @@ declare options of its own, as methods do (fdg_jax.options.fields). This module 
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from fdg_jax.errors import BadInput, did_you_mean, sentence
-from fdg_jax.options import declared, fields
+from fdg_jax.options import fields
+from fdg_jax.options.fields import Option
+from fdg_jax.options.folder import Folder
 
 if TYPE_CHECKING:
     import flax.linen as nn
 
 UNITS = ("images", "tokens")
+FOLDER = Folder(__name__, "model")
 
 
 class Family(Protocol):
@@ -41,21 +42,12 @@ class Family(Protocol):
     def blocks(self, classes: int, **arguments: Any) -> "list[nn.Module]": ...
 
 
-def files() -> dict[str, Path]:
-    """The files of this folder, by their names."""
-    return declared.files(__path__)
-
-
 @cache
 def _families() -> tuple[Family, ...]:
     """The files of this folder that have NAMES. Raises BadInput for a file that cannot be used."""
     found = []
-    for file in sorted(files()):
-        try:
-            module = import_module(f"{__name__}.{file}")
-        except Exception as error:  # whatever the file does
-            way_out = "Mend it, or move it out of that folder."
-            raise BadInput(f"{_shown(file)} cannot be imported: {sentence(error)} {way_out}") from error
+    for file in FOLDER.names():
+        module = FOLDER.module(file)
         if hasattr(module, "NAMES"):
             _check(module, file)
             found.append(module)
@@ -64,7 +56,7 @@ def _families() -> tuple[Family, ...]:
 
 def _shown(file: str) -> str:
     """A family's file in messages."""
-    return f"fdg_jax/models/{file.rpartition('.')[2]}.py"
+    return FOLDER.shown(file.rpartition(".")[2])
 
 
 def _check(family: Any, file: str) -> None:
@@ -89,8 +81,8 @@ def _find(name: str) -> tuple[Any, Mapping[str, Any]]:
         arguments = getattr(family, "arguments", lambda _: None)(name)
         if arguments is not None:
             return family, arguments
-    known = [*names(), *(pattern for family in _families() for pattern in getattr(family, "PATTERNS", ()))]
-    raise BadInput(f"model {name!r} is not known.{did_you_mean(name, names())} There are {', '.join(known)}.")
+    known = ", ".join(names_and_patterns())
+    raise BadInput(f"model {name!r} is not known.{did_you_mean(name, names())} There are {known}.")
 
 
 def names(takes: str | None = None) -> list[str]:
@@ -102,15 +94,29 @@ def names(takes: str | None = None) -> list[str]:
     return [name for family in chosen for name in family.NAMES]
 
 
+def names_and_patterns() -> list[str]:
+    """The names of all models, then the patterns of those families that answer to any size (`wrn<d>_<k>`).
+
+    Raises: BadInput for a file that cannot be used.
+    """
+    return [*names(), *(pattern for family in _families() for pattern in getattr(family, "PATTERNS", ()))]
+
+
 def takes(name: str) -> str:
     """What a model takes: "images" or "tokens". Raises BadInput if there is no such model."""
     return getattr(_find(name)[0], "TAKES", UNITS[0])
 
 
-def answers_to(name: str) -> tuple[str, ...]:
-    """The names of a model's own options. Raises BadInput if there is no such model."""
+def declared(name: str) -> dict[str, Option]:
+    """A model's own options by name. Raises BadInput if there is no such model."""
     family, _ = _find(name)
-    return tuple(fields.of_class(getattr(family, "Options", None), f"{_shown(family.__name__)}: Options"))
+    return fields.of_class(getattr(family, "Options", None), f"{_shown(family.__name__)}: Options")
+
+
+def of_file(file: str) -> dict[str, Option]:
+    """The options that a file of this folder declares; {} for one without NAMES. Raises BadInput."""
+    module = FOLDER.module(file)
+    return fields.of_class(getattr(module, "Options", None), f"{FOLDER.shown(file)}: Options")
 
 
 def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
@@ -131,8 +137,7 @@ def blocks(name: str, classes: int, **options: Any) -> "list[nn.Module]":
     import flax.linen as nn
 
     family, arguments = _find(name)
-    own, file = getattr(family, "Options", None), _shown(family.__name__)
-    known = fields.of_class(own, f"{file}: Options")
+    own, file, known = getattr(family, "Options", None), _shown(family.__name__), declared(name)
     if unknown := [each for each in options if each not in known]:
         has = ", ".join(known) or "none"
         raise BadInput(f"model {name} has no option {unknown[0]} (it has: {has}). Leave it out, or take another model.")

@@ -19,7 +19,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fdg_jax.errors import BadInput
 from fdg_jax.layers.sequence import CausalAttention, Dense, RMSNorm
 from fdg_jax.options.fields import option
 
@@ -39,7 +38,9 @@ class Options:
     """What a transformer can be asked for."""
 
     dropout: float = option(
-        0.0, "Transformers: the share of activations that dropout drops, after the embedding and in every branch."
+        0.0,
+        "Transformers: the share of activations that dropout drops, after the embedding and in every branch.",
+        inside="[0, 1)",
     )
     positions: Literal["rotary", "learned"] = option(
         "rotary",
@@ -49,10 +50,6 @@ class Options:
     tied: bool = option(
         False, "Transformers: use the embedding's table in the head as well. It then passes through all stages."
     )
-
-    def __post_init__(self):
-        if not 0 <= self.dropout < 1:
-            raise BadInput(f"--dropout {self.dropout}: it lies in [0, 1); 0 is none.")
 
 
 def arguments(name: str) -> dict[str, Any] | None:

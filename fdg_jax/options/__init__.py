@@ -1,1 +1,1 @@
-"""Options: how a file declares them, what values they take, and how a command line is read. No JAX in this room."""
+"""Options: how a file declares them, what values they take, and how a command line or a file of options is read."""

@@ -2,20 +2,26 @@
 
     @dataclasses.dataclass(frozen=True)
     class Options:
-        accumulate: int = option(1, "Update a stage after every M backward passes.", metavar="M")
+        accumulate: int = option(1, "Update a stage after every M backward passes.", metavar="M", inside="[1, inf)")
         order: Literal["backward-first", "forward-first"] = option("backward-first", "What a stage does first.")
 
 The type is bool, int, float, str or a Literal of texts. The flag of the training command, the keyword of
 `fdg_jax.Pipeline` and the entry of config.json have the field's name.
+
+A message names an option as its reader writes it: `--beta 0.5` within a command, `beta=0.5` in Python.
 """
 
+import argparse
+import contextlib
 import dataclasses
+import numbers
+import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.options import values
 
 # Of fdg_jax.Pipeline and its `init`: names that mean something else there than an option of a file would.
 KEYWORDS = {
@@ -23,76 +29,89 @@ KEYWORDS = {
     *("weights", "dtype", "remat", "preprocess", "guard", "read_behind", "options", "key", "example_batch"),
     *("variables", "split", "K", "gradient_norms"),
 }
+WORDS = {int: "whole number", float: "number", str: "text", bool: "true or false", list: "list", dict: "object"}
+LONGEST = 2**16  # characters of a text; a note may name several files
+LARGEST = 2**53  # config.json keeps whole numbers up to there in every language
+AS_FLAGS: ContextVar[bool] = ContextVar("AS_FLAGS", default=False)
 
 
 class Option(NamedTuple):
-    """What a file says of one of its options.
-
-    kind: bool, int, float, str or Literal["a", "b"]. help: a text for --help. metavar: what stands for a value there,
-    "" for the name of its type.
-    """
+    """What is declared of an option; `option` says what each part is. by: the files that declare it, if any do."""
 
     name: str
     kind: Any
     default: Any
     help: str
     metavar: str = ""
+    inside: str = ""
+    use: str = ""
+    group: str = ""
+    shown: str = ""
+    free: bool = False
+    by: tuple[str, ...] = ()
+
+    @property
+    def switch(self) -> bool:
+        """Whether its flag stands without a value, and has a --no-... as well."""
+        return fits(False, self.kind)
 
 
-def option(default: Any, help: str, *, metavar: str = "") -> Any:
+def option(
+    default: Any, help: str, *, metavar: str = "", inside: str = "", use: str = "", group: str = "", shown: str = "",
+    free: bool = False,
+) -> Any:  # fmt: skip
     """A field of a class `Options`.
 
     Arguments:
         default: the value that counts where none is given; of the field's type.
         help: what --help says of it.
         metavar: what stands for a value in --help; "" for the name of its type.
+        inside: the interval that a number lies in, such as "[1, inf)" or "(0, 1]"; "" for any.
+        use: the way out where it lies outside, such as "1 for no shrinking"; "" for the default.
+        group, shown, free: of the library's own options (fdg_jax.config): the group in --help, the default in words,
+            and whether a run that is resumed may change it.
 
     Returns: a dataclass field.
     """
-    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar})
+    about = {"help": help, "metavar": metavar, "inside": inside, "use": use}
+    return dataclasses.field(default=default, metadata={**about, "group": group, "shown": shown, "free": free})
 
 
-def of_class(options: type | None, where: str) -> dict[str, Option]:
+def of_class(options: type | None, where: str, taken: Collection[str] = frozenset(KEYWORDS)) -> dict[str, Option]:
     """The options that a class declares, inherited ones included.
 
     Arguments:
         options: the class; None declares none.
         where: what to call it in a message.
+        taken: names that have another meaning.
 
     Returns: name -> Option, in the order of the fields.
 
-    Raises: BadInput where it is no dataclass, or a field is not made by `option` or has no type that there is.
+    Raises: BadInput where it is no dataclass, or a field cannot be an option.
     """
     if options is None:
         return {}
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         raise BadInput(f"{where} is no dataclass. Write @dataclasses.dataclass(frozen=True) above the class.")
-    kinds = typing.get_type_hints(options)
-    found = {}
+    kinds, found = typing.get_type_hints(options), {}
     for field in dataclasses.fields(options):
+        name, kind, who = field.name, kinds[field.name], f"{where}.{field.name}"
         if "help" not in field.metadata:
-            raise BadInput(f"{where}.{field.name} is not made by option(). {example(field.name)}")
-        if field.name in KEYWORDS:
-            fact = f"{where}.{field.name} has the name of a keyword of fdg_jax.Pipeline with another meaning"
-            raise BadInput(f"{fact}. Choose another one.")
-        found[field.name] = checked(Option(field.name, kinds[field.name], field.default, **field.metadata), where)
+            raise BadInput(f'{who} is not made by option(). Write {name}: float = option(0.5, "what it does").')
+        if name in taken or name.startswith("_"):
+            raise BadInput(f"{who} has a name with another meaning. Choose another one.")
+        if not all(part in (bool, int, float, str, tuple, types.NoneType) or choices(part) for part in parts(kind)):
+            fact = f"{who} is of a type that an option cannot have"
+            raise BadInput(f"{fact}. Use bool, int, float, str or Literal with texts.")
+        if not fits(field.default, kind):
+            fact = f"{who} has the default {field.default!r}, which is no {described(kind)}"
+            raise BadInput(f"{fact}. Give one of its own type.")
+        found[name] = Option(name, kind, field.default, **field.metadata)
     return found
 
 
-def checked(declared: Option, where: str) -> Option:
-    """The option, if its type is one that there is and its default is of that type. BadInput otherwise."""
-    name, kind, default = declared[:3]
-    if kind not in (bool, int, float, str) and not values.choices(kind):
-        fact = f"{where}.{name} is of a type that an option cannot have"
-        raise BadInput(f"{fact}. Use bool, int, float, str or Literal with texts.")
-    if not values.fits(default, kind):
-        fact = f"{where}.{name} has the default {default!r}, which is no {values.described(kind)}"
-        raise BadInput(f"{fact}. Give one of its own type.")
-    return declared
-
-
 def instance(options: type | None, declared: Mapping[str, Option], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a class's options, checked by their types and by the class itself.
+    """The values of a class's options, checked by what they declare and by the class itself.
 
     Arguments:
         options: the class; None has no options.
@@ -101,18 +120,139 @@ def instance(options: type | None, declared: Mapping[str, Option], asked: Mappin
 
     Returns: name -> value of every option.
 
-    Raises: BadInput for a value that is not of its type, or that the class refuses (in __post_init__).
+    Raises: BadInput for a value that cannot be, or that the class refuses (in __post_init__).
     """
     if options is None:
         return {}
-    own = {name: asked[name] for name in declared if name in asked}
-    for name, value in own.items():
-        values.check(name, value, declared[name].kind, declared[name].default)
-        if declared[name].kind in (int, float):  # a number of NumPy's would give arrays its own dtype
-            own[name] = declared[name].kind(value)
-    return dataclasses.asdict(options(**own))
+    own = declared.keys() & asked.keys()
+    return dataclasses.asdict(options(**{name: checked(declared[name], asked[name]) for name in own}))
 
 
-def example(name: str) -> str:
-    """How an option is declared, for messages."""
-    return f'Write {name}: float = option(0.5, "what it does") there, with nothing computed.'
+def checked(option: Option, value: Any) -> Any:
+    """The value of an option, a number of NumPy's as one of Python's. Raises BadInput where it cannot be."""
+    name, kind, default = option[:3]
+    if not fits(value, kind):
+        if several := choices(kind):
+            use = " or ".join([f"{default} (the default)", *(each for each in several if each != default)])
+            raise BadInput(f"{said(name, value)} is not known. Use {use}.")
+        raise BadInput(f"{said(name, value)} is no {described(kind)}. Use {default!r}, say, which is the default.")
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return value
+    value = float(value) if float in parts(kind) else int(value)  # type: ignore[arg-type]
+    if isinstance(value, int) and not -LARGEST < value < LARGEST:
+        raise BadInput(f"{said(name, value)}: whole numbers lie below {LARGEST:,} here. Use a smaller one.")
+    if option.inside and not lies(value, option.inside):
+        use = option.use or ("another number, or leave it out" if default is None else written(default))
+        raise BadInput(f"{said(name, value)}: it {in_words(option.inside)}. Use {use}.")
+    return value
+
+
+def lies(value: float, inside: str) -> bool:
+    """Whether a number lies in an interval such as "(0, 1]"; NaN lies in none."""
+    low, high = map(float, inside[1:-1].split(","))
+    above = value >= low if inside[0] == "[" else value > low
+    return above and (value <= high if inside[-1] == "]" else value < high)
+
+
+def in_words(inside: str) -> str:
+    """An interval in words that follow "it"."""
+    low, high = (part.strip() for part in inside[1:-1].split(","))
+    if high != "inf":
+        return f"lies in {inside}"
+    return "is positive" if inside[0] == "(" else f"is {low} or more"
+
+
+# Types and values
+
+
+def parts(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type alone."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def choices(kind: Any) -> tuple[str, ...]:
+    """The texts of a Literal; () for any other type."""
+    found = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+    return found if all(isinstance(each, str) for each in found) else ()
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of the type of an option: int, float, bool, str, X | None, or a Literal of texts."""
+    if len(parts(kind)) > 1:
+        return any(fits(value, one) for one in parts(kind))
+    if typing.get_origin(kind) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(kind)
+    if isinstance(value, bool):
+        return kind is bool
+    if isinstance(value, str) and len(value) > LONGEST:
+        return False
+    return isinstance(value, {int: numbers.Integral, float: numbers.Real}.get(kind, kind))
+
+
+def described(kind: Any) -> str:
+    """A type in words a person uses."""
+    named = [" or ".join(choices(part)) or WORDS.get(part, "null") for part in parts(kind)]
+    return " or ".join(named)
+
+
+def from_word(word: str, kind: Any) -> Any:
+    """The value that a word of a command line stands for.
+
+    Arguments:
+        word: as it was typed.
+        kind: int, float, str, a Literal of texts, or one of these or None, of which "None" is the word.
+
+    Raises: argparse.ArgumentTypeError, which says what is wrong with the word.
+    """
+    kind, *optional = parts(kind)
+    if optional and word == "None":
+        return None
+    if several := choices(kind):
+        if word not in several:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(map(repr, several))}")
+        return word
+    try:
+        return kind(word)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a {WORDS[kind]}") from None
+
+
+# Options in messages and on command lines
+
+
+@contextlib.contextmanager
+def as_flags() -> Iterator[None]:
+    """Within it, messages name options as flags: the reader has typed a command line."""
+    token = AS_FLAGS.set(True)
+    try:
+        yield
+    finally:
+        AS_FLAGS.reset(token)
+
+
+def said(name: str, value: Any) -> str:
+    """An option with its value, as the reader of a message writes it."""
+    return " ".join(words(name, value)) if AS_FLAGS.get() else f"{name}={value!r}"
+
+
+def named(names: Collection[str]) -> str:
+    """The names of options in a message; "none" for none."""
+    return ", ".join(map(spelled, names) if AS_FLAGS.get() else names) or "none"
+
+
+def spelled(name: str) -> str:
+    """An option's name as a flag: train_size -> --train-size."""
+    return "--" + name.replace("_", "-")
+
+
+def words(name: str, value: Any) -> list[str]:
+    """An option as it stands on a command line; a switch has no value: drain=False is --no-drain."""
+    if isinstance(value, bool):
+        return [spelled(name if value else f"no_{name}")]
+    return [spelled(name), written(value)]
+
+
+def written(value: Any) -> str:
+    """A value as it stands on a command line, with as many digits as it needs."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from fdg_jax.errors import BadInput
-from fdg_jax.options import spellings, values
+from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.options.fields import from_word
 
 NUMBER = re.compile(r"-\d|-\.\d|-inf|-nan", re.IGNORECASE)
 
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         usual = {"allow_abbrev": False, "exit_on_error": False, "formatter_class": Help}
         super().__init__(*arguments, **{**usual, **named})
         for kind in (int, float):
-            self.register("type", kind, partial(values.from_word, kind=kind))
+            self.register("type", kind, partial(from_word, kind=kind))
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}. --help explains the flags.")
@@ -110,5 +110,5 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-") or NUMBER.match(word):
             return f"{word!r} belongs to no flag. Write --flag value; --help lists the flags."
         written = word.partition("=")[0]
-        hint = spellings.hint("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
+        hint = did_you_mean("--" + written.lstrip("-").replace("_", "-"), self._option_string_actions)
         return f"{written} is no flag of this command.{hint or ' --help lists the flags.'}"

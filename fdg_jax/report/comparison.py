@@ -10,11 +10,12 @@ from urllib.parse import quote
 
 import numpy as np
 
+from fdg_jax.config import FIELDS
+from fdg_jax.options.fields import words
 from fdg_jax.pages import charts
 from fdg_jax.pages.charts import Chart, Line
 from fdg_jax.pages.templates import render
 from fdg_jax.report.results import Group, Point, Result, groups, has, movement, value_of
-from fdg_jax.runs.options import FIELDS, words
 from fdg_jax.runs.progress import clock
 from fdg_jax.runs.run_files import unit
 

@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fdg_jax.config import run_length
 from fdg_jax.pages.charts import Chart, curve
 from fdg_jax.recipe import learning_rate_changes
 from fdg_jax.runs.run_files import unit
-from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.thinning import span
 
 Events = Sequence[Mapping[str, Any]]

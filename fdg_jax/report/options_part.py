@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fdg_jax import methods
-from fdg_jax.runs.options import FIELDS, asked_of, corrected_by, words
+from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_MODELS, corrected_by
+from fdg_jax.options.fields import words
 
 # Data sets that have a command of their own. Its defaults differ, so all options are named there.
 COMMANDS = {"text": "language_model", "tiny_imagenet": "tiny_imagenet", "imagenet": "imagenet"}
@@ -25,12 +26,12 @@ def has(name: str, config: Mapping[str, Any]) -> bool:
     field, correct = FIELDS[name], corrected_by(config)
     if name == "beta" and "shrink" in correct:
         return True
-    if field.metadata["group"] in ("fdg", "others"):
+    if field.group in ("fdg", "others"):
         return name in methods.find(config["method"]).answers_to
-    if of := field.metadata["corrections"]:
-        return bool({*correct} & {*of})
-    if of := field.metadata["models"]:
-        return config["model"].startswith(tuple(of))
+    if name in OF_CORRECTIONS:
+        return bool({*correct} & {*field.by})
+    if name in OF_MODELS:
+        return config["model"].startswith(field.by)
     meant = {
         "b2": config["optimizer"] != "sgd",
         "warmup": config["lr_schedule"] == "paper",
@@ -53,7 +54,7 @@ def chosen(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def meaning(name: str) -> str:
     """What an option is, in a sentence: the first of its help text, without its lists of names."""
-    first = SENTENCE_END.split(FIELDS[name].metadata["help"], maxsplit=1)[0].rstrip(".")
+    first = SENTENCE_END.split(FIELDS[name].help, maxsplit=1)[0].rstrip(".")
     return (first.partition(":")[0] if "{" in first else first) + "."
 
 
@@ -75,7 +76,7 @@ def shrinks(config: Mapping[str, Any]) -> bool:
 
 def title(config: Mapping[str, Any]) -> str:
     """Model, data set, method, K, beta if the method has it, and options that are no defaults."""
-    own = [name for name, by in asked_of("corrections").items() if {*corrected_by(config)} & {*by}]
+    own = [name for name, option in OF_CORRECTIONS.items() if {*corrected_by(config)} & {*option.by}]
     names = dict.fromkeys((*methods.find(config["method"]).answers_to, "correct", *own))
     asked = [f", β={config['beta']:g}"] if shrinks(config) else []
     for name in names:

@@ -14,6 +14,7 @@ from fdg_jax import methods
 from fdg_jax.explorer import figure, timeline
 from fdg_jax.machine import output
 from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import spelled
 from fdg_jax.pages.charts import png
 from fdg_jax.pages.templates import render
 from fdg_jax.report import options_part
@@ -21,7 +22,6 @@ from fdg_jax.report.curves import Events, charts
 from fdg_jax.report.results import having, movement
 from fdg_jax.runs import incidents, reading
 from fdg_jax.runs.incidents import Incident
-from fdg_jax.runs.options import spelled
 from fdg_jax.runs.progress import clock, count
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, unit
 from fdg_jax.schedule import Schedule

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fdg_jax import strict_json
+from fdg_jax.checks import options as checks
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, sentence
+from fdg_jax.options.fields import written
 from fdg_jax.report import options_part
-from fdg_jax.runs import option_checks, reading
-from fdg_jax.runs.options import FIELDS, Options, written
+from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
+# Config that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
 # and the place of a text.
-FREE = {name for name, field in FIELDS.items() if field.metadata["free"]} - {"steps", "text"}
+FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text"}
 OTHER = {"seed", "log_every", "window", *FREE}
 FEW = 10  # logged losses: fewer say nothing about how the loss moves at the end
 
@@ -154,8 +156,8 @@ def of_line(line: Any) -> Result:
     reading.check("it", line, lists, "", absent=None)
     reading.check_summary("it", line, "")
     options = {name: line["options"][name] for name in FIELDS if name in line["options"] and name != "resume"}
-    reading.check("it", options, {name: FIELDS[name].type for name in ("train_size", "batch_size", *options)}, "")
-    option_checks.check(Options(**options), frozenset())
+    reading.check("it", options, {name: FIELDS[name].kind for name in ("train_size", "batch_size", *options)}, "")
+    checks.check(Config(**options), frozenset())
     steps, epochs = line["steps"], line["epochs"]
     curve = line.get("training_curve") or {"epoch": [], "train_loss": []}
     reading.check("its curve", curve, {"epoch": list, "train_loss": list}, "")

@@ -9,12 +9,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fdg_jax import durable
+from fdg_jax.config import Config
 from fdg_jax.errors import BadInput, Unreadable, reason
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import Options, Resume
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, METRICS, SUMMARY, there
 
 try:
@@ -87,7 +87,7 @@ class Claimed(NamedTuple):
 
 
 @contextlib.contextmanager
-def claim(path: Path, resume: Resume) -> Iterator[Claimed]:
+def claim(path: Path, resume: bool | Literal["auto"]) -> Iterator[Claimed]:
     """Makes the directory and holds it against other processes; raises BadInput where that is impossible.
 
     A directory made here that is still empty at the end (the data set could not be read, say) is removed again, so
@@ -105,7 +105,7 @@ def claim(path: Path, resume: Resume) -> Iterator[Claimed]:
 
 
 @contextlib.contextmanager
-def claim_new(options: Options) -> Iterator[Claimed]:
+def claim_new(options: Config) -> Iterator[Claimed]:
     """The same for runs/<time>-<method>-<model>-K<K>, with a number behind it where runs start in the same second."""
     name = f"{datetime.now():%Y%m%d-%H%M%S}-{options.method}-{options.model}-K{options.K}".replace(os.sep, "-")
     path = Path("runs") / name

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fdg_jax.checks import options as checks
+from fdg_jax.config import FIELDS, Config, defaults_of_others
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
-from fdg_jax.options.values import described, fits
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS, Options, defaults_of_others, spelled
+from fdg_jax.options.fields import described, fits, spelled
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY, impossible, metrics, read_json
 from fdg_jax.runs.thinning import Thinned
 
@@ -44,7 +44,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
     and what they then count as. Raises BadInput."""
     stored = read_json(run / CONFIG)
     found = {**defaults_of_others(stored), **absent, **stored}
-    kinds = {name: field.type for name, field in FIELDS.items() if name != "resume"}
+    kinds = {name: field.kind for name, field in FIELDS.items() if name != "resume"}
     check(run / CONFIG, found, {**kinds, **CONFIG_NEEDS}, "Start a new run in another --run-dir.")
     asked = {name: found["asked"].get(name, found[name]) for name in kinds}
     check(run / CONFIG, asked, kinds, "Start a new run in another --run-dir.")
@@ -68,7 +68,7 @@ def config(run: Path, absent: Mapping[str, Any] = types.MappingProxyType({})) ->
 def check_ranges(path: Path | str, config: Mapping[str, Any]) -> None:
     """Raises BadInput where the options in a file are of their types, but no run can have them."""
     try:
-        option_checks.check(Options(**{name: config[name] for name in FIELDS if name in config}), frozenset())
+        checks.check(Config(**{name: config[name] for name in FIELDS if name in config}), frozenset())
     except BadInput as error:
         raise BadInput(f"{path} holds what no run can have: {error}") from None
 
@@ -135,7 +135,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
+def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
     """(options of the run in `path` under those that may change, its config). Refuses contradictions."""
     stored = config(path)
     values, before = {}, stored["asked"]
@@ -145,10 +145,10 @@ def resumed_options(path: Path, options: Options, given: frozenset[str]) -> tupl
             values[name] = now
             continue
         values[name] = used = stored[name]
-        if name in given and field.metadata["free"]:
+        if name in given and field.free:
             values[name] = now
         elif name in given and now not in (used, before.get(name, used)):
             fact = f"--resume: {spelled(name)} {now} contradicts {path / CONFIG}, which says {used}"
             new = "start a new run in another --run-dir (--init-from gives it the weights of this one)"
             raise BadInput(f"{fact}. Leave {spelled(name)} out, or {new}.")
-    return Options(**values), stored
+    return Config(**values), stored

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from fdg_jax import durable, strict_json
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, Unreadable
 from fdg_jax.machine import facts
-from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.strict_json import finite
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.json", "metrics.jsonl", "summary.json", "checkpoints"
@@ -177,7 +177,7 @@ def impossible(event: Mapping[str, Any]) -> str:
     return ""
 
 
-def config(used: Options, asked: Options, devices: list[str], note: str) -> dict[str, Any]:
+def config(used: Config, asked: Config, devices: list[str], note: str) -> dict[str, Any]:
     """The content of config.json.
 
     Arguments:
@@ -187,7 +187,7 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
         note: what the user must know about the data.
     """
 
-    def values(options: Options) -> dict[str, Any]:
+    def values(options: Config) -> dict[str, Any]:
         return {name: getattr(options, name) for name in FIELDS if name != "resume"}
 
     return {
@@ -204,7 +204,7 @@ def config(used: Options, asked: Options, devices: list[str], note: str) -> dict
 
 def continued(stored: dict[str, Any], now: dict[str, Any], batch: int) -> dict[str, Any]:
     """The config of a run that is resumed after `batch`: options that may change are new, and the session is added."""
-    free = {name: now[name] for name, field in FIELDS.items() if field.metadata["free"] and name != "resume"}
+    free = {name: now[name] for name, field in FIELDS.items() if field.free and name != "resume"}
     names = ("started", "versions", "devices", "git_commit", "processor", "usable_cores", "cpu_devices", "xla_flags")
     session = {"batch": batch, **{name: now[name] for name in (*names, "matmul_precision", "jax_settings")}}
     return {**stored, **free, "resumed": [*stored.get("resumed", []), session]}

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
-from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import SUMMARY, newest_points, read_json, write_json
 from fdg_jax.runs.tensorboard import kind_of
 

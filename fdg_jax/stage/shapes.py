@@ -20,7 +20,6 @@ from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import programs
 from fdg_jax.stage import evaluated_weights
 from fdg_jax.stage.dependence import dependences, of_jaxpr
-from fdg_jax.stage.from_nnx import refuse_bridges
 from fdg_jax.stage.functions import (
     LOSSES,
     ComputeOptions,
@@ -32,7 +31,6 @@ from fdg_jax.stage.functions import (
     raw_key,
     split_variables,
 )
-from fdg_jax.stage.sharing import Owners, check_shared
 from fdg_jax.stage.switches import WAY_OUT, Untold, refusal
 from fdg_jax.stage.tracing import trace_or_refuse
 from fdg_jax.stage.weighted import Weighted
@@ -99,11 +97,14 @@ def check_shapes(
     Raises:
         BadInput: something does not fit. It names the stage and the shapes.
     """
+    from fdg_jax.stage.from_nnx import refuse_bridges  # here: importing flax.nnx takes half a second
+    from fdg_jax.stage.sharing import check_shared
+
     if variables is not None and len(variables) != len(stages):
         raise BadInput(f"{len(stages)} stages but {len(variables)} sets of variables were given.")
     x, labels = stage_1_inputs(preprocess, shape_of(example_batch[0])), shape_of(example_batch[1])
     inputs, params, draws, computes, inits, before = [], [], [], [], [], f"the input is {describe(x)}"
-    owners: Owners = {}
+    owners: dict[int, tuple[Any, str]] = {}
     for k, (module, compute, other, optimizer) in enumerate(stages, 1):
         inputs.append(x)
         who = f"stage k={k} ({type(module).__name__})"

@@ -15,13 +15,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import cli
+from fdg_jax.checks import options as checks
+from fdg_jax.cli import CommandLine, Program
+from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
-from fdg_jax.runs import joining_options, locking, option_checks, reading, run_files, trackers
-from fdg_jax.runs.joining_options import Joining
-from fdg_jax.runs.options import Options
-from fdg_jax.training import command_line, launch
-from fdg_jax.training.command_line import Program, Words
+from fdg_jax.options.common import Joining
+from fdg_jax.options.fields import as_flags
+from fdg_jax.runs import locking, reading, run_files, trackers
+from fdg_jax.training import launch
 from fdg_jax.training.peers import Elsewhere, Peers, Silent
 from fdg_jax.training.shared_directory import check_shared
 from fdg_jax.training.signals import Signals, Stopped
@@ -30,9 +33,9 @@ from fdg_jax.training.signals import Signals, Stopped
 def main(arguments: Sequence[str], program: Program) -> int:
     """Runs the command; returns its exit code."""
     words = None
-    with output.forgiving(), Signals() as signals:
+    with output.forgiving(), as_flags(), Signals() as signals:
         try:
-            words = command_line.read(arguments, program)
+            words = cli.read(arguments, program)
             with output.quiet(words.start.quiet):
                 return start(words, program, signals)
         except Elsewhere:  # process 0, or the one that found it, says it
@@ -48,11 +51,11 @@ def main(arguments: Sequence[str], program: Program) -> int:
             return 128 + stopped.number
 
 
-def start(words: Words, program: Program, signals: Signals) -> int:
+def start(words: CommandLine, program: Program, signals: Signals) -> int:
     """Everything cheap is checked, then the run directory is claimed, then the run is prepared."""
     asked, given, joining = words.options, words.given, words.joining
-    joining_options.check(joining, words.joining_given, asked)
-    option_checks.check_start(words.start, asked, joining)
+    checks.check_joining(joining, words.joining_given, asked)
+    checks.check_start(words.start, asked, joining)
     trackers.check(words.start.track)
     if words.start.several:
         from fdg_jax.training import sweep
@@ -60,7 +63,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         return sweep.run(words, program, signals)
     if asked.resume and asked.run_dir is None:
         raise BadInput("--resume needs the run directory of the run to go on with: add --run-dir DIR.")
-    option_checks.check(asked, given if not asked.resume else frozenset())
+    checks.check(asked, given if not asked.resume else frozenset())
     if words.start.dry_run:
         from fdg_jax.training import dry_run
 
@@ -73,7 +76,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
             check_shared(path, peers, "--run-dir")
         if asked.resume == "auto":
             asked = dataclasses.replace(asked, resume=resume)
-            option_checks.check(asked, given if not asked.resume else frozenset())
+            checks.check(asked, given if not asked.resume else frozenset())
         options, config = asked, None
         if asked.resume:
             options, config = peers.each(lambda: resumed(path, asked, given))
@@ -86,7 +89,7 @@ def start(words: Words, program: Program, signals: Signals) -> int:
         return launch.prepare_and_run(options, config, path, program, signals, peers, words.start)
 
 
-def join(joining: Joining, asked: Options, given: frozenset[str]) -> Peers:
+def join(joining: Joining, asked: Config, given: frozenset[str]) -> Peers:
     """Joins the other processes of the training, if there are any. Raises BadInput."""
     if not joining.wanted:
         return Peers()
@@ -98,17 +101,17 @@ def join(joining: Joining, asked: Options, given: frozenset[str]) -> Peers:
     return joined.join(joining, asked, given, K)
 
 
-def claim(asked: Options, held: ExitStack) -> tuple[str, bool]:
+def claim(asked: Config, held: ExitStack) -> tuple[str, bool]:
     """Claims the run directory; returns it, and whether there is a run to go on with. held: keeps the claim."""
     claimed = locking.claim(Path(asked.run_dir), asked.resume) if asked.run_dir else locking.claim_new(asked)
     path, resume = held.enter_context(claimed)
     return str(path), resume
 
 
-def resumed(path: Path, asked: Options, given: frozenset[str]) -> tuple[Options, dict[str, Any]]:
+def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, dict[str, Any]]:
     """(options of the run that goes on, its config.json). Raises BadInput."""
     options, config = reading.resumed_options(path, asked, given)
-    option_checks.check(options, frozenset())
+    checks.check(options, frozenset())
     for _ in run_files.metrics(path / run_files.METRICS):  # what is damaged is refused before the work
         pass
     return options, config

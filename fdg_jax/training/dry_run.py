@@ -8,15 +8,15 @@ import itertools
 import time
 from typing import Any, NamedTuple
 
+from fdg_jax.checks import options as checks
+from fdg_jax.cli import Program
+from fdg_jax.config import Config
 from fdg_jax.data.stream import Stream
 from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.cores import OtherProcesses
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import clock, count, per_second
 from fdg_jax.training import feeding, launch
-from fdg_jax.training.command_line import Program
 from fdg_jax.training.record import Record
 from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals
@@ -41,9 +41,9 @@ class Times(NamedTuple):
     others_percent: float = 0.0
 
 
-def tell(options: Options, program: Program, signals: Signals) -> int:
+def tell(options: Config, program: Program, signals: Signals) -> int:
     """Prints the shapes, the split, the memory, the times and the totals of a run. Raises BadInput and Stopped."""
-    option_checks.check_names(options, program.datasets)
+    checks.check_names(options, program.datasets)
     from fdg_jax.data import interruptible
     from fdg_jax.machine import compile_cache, jax_settings
     from fdg_jax.training import initial, opening, setup, stages

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from fdg_jax.config import Config
 from fdg_jax.data.augment import epoch_order
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
 from fdg_jax.data.text import Text
-from fdg_jax.runs.options import Options
 from fdg_jax.training.loading import Loading
 
 TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
@@ -36,7 +36,7 @@ class InMemory:
     Of a text, each of them and each test batch raises Damaged where the file has been cut short.
     """
 
-    def __init__(self, dataset: Dataset | Text, options: Options, steps: int):
+    def __init__(self, dataset: Dataset | Text, options: Config, steps: int):
         self.dataset, self.options, self.steps = dataset, options, steps
         self.N = len(dataset.train_inputs)
         self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
@@ -98,7 +98,7 @@ class Streamed:
     check: called now and then while a batch is waited for; what it raises ends the waiting.
     """
 
-    def __init__(self, stream: Stream, options: Options, check: Callable[[], None]):
+    def __init__(self, stream: Stream, options: Config, check: Callable[[], None]):
         self.stream, self.options, self.check = stream, options, check
         self.loader: Loading | None = None
         self.at = -1  # the step that the loader's next batch comes after
@@ -131,7 +131,7 @@ class Streamed:
 
 
 def feed(
-    source: Source, options: Options, steps: int, check: Callable[[], None] = lambda: None
+    source: Source, options: Config, steps: int, check: Callable[[], None] = lambda: None
 ) -> InMemory | Streamed:
     """source: a data set of any kind. check: called now and then while a batch is waited for; what it raises ends the
     waiting."""

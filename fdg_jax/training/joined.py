@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 import jax
 from jax.errors import JaxRuntimeError
 
+from fdg_jax.checks.options import check_numbers
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts, jax_settings
+from fdg_jax.options.common import AUTO, Joining
+from fdg_jax.options.fields import spelled
 from fdg_jax.runs import run_files
-from fdg_jax.runs.joining_options import AUTO, Joining, check_numbers
-from fdg_jax.runs.options import FIELDS, Options, spelled
 from fdg_jax.training.peers import Peers, Silent
 from fdg_jax.transport import joining as transport
 from fdg_jax.transport.agreement import first_difference
@@ -173,7 +175,7 @@ class JoinedPeers(Peers):
                 self.condition.wait_for(lambda: self.meetings > number)
 
 
-def join(joining: Joining, options: Options, given: frozenset[str], K: int) -> Peers:
+def join(joining: Joining, options: Config, given: frozenset[str], K: int) -> Peers:
     """Joins this process with the others, and checks that all were started alike. Raises BadInput.
 
     Arguments:
@@ -200,7 +202,7 @@ def join(joining: Joining, options: Options, given: frozenset[str], K: int) -> P
     return peers
 
 
-def settings(options: Options, given: frozenset[str]) -> dict[str, str]:
+def settings(options: Config, given: frozenset[str]) -> dict[str, str]:
     """What processes must have in common before any of them loads data, by name."""
     asked = {spelled(name): getattr(options, name) for name in FIELDS if name not in OF_A_PROCESS}
     versions = {name: run_files.version(name) for name in run_files.LIBRARIES}

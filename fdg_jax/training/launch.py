@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdg_jax import durable
+from fdg_jax.checks import options as checks
+from fdg_jax.cli import Program
+from fdg_jax.config import Config, run_length
 from fdg_jax.machine import output, terminal
-from fdg_jax.runs import incidents, option_checks, reading, run_files, trackers
-from fdg_jax.runs.options import Options
+from fdg_jax.options.common import ONE_RUN, Start
+from fdg_jax.runs import incidents, reading, run_files, trackers
 from fdg_jax.runs.progress import count
-from fdg_jax.runs.run_length import run_length
-from fdg_jax.runs.start_options import ONE_RUN, Start
-from fdg_jax.training.command_line import Program
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.signals import Signals, Stopped
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fdg_jax.training.setup import Job
 
 
-def finished(path: Path, options: Options) -> bool:
+def finished(path: Path, options: Config) -> bool:
     """Whether the run that is to be resumed has nothing left to do; says so."""
     if (steps := finished_steps(path, options)) is None:
         return False
@@ -33,7 +33,7 @@ def finished(path: Path, options: Options) -> bool:
     return True
 
 
-def finished_steps(path: Path, options: Options) -> int | None:
+def finished_steps(path: Path, options: Config) -> int | None:
     """The batches of a run that has nothing left to do; None if it has."""
     if not os.path.lexists(path / run_files.SUMMARY):
         return None
@@ -46,7 +46,7 @@ def finished_steps(path: Path, options: Options) -> int | None:
 
 
 def prepare_and_run(
-    options: Options,
+    options: Config,
     before: dict[str, Any] | None,
     path: Path,
     program: Program,
@@ -57,7 +57,7 @@ def prepare_and_run(
     """before: config.json of the run that goes on. start: what is traced and tracked."""
 
     def check() -> None:
-        option_checks.check_names(options, program.datasets)
+        checks.check_names(options, program.datasets)
         signals.check()
 
     peers.each(check)

@@ -14,9 +14,9 @@ import numpy as np
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint import state as states
 from fdg_jax.checkpoint.weights import HASH, load_weights
+from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
 from fdg_jax.training import setup
 from fdg_jax.training.partition import Partition
@@ -82,7 +82,7 @@ def read(
     if not there(path / CONFIG):
         raise BadInput(f"{path} holds no run ({CONFIG} is not there). Give a run directory, or an exported file.")
     config = reading.config(path, {name: field.default for name, field in FIELDS.items() if name != "resume"})
-    options = Options(**{name: config[name] for name in FIELDS if name != "resume"})
+    options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
     if as_it_ran:
         setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
@@ -145,7 +145,7 @@ def final_sha256(path: Path, step: int) -> str | None:
 
 
 def inputs_of_run(
-    path: Path, config: Mapping[str, Any], options: Options, data_dir: str | os.PathLike[str] | None
+    path: Path, config: Mapping[str, Any], options: Config, data_dir: str | os.PathLike[str] | None
 ) -> Inputs:
     """What the network takes: from config.json, or from the data set where an earlier version wrote that."""
     if "inputs" in config:
@@ -181,7 +181,7 @@ def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> di
     return dict(jax.tree_util.tree_map_with_path(leaf, shapes))
 
 
-def drain(state: Mapping[str, Any], options: Options, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
+def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Sequence[nn.Module]) -> dict[str, Any]:
     """The weights once the batches in flight of a state have updated all stages, by a pipeline like the run's.
 
     The batches in flight are in the state, so the data set may be one of zeros.

@@ -3,8 +3,8 @@
 from typing import Any
 
 from fdg_jax import models
+from fdg_jax.config import Config
 from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
-from fdg_jax.runs.options import Options
 from fdg_jax.runs.progress import count
 from fdg_jax.training import stages
 from fdg_jax.training.setup import Job
@@ -19,7 +19,7 @@ def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """
     o, data, pipeline = job.options, job.dataset, job.pipeline
     asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
-    own = "".join(f", {name}={getattr(o, name)}" for name in models.answers_to(o.model))
+    own = "".join(f", {name}={getattr(o, name)}" for name in models.declared(o.model))
     blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
     lines = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
@@ -49,7 +49,7 @@ SHAPES = {
 }
 
 
-def optimizer_sentence(options: Options) -> str:
+def optimizer_sentence(options: Config) -> str:
     """The optimizer, with what it was given. That of every stage sees the gradients of its stage only."""
     o = options
     text = f"{o.optimizer} with momentum {o.momentum:g}"
@@ -68,7 +68,7 @@ def whose_split(job: Job) -> str:
     return ""
 
 
-def schedule_sentence(options: Options, per_epoch: int) -> str:
+def schedule_sentence(options: Config, per_epoch: int) -> str:
     """When the learning rate changes, and that this is the paper's schedule scaled, where it is."""
     text = f"{count(options.epochs, 'epoch')} of {count(per_epoch, 'batch', 'es')}; learning rate "
     if options.lr_schedule == "paper":

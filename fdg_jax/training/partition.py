@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fdg_jax import block_times, data, models, split
-from fdg_jax.runs.options import Options
+from fdg_jax.config import Config, model_options
 
 
 class Partition(NamedTuple):
@@ -27,14 +27,13 @@ class Partition(NamedTuple):
 
 
 def partition(
-    options: Options, dataset: data.Source, device: Any, seconds: list[float] | None = None
+    options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None
 ) -> Partition:
     """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
 
     device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
     """
-    own = {each: getattr(options, each) for each in models.answers_to(options.model)}
-    blocks = models.blocks(options.model, dataset.classes, **own)
+    blocks = models.blocks(options.model, dataset.classes, **model_options(options))
     has_paper_split = models.paper_split(options.model, options.K) is not None
     name = options.split or ("paper" if has_paper_split else "balanced")
     costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
@@ -43,7 +42,7 @@ def partition(
 
 
 def block_costs(
-    name: str, options: Options, blocks: list[nn.Module], dataset: data.Source, device: Any
+    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any
 ) -> tuple[list[float], str]:
     """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
     if name == "measured" and options.K > 1:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fdg_jax.checkpoint.state import Reading, number, numbers, real, reals
+from fdg_jax.config import run_length
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.run_length import run_length
 from fdg_jax.runs.trackers import NO_TRACKERS
 from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import CountedLog, RunLog

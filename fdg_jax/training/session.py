@@ -11,12 +11,12 @@ import jax
 from fdg_jax import data
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.state import first_refused_updates
+from fdg_jax.config import FIELDS
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput
+from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs import reading, run_files
-from fdg_jax.runs.options import FIELDS
 from fdg_jax.runs.run_files import CHECKPOINTS
-from fdg_jax.runs.start_options import ONE_RUN, Start
 from fdg_jax.training.record import Record
 from fdg_jax.training.setup import Job
 
@@ -95,7 +95,7 @@ def versions() -> dict[str, str]:
 
 def about_job(job: Job) -> dict[str, Any]:
     """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
-    fixed = [name for name, field in FIELDS.items() if not field.metadata["free"]]
+    fixed = [name for name, field in FIELDS.items() if not field.free]
     options = {name: getattr(job.options, name) for name in fixed}
     return {**versions(), "options": options, "data": job.dataset.fingerprint}
 

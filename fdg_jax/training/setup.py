@@ -17,14 +17,15 @@ import optax
 
 from fdg_jax import corrections, data, methods, models, recipe, split
 from fdg_jax.api import Pipeline
+from fdg_jax.checks import no_effect
+from fdg_jax.checks.plan import of_config
+from fdg_jax.config import FIELDS, Config, run_length, values
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
+from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
-from fdg_jax.runs.options import FIELDS, Options
-from fdg_jax.runs.run_length import run_length
-from fdg_jax.training import cancelled
 from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
@@ -45,7 +46,7 @@ class InitialWeights(Protocol):
 class Job(NamedTuple):
     """What a training loop needs, with every name in the options resolved."""
 
-    options: Options  # as used, nothing left to defaults
+    options: Config  # as used, nothing left to defaults
     dataset: data.Source
     pipeline: Pipeline
     method: Method
@@ -61,8 +62,8 @@ class Job(NamedTuple):
     @property
     def asked_for(self) -> tuple[str, ...]:
         """The options that say what the method and the correction of late gradients were asked for."""
-        asked = self.options.correct
-        own = ("correct", *corrections.answers_to(asked)) if asked != "none" else ()
+        kinds = [kind for kind in corrections.parse(self.options.correct) if kind.name != "none"]
+        own = [name for kind in kinds for name in ("correct", *kind.answers_to)]
         return tuple(dict.fromkeys((*self.method.answers_to, *own)))
 
     @property
@@ -70,7 +71,7 @@ class Job(NamedTuple):
         """The options of model, data and recipe that another run of this kind may differ in: those of the model's own,
         and, where the optimizer or the schedule are not the paper's, what these were asked for."""
         o = self.options
-        found = [*models.answers_to(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
+        found = [*models.declared(o.model), *(("block_size",) if self.dataset.unit == "tokens" else ())]
         found += [name for name in ("optimizer", "lr_schedule") if getattr(o, name) != FIELDS[name].default]
         found += [name for name in ("warmup_steps", "clip_norm") if getattr(o, name)]
         return tuple(found)
@@ -99,7 +100,7 @@ def prepare_cpu(before: Mapping[str, Any] | None = None, one_core: bool | None =
 
 
 def prepare(
-    options: Options, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None
+    options: Config, note: str = "", peers: Peers = ALONE, initial: InitialWeights | None = None
 ) -> Job:
     """Loads the data, cuts the network, finds devices and initialises the pipeline. Raises BadInput.
 
@@ -112,7 +113,7 @@ def prepare(
 
 
 def built(
-    options: Options,
+    options: Config,
     dataset: data.Source,
     peers: Peers,
     parts: Partition | None = None,
@@ -141,8 +142,12 @@ def built(
         raise BadInput(f"--epochs {options.epochs}: {fact}. Use fewer epochs.")
     by_batch = rate_by_batch(options, length.per_epoch)
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
+    plan = of_config(options)
     if peers.first:
-        cancelled.warn(options, method, corrected, rates[: length.end])
+        divides = options.optimizer in recipe.SCALE_FREE
+        nothing = no_effect.lines(plan, options.momentum, lambda: divides)
+        for line in (*nothing, *no_effect.of_run(options, plan, rates[: length.end])):
+            say(f"warning: {line}")
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
@@ -161,10 +166,12 @@ def built(
         correct=options.correct,
         learning_rate=schedule,
         momentum=options.momentum,
-        **{name: getattr(options, name) for name in {*method.answers_to, *corrections.answers_to(options.correct)}},
+        beta=options.beta,
+        weights=options.weights if "weights" in method.takes else None,
+        **values(options, plan.declared),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoEffect)  # `cancelled` has told it, in the words of the flags
+        warnings.simplefilter("ignore", NoEffect)  # the lines above have said it
         initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(
@@ -172,7 +179,7 @@ def built(
     )  # fmt: skip
 
 
-def agreed_partition(options: Options, dataset: data.Source, device: Any, peers: Peers) -> Partition:
+def agreed_partition(options: Config, dataset: data.Source, device: Any, peers: Peers) -> Partition:
     """The network's stages. Where block times decide, process 0 measures them for all."""
     if options.split != "measured" or peers.processes == 1:
         return partition(options, dataset, device)
@@ -180,7 +187,7 @@ def agreed_partition(options: Options, dataset: data.Source, device: Any, peers:
     return partition(options, dataset, device, costs)
 
 
-def load_data(options: Options, note: str) -> data.Source:
+def load_data(options: Config, note: str) -> data.Source:
     """The examples that are trained on, with the fingerprint of the whole data set that they are of. BadInput."""
     if data.unit(options.dataset) == "tokens":
         files = options.text.split(os.pathsep) if options.text else ()
@@ -212,7 +219,7 @@ def without_last(whole: data.Source, n: int) -> Any:
     return whole.held_out(n)._replace(note=f"{whole.note} {said}".strip())
 
 
-def check_last_batch(options: Options, method: Method, N: int) -> None:
+def check_last_batch(options: Config, method: Method, N: int) -> None:
     """Refuses micro-batches that an epoch's last, smaller batch cannot be cut into."""
     last, M = N % options.batch_size, options.micro_batches
     if "micro_batches" in method.answers_to and 0 < last < M:
@@ -222,7 +229,7 @@ def check_last_batch(options: Options, method: Method, N: int) -> None:
         )
 
 
-def choose_engine(options: Options, method: Method, peers: Peers = ALONE) -> tuple[Options, list[Any], str]:
+def choose_engine(options: Config, method: Method, peers: Peers = ALONE) -> tuple[Config, list[Any], str]:
     """(options with the engine settled, a device per stage, a sentence on that where it needs one).
 
     Both engines have K CPU devices (on one core one, see `threads`), though the delay line uses one: XLA's pool has as
@@ -239,7 +246,7 @@ def choose_engine(options: Options, method: Method, peers: Peers = ALONE) -> tup
     return options, found, remark
 
 
-def reason_for_delay_line(options: Options, method: Method, found: list[Any], shared: bool) -> str:
+def reason_for_delay_line(options: Config, method: Method, found: list[Any], shared: bool) -> str:
     """Why `--engine auto` takes the delay line, in a sentence; "" where it takes the pipeline.
 
     K=1 on an accelerator does, so that a baseline there is not the only run dispatched batch by batch.
@@ -256,7 +263,7 @@ def reason_for_delay_line(options: Options, method: Method, found: list[Any], sh
     return ""
 
 
-def default_window(options: Options, platform: str, examples: int) -> int:
+def default_window(options: Config, platform: str, examples: int) -> int:
     """Batches per dispatch: for the delay line on an accelerator the largest number up to 50 that divides an
     epoch evenly (another one works too, and compiles the remainder's length as well); else 1."""
     if options.engine == "pipeline" or platform == "cpu":
@@ -266,7 +273,7 @@ def default_window(options: Options, platform: str, examples: int) -> int:
     return even if even > bound // 2 else min(bound, full)
 
 
-def wants_warmup(options: Options, method: Method) -> bool:
+def wants_warmup(options: Config, method: Method) -> bool:
     """The paper's rule: ResNet-110, ResNet-1202, and K = 3, 4 of the methods that K makes a difference to. Other
     schedules than the paper's have --warmup-steps."""
     if options.lr_schedule != "paper":
@@ -276,7 +283,7 @@ def wants_warmup(options: Options, method: Method) -> bool:
     return options.warmup == "on"
 
 
-def rate_by_batch(options: Options, per_epoch: int) -> optax.Schedule:
+def rate_by_batch(options: Config, per_epoch: int) -> optax.Schedule:
     """The learning rate: number of the batch, from 0 -> rate. Warm-up is settled."""
     if options.lr_schedule == "paper":
         return recipe.paper_schedule(options.learning_rate, options.epochs, per_epoch, options.warmup == "on")
@@ -301,7 +308,7 @@ def initialise(
     pipeline: Pipeline,
     parts: Partition,
     dataset: data.Source,
-    options: Options,
+    options: Config,
     initial: InitialWeights | None,
 ) -> None:
     """Initial weights of the whole network, then cut: the same for every K."""

@@ -4,7 +4,6 @@ Each run is this command in a process of its own, with --resume auto (fdg_jax.tr
 the runs, the same command goes on with them. All combinations are checked before the first run starts.
 """
 
-import argparse
 import dataclasses
 import itertools
 import math
@@ -17,22 +16,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fdg_jax import durable
-from fdg_jax.errors import BadInput, reason
+from fdg_jax.checks import options as checks
+from fdg_jax.cli import CommandLine, Program, settled
+from fdg_jax.config import FIELDS, OF_MODELS, Config
+from fdg_jax.config_file import converted
+from fdg_jax.errors import BadInput, did_you_mean, reason
 from fdg_jax.machine import output
 from fdg_jax.machine.interpreter import python_command
-from fdg_jax.options import spellings, values
-from fdg_jax.runs import locking, optimizers, option_checks, reading, run_files
-from fdg_jax.runs.options import FIELDS, SWITCHES, Options, spelled, words, written
-from fdg_jax.runs.start_options import Start
+from fdg_jax.options.common import Start, chosen
+from fdg_jax.options.fields import spelled, words, written
+from fdg_jax.options.file import Setting
+from fdg_jax.runs import locking, reading, run_files
 from fdg_jax.training import child_runs, launch
-from fdg_jax.training.command_line import Program, Words, settled
 from fdg_jax.training.signals import Signals
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000
 ONCE = ("run_dir", "resume", "data_dir")  # cannot differ from run to run
-# What option_checks.check_names looks at.
-NAMES = ("model", "K", "dataset", "split", *(name for name, field in FIELDS.items() if field.metadata["models"]))
-YES_OR_NO = {"true": True, "false": False}
+# What checks.check_names looks at.
+NAMES = ("model", "K", "dataset", "split", *OF_MODELS)
 
 
 class Combination(NamedTuple):
@@ -40,11 +41,11 @@ class Combination(NamedTuple):
 
     name: str
     chosen: Mapping[str, Any]
-    options: Options
+    options: Config
     given: frozenset[str]
 
 
-def run(asked: Words, program: Program, signals: Signals) -> int:
+def run(asked: CommandLine, program: Program, signals: Signals) -> int:
     """Makes all runs, or lists them with --dry-run; returns the exit code. Raises BadInput before the first one."""
     folder, found = Path(asked.options.run_dir or ""), list(combinations(asked, program))
     child_runs.cores_for(asked.start.jobs)
@@ -52,10 +53,10 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
     if locking.holds_run(folder):
         raise BadInput(f"{folder} holds a run itself. Choose another --run-dir for the runs of a sweep.")
     for one in found:
-        option_checks.check(one.options, one.given)
+        checks.check(one.options, one.given)
         still_to_do(folder / one.name, one)  # refuses a run with other options
     for options in {tuple(getattr(one.options, name) for name in NAMES): one.options for one in found}.values():
-        option_checks.check_names(options, program.datasets)
+        checks.check_names(options, program.datasets)
     if asked.start.dry_run:
         for one in found:
             print(shlex.join([python_command(), *command(one, folder, program, asked.start)]), file=output.loud())
@@ -74,7 +75,7 @@ def run(asked: Words, program: Program, signals: Signals) -> int:
         return launch.tell_full(folder, error)
 
 
-def combinations(asked: Words, program: Program) -> Iterator[Combination]:
+def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
     """The runs, seeds changing fastest. Raises BadInput for what cannot be swept."""
     swept: dict[str, list[Any]] = {}
     texts = [(f"--sweep {text}", text) for text in asked.start.sweep]
@@ -89,14 +90,15 @@ def combinations(asked: Words, program: Program) -> Iterator[Combination]:
     if (runs := math.prod(map(len, swept.values()))) > MOST:
         raise BadInput(f"--sweep makes {runs:,} runs. Use at most {MOST:,}, and several directories for more.")
     names: dict[str, Any] = {}
-    for chosen in (dict(zip(swept, each, strict=True)) for each in itertools.product(*swept.values())):
-        name = "-".join(f"{option}{plain(value)}" for option, value in chosen.items())
+    for swept_here in (dict(zip(swept, each, strict=True)) for each in itertools.product(*swept.values())):
+        name = "-".join(f"{option}{plain(value)}" for option, value in swept_here.items())
         if len(name) > 150 or name in names:
             why = "as another one would" if name in names else "which is too long"
-            raise BadInput(f"--sweep: the run with {chosen} would have the directory {name[:60]!r}, {why}. Sweep less.")
-        names[name] = chosen
-        options, given = settled({**asked.line, **chosen}, asked.file, program)
-        yield Combination(name, chosen, dataclasses.replace(options, resume=False), given)
+            fact = f"--sweep: the run with {swept_here} would have the directory {name[:60]!r}, {why}"
+            raise BadInput(f"{fact}. Sweep less.")
+        names[name] = swept_here
+        options, given = settled({**asked.line, **swept_here}, asked.file, program)
+        yield Combination(name, swept_here, dataclasses.replace(options, resume=False), given)
 
 
 def parsed(said: str, text: str) -> tuple[str, list[Any]]:
@@ -109,25 +111,14 @@ def parsed(said: str, text: str) -> tuple[str, list[Any]]:
     if not sign or not rest:
         raise BadInput(f"{said}: write NAME=VALUES, e.g. beta=0.2,0.5,1.")
     if name not in FIELDS:
-        raise BadInput(f"{said}: there is no option {name!r}.{spellings.hint(name, FIELDS)}")
+        raise BadInput(f"{said}: there is no option {name!r}.{did_you_mean(name, FIELDS)}")
     if name in ONCE:
         raise BadInput(f"{said}: {name} is the same for all runs. Give it as {spelled(name)}.")
-    several = [value_of(said, name, word.strip()) for word in rest.split(";" if ";" in rest else ",")]
+    texts = [word.strip() for word in rest.split(";" if ";" in rest else ",")]
+    several = [converted(Setting(name, word, None, word=True), FIELDS[name], said) for word in texts]
     if len(set(several)) < len(several):
         raise BadInput(f"{said}: a value is there twice. Leave one of them out.")
     return name, several
-
-
-def value_of(said: str, name: str, word: str) -> Any:
-    """The value that a word stands for. Raises BadInput."""
-    try:
-        if name in SWITCHES:
-            return YES_OR_NO[word.lower()]
-        return values.from_word(word, FIELDS[name].type)
-    except KeyError:
-        raise BadInput(f"{said}: {word!r} is neither true nor false.") from None
-    except argparse.ArgumentTypeError as error:
-        raise BadInput(f"{said}: {error}.") from None
 
 
 def plain(value: Any) -> str:
@@ -135,14 +126,14 @@ def plain(value: Any) -> str:
     return re.sub(r"[^\w.,+-]", "_", written(value))
 
 
-def stored(path: Path, one: Combination) -> Options | None:
+def stored(path: Path, one: Combination) -> Config | None:
     """The options of the run that is in its directory; None if there is none yet. Raises BadInput for another run."""
     if not locking.resumes(path):
         return None
     return reading.resumed_options(path, one.options, one.given)[0]
 
 
-def still_to_do(path: Path, one: Combination) -> tuple[Options | None, bool]:
+def still_to_do(path: Path, one: Combination) -> tuple[Config | None, bool]:
     """(the options of the run that is in its directory or None, whether something is left to do). Raises BadInput."""
     options = stored(path, one) if path.exists() else None
     return options, options is None or launch.finished_steps(path, options) is None
@@ -151,7 +142,7 @@ def still_to_do(path: Path, one: Combination) -> tuple[Options | None, bool]:
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:
     """The words of the training command after the interpreter."""
     now = {name: getattr(one.options, name) for name in FIELDS}
-    alone = Options(**optimizers.chosen(program.defaults, {name: now[name] for name in one.given}))
+    alone = Config(**chosen(program.defaults, {name: now[name] for name in one.given}))
     said = {name: value for name, value in now.items() if name in one.given or value != getattr(alone, name)}
     flags = [word for name, value in said.items() if name not in ("run_dir", "resume") for word in words(name, value)]
     flags += ["--track", start.track] if start.track else []

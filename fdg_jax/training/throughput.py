@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fdg_jax.runs.options import Options
+from fdg_jax.config import Config
 from fdg_jax.training.record import Record
 
 
@@ -15,7 +15,7 @@ class ThroughputClock:
     It waits for the device whenever it is started or stopped, so that only whole work is counted.
     """
 
-    def __init__(self, pipeline: Any, record: Record, options: Options):
+    def __init__(self, pipeline: Any, record: Record, options: Config):
         self.pipeline, self.record, self.options = pipeline, record, options
         self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
         self.dispatches_to_compile = 0  # how many of the next dispatches may still compile

@@ -17,6 +17,7 @@ import numpy as np
 from fdg_jax import models, split, strict_json
 from fdg_jax.arrays import shown
 from fdg_jax.checkpoint.weights import HASH, Weights, save_weights
+from fdg_jax.config import FIELDS, Config, model_options
 from fdg_jax.data import augment
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.text import Text
@@ -24,7 +25,6 @@ from fdg_jax.engine.evaluate import Evaluation, evaluate, tally
 from fdg_jax.errors import BadInput, first_line
 from fdg_jax.machine import programs
 from fdg_jax.runs import reading
-from fdg_jax.runs.options import FIELDS, Options
 from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
 from fdg_jax.training import feeding, session, setup
@@ -80,18 +80,18 @@ def read_inputs(found: Any, where: str) -> Inputs:
     return Inputs(tuple(shape), dtype, classes, tuple(mean), tuple(std))
 
 
-def blocks_of(options: Options, inputs: Inputs) -> list[nn.Module]:
+def blocks_of(options: Config, inputs: Inputs) -> list[nn.Module]:
     """The blocks of a run's network."""
-    own = {name: getattr(options, name) for name in models.answers_to(options.model)}
+    own = model_options(options)
     return models.blocks(options.model, inputs.classes, **own)
 
 
-def cuts_of(options: Options, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
+def cuts_of(options: Config, blocks: Sequence[nn.Module]) -> tuple[int, ...]:
     """The first blocks of the stages 2..K of a run, whose options are settled. Raises BadInput."""
     return split.parse(options.split or "", options.model, options.K, len(blocks)) if options.K > 1 else ()
 
 
-def with_data(options: Options, data_dir: str | os.PathLike[str] | None) -> Options:
+def with_data(options: Config, data_dir: str | os.PathLike[str] | None) -> Config:
     """The options with another place of the data set, if one is given."""
     return options if data_dir is None else dataclasses.replace(options, data_dir=str(data_dir))
 
@@ -109,7 +109,7 @@ class Trained:
         were used before), parameters_sha256, data (the fingerprint of the data set).
     """
 
-    def __init__(self, options: Options, inputs: Inputs, variables: Mapping[str, Tree], about: Mapping[str, Any]):
+    def __init__(self, options: Config, inputs: Inputs, variables: Mapping[str, Tree], about: Mapping[str, Any]):
         self.options, self.inputs, self.variables, self.about = options, inputs, dict(variables), dict(about)
         self.blocks = blocks_of(options, inputs)
         self.network: nn.Module = split.whole(self.blocks)
@@ -217,7 +217,7 @@ class Trained:
             OSError: the disk is full, or the like.
         """
         o, inputs = self.options, self.inputs
-        fixed = {name: getattr(o, name) for name, field in FIELDS.items() if not field.metadata["free"]}
+        fixed = {name: getattr(o, name) for name, field in FIELDS.items() if not field.free}
         del fixed["init_from"]  # a path
         about = {"model": o.model, "dataset": o.dataset, "K": o.K, "options": fixed}
         about |= {"input_shape": inputs.shape, "input_dtype": inputs.example(1).dtype.name, **inputs._asdict()}
@@ -238,12 +238,12 @@ def from_file(path: str, weights: Weights) -> Trained:
         raise BadInput(f"{path}: the header is not what this version writes ({error}). Export it anew.") from None
     reading.check(path, about, {"options": dict, "step": int, "drained": bool, "data": dict | None}, "Export it anew.")
     options = {name: value for name, value in about["options"].items() if name in FIELDS and name != "resume"}
-    reading.check(path, options, {name: FIELDS[name].type for name in options}, "Export it anew.")
+    reading.check(path, options, {name: FIELDS[name].kind for name in options}, "Export it anew.")
     reading.check_ranges(path, options)
     about["shape"] = about["input_shape"]
     inputs = read_inputs(about, str(path))
     of_weights = {name: about[name] for name in ("step", "drained", "data", HASH)}
-    found = Trained(Options(**options), inputs, weights.variables, of_weights)
+    found = Trained(Config(**options), inputs, weights.variables, of_weights)
     wanted = network_shapes(found.blocks, inputs, path)
     if jax.tree.map(shown, found.variables) != jax.tree.map(shown, wanted):
         raise BadInput(f"{path} is damaged: it holds other arrays than {found.options.model} has. Export it anew.")

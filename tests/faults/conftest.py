@@ -12,7 +12,7 @@ from fuzzing import PLAIN, one_step
 from launched_runs import Launched
 
 from fdg_jax.experiments import cifar
-from fdg_jax.runs.options import spelled
+from fdg_jax.options.fields import spelled
 from fdg_jax.training import launch
 
 TRAIN = launch.train

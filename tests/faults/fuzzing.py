@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from fdg_jax.config import FIELDS
 from fdg_jax.experiments import cifar
-from fdg_jax.runs.options import FIELDS
 from fdg_jax.training import feeding
 
 POOLS = {
@@ -37,7 +37,7 @@ PLAIN = {"model": "resnet8", "dataset": "digits", "batch_size": "2", "train_size
 
 def values(name, pools=OWN):
     """A strategy for the words that an option may be given. pools: what it is given more often than others."""
-    kind = FIELDS[name].type
+    kind = FIELDS[name].kind
     if name in ("run_dir", "data_dir"):
         return st.sampled_from(FILES)
     own = pools.get(name, [])

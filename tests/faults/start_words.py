@@ -4,8 +4,8 @@ import json
 
 from hypothesis import strategies as st
 
-from fdg_jax.runs import start_options
-from fdg_jax.runs.options import FIELDS, SWITCHES, spelled
+from fdg_jax.config import FIELDS, OF_START, SWITCHES
+from fdg_jax.options.fields import spelled
 
 POOLS = {
     "profile": "0 1 3 -1 x 1_0",
@@ -51,7 +51,7 @@ def contents(draw, name, options):
     early."""
     entries: dict = {key.replace("_", "-") if draw(st.booleans()) else key: typed(options[key]) for key in options}
     if draw(st.integers(0, 3)) == 0:
-        entries[draw(st.sampled_from([*STRAY_KEYS, *FIELDS, *start_options.FIELDS]))] = draw(JSON)
+        entries[draw(st.sampled_from([*STRAY_KEYS, *FIELDS, *OF_START]))] = draw(JSON)
     if name.endswith(".json"):
         text = json.dumps(entries, indent=draw(st.sampled_from([None, 2])))
     elif name.endswith(".yaml"):

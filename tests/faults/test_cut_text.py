@@ -57,10 +57,10 @@ def program(words: list[str], run: Path) -> list[str]:
 READ_LATER = """
 import os, sys, jax
 from fdg_jax import data
-from fdg_jax.runs.options import Options
+from fdg_jax.config import Config
 from fdg_jax.training.feeding import InMemory
 text = data.load_text("text", sys.argv[1:], 64)
-feed = InMemory(text, Options(dataset="text", batch_size=4096, epochs=1), steps=5)
+feed = InMemory(text, Config(dataset="text", batch_size=4096, epochs=1), steps=5)
 there = jax.device_put(next(feed.test()))
 os.truncate(sys.argv[1], 4096)
 print(jax.numpy.sum(there[0].astype("int32")))

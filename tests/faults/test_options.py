@@ -9,10 +9,12 @@ from fuzzing import PLAIN, configure, fuzz, values, written
 from hypothesis import strategies as st
 from start_words import JSON, starts
 
+from fdg_jax import cli
+from fdg_jax.checks import options as checks
+from fdg_jax.config import FIELDS, SWITCHES
 from fdg_jax.experiments import cifar
-from fdg_jax.runs import option_checks
-from fdg_jax.runs.options import FIELDS, SWITCHES, spelled
-from fdg_jax.training import child_runs, command_line, dry_run, launch
+from fdg_jax.options.fields import spelled
+from fdg_jax.training import child_runs, dry_run, launch
 
 
 @st.composite
@@ -46,7 +48,7 @@ def test_flags_of_a_start_and_files_of_options_are_taken_or_refused_in_a_sentenc
     def children_understand(planned, *_):
         for one in planned:
             words, _ = one.command()
-            option_checks.check(*command_line.parse(words[2:], words[1]))
+            checks.check(*cli.parse(words[2:], words[1]))
         return 0
 
     monkeypatch.setattr(launch, "prepare_and_run", lambda *_: 0)

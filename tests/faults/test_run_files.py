@@ -13,13 +13,13 @@ from spoiling import spoil
 
 from experiments import table3
 from experiments.harness import result_files, run_table
-from fdg_jax import compare
+from fdg_jax import cli, compare
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
 from fdg_jax.report import report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
-from fdg_jax.training import command_line, initial, launch
+from fdg_jax.training import initial, launch
 from tests import made_up_runs
 
 TABLE = table3.TABLE
@@ -62,7 +62,7 @@ def run(tmp_path_factory):
 def quick(monkeypatch):
     """Stops where the training would begin. The same curves are drawn once, the same words are parsed once."""
     parsed: dict[tuple[str, ...], Any] = {}
-    parse = command_line.parse
+    parse = cli.parse
     draw, drawn = report_page.png, set[str]()
 
     def reached(*_):
@@ -78,7 +78,7 @@ def quick(monkeypatch):
             parsed[tuple(words)] = parse(words, program)
         return parsed[tuple(words)]
 
-    monkeypatch.setattr(command_line, "parse", parse_once)
+    monkeypatch.setattr(cli, "parse", parse_once)
     monkeypatch.setattr(launch, "prepare_and_run", reached)
     monkeypatch.setattr(report_page, "png", png)
 

@@ -27,8 +27,8 @@ def pages() -> dict[str, str]:
 def meant(root: Path) -> dict[str, str]:
     """What a page of the repository links to, and the page of the site that it means; of these a method's own file."""
     found = dict(MEANT)
-    for folder, files in (("methods", every_method.files()), ("corrections", every_correction.files())):
-        found |= {str(file.relative_to(root)): f"docs/{folder}/{name}.md" for name, file in files.items()}
+    for name, folder in (("methods", every_method.FOLDER), ("corrections", every_correction.FOLDER)):
+        found |= {folder.shown(file): f"docs/{name}/{file}.md" for file in folder.names()}
     return found
 
 

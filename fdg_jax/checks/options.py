@@ -1,0 +1,145 @@
+"""What can be refused before any work: values first, which need nothing, then names, which need the model."""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from fdg_jax import corrections, data, models, split
+from fdg_jax.checks.plan import Plan, of_config
+from fdg_jax.config import FIELDS, OF_JOINING, OF_MODELS, OF_START, Config, model_options
+from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.options.common import AUTO, Joining, Start
+from fdg_jax.options.fields import checked, named, said, spelled
+
+
+def check(config: Config, given: Collection[str]) -> Plan:
+    """Refuses values that can be judged without data and model. Raises BadInput.
+
+    given: the names of the options that somebody asked for. Returns: what method and corrections make of them.
+    """
+    o = config
+    for name, option in FIELDS.items():
+        checked(option, getattr(o, name))
+    refuse_where(o, (
+        (o.run_dir == "", "run_dir", "it is empty", "Name a directory, or leave it out for one under runs/"),
+        (o.init_from == "", "init_from", "it is empty", "Name a run or a file of weights, or leave it out"),
+        (o.warmup_steps and o.lr_schedule == "paper", "warmup_steps", "the paper's schedule has a warm-up of its own",
+         "Use --warmup on, or --lr-schedule cosine, constant or wsd"),
+        (o.warmup == "on" and o.lr_schedule != "paper", "warmup",
+         f"this is the paper's warm-up, and the schedule is {o.lr_schedule}", "Use --warmup-steps N there"),
+        ("b2" in given and o.optimizer == "sgd", "b2", "sgd has no such option",
+         "Leave it out, or use --optimizer adamw, say"),
+        (o.batch_size > (o.train_size or o.batch_size), "batch_size",
+         f"it is more than the {o.train_size} training examples of --train-size", "Use a smaller batch, or more"),
+    ))  # fmt: skip
+    plan = of_config(o, given)
+    # Who writes --beta 1 knows it: an arm of a comparison. A run that goes on gives neither flag, and is left alone.
+    shrinks = "shrink" in corrections.split_names(o.correct) and "correct" in given and "beta" not in given
+    refuse_where(o, (
+        (shrinks and o.beta == 1 < o.K, "correct", "with beta 1, which is the default, shrink changes no gradient",
+         f"Add a smaller one, such as {said('beta', 0.5)} (or {said('beta', 1)}, if that is what you want)"),
+        (o.correct != "none" and o.K > 1 and not plan.staleness, "correct",
+         f"with method {plan.method.name} no gradient is late, so there is nothing to correct",
+         "Leave it out, or use a method such as fdg or ddg"),
+        (o.batch_size < plan.schedule.micro_batches, "micro_batches", f"a batch of {o.batch_size} has fewer examples",
+         "Use fewer micro-batches or larger batches"),
+    ))  # fmt: skip
+    return plan
+
+
+def refuse_where(config: Config, rules: Iterable[tuple[Any, str, str, str]]) -> None:
+    """Raises BadInput for the first rule that holds. rules: (whether it holds, option, fact, way out)."""
+    for holds, name, fact, way_out in rules:
+        if holds:
+            raise BadInput(f"{said(name, getattr(config, name))}: {fact}. {way_out}.")
+
+
+def check_names(config: Config, datasets: tuple[str, ...] = ()) -> None:
+    """The data set and the model exist, and the model can be cut as asked for. Computes nothing. Raises BadInput.
+
+    datasets: those that the command takes; (): all of images that are held in memory.
+    """
+    o, known = config, list(datasets) or data.names()
+    if o.dataset in {*data.names(), *data.stream_names(), *data.text_names()} - set(known):
+        fact = f"{said('dataset', o.dataset)}: this command trains on {', '.join(known)}"
+        others = "fdg_jax.experiments.cifar, .tiny_imagenet, .imagenet and .language_model"
+        raise BadInput(f"{fact}. Others have commands of their own: {others}.")
+    if o.dataset not in known:
+        hint = f"{did_you_mean(o.dataset, known)} There are {', '.join(known)}."
+        raise BadInput(f"data set {o.dataset!r} is not known.{hint}")
+    check_model_and_data(o)
+    n = len(models.blocks(o.model, classes=10, **model_options(o)))
+    if n < o.K:
+        fact = f"{said('K', o.K)}: {o.model} has {n} blocks, so there are at most {n} stages"
+        raise BadInput(f"{fact}. Use {said('K', 1)} to {n}, or a deeper model.")
+    for name in OF_MODELS.keys() - models.declared(o.model).keys():
+        if (value := getattr(o, name)) != FIELDS[name].default:
+            has = named(models.declared(o.model))
+            fact = f"{said(name, value)}: model {o.model} has no such option (it has: {has})"
+            raise BadInput(f"{fact}. Leave it out, or take another model.")
+    if o.split not in (None, "balanced", "measured"):  # these fit always, and are found by computing
+        split.parse(o.split, o.model, o.K, n)
+
+
+def check_model_and_data(config: Config) -> None:
+    """The model takes what the data set gives, and the data set has the options given for it."""
+    has, wants = data.unit(config.dataset), models.takes(config.model)
+    if has != wants:
+        fact = f"--model {config.model} takes {wants}, and --dataset {config.dataset} has {has}"
+        raise BadInput(f"{fact}. Models for {has} are {', '.join(models.names(has)) or 'not there yet'}.")
+    for name in ("text", "block_size") if has == "images" else ("data_dir",):
+        if (value := getattr(config, name)) is not None:
+            fact = f"{said(name, value)}: --dataset {config.dataset} has no such option"
+            for_text = "it is for text, which fdg_jax.experiments.language_model trains on"
+            raise BadInput(f"{fact}; {for_text if has == 'images' else '--text names files'}. Leave it out.")
+
+
+def check_start(start: Start, config: Config, joining: Joining) -> None:
+    """Refuses flags about a start that cannot be, or that contradict one another."""
+    for name, option in OF_START.items():
+        checked(option, getattr(start, name))
+    if start.jobs > 1 and not start.several:
+        raise BadInput(f"--jobs {start.jobs}: there is one run. Give several with --seeds or --sweep, or leave it out.")
+    flag = "--seeds" if start.seeds is not None else "--sweep" if start.sweep else "--dry-run" if start.dry_run else ""
+    if not flag:
+        return
+    if joining.wanted:
+        raise BadInput(f"{flag} is for a training in one process. Leave it or --coordinator out.")
+    if config.resume is True or (config.resume and start.several):
+        why = "goes on by itself" if start.several else "is about a run that has not begun"
+        raise BadInput(f"{flag} {why}. Leave --resume out.")
+    if start.several and config.run_dir is None:
+        raise BadInput(f"{flag} needs a directory for its runs: add --run-dir DIR. The same command goes on there.")
+
+
+def check_joining(joining: Joining, given: Collection[str], config: Config) -> None:
+    """Raises BadInput for flags that contradict one another, or options that need a single process.
+
+    given: the names of those of `joining` on the command line.
+    """
+    if not joining.wanted:
+        if given:
+            fact = f"{spelled(min(given))} is for a training in several processes"
+            raise BadInput(f"{fact}, and --coordinator is not given. Add it, or use python -m fdg_jax.launch.")
+        return
+    numbers = {"processes", "process_id"}
+    if joining.coordinator == AUTO:
+        if both := sorted(numbers.intersection(given)):
+            fact = f"--coordinator auto: {spelled(both[0])} comes from the scheduler"
+            raise BadInput(f"{fact}. Leave it out, or give HOST:PORT.")
+    else:
+        if missing := sorted(numbers.difference(given)):
+            fact = f"--coordinator {joining.coordinator} needs {spelled(missing[0])}, too"
+            raise BadInput(f"{fact}. python -m fdg_jax.launch adds them all.")
+        if not config.resume:  # else K is in config.json
+            check_numbers(joining.process_id or 0, joining.processes or 0, config.K)
+    checked(OF_JOINING["peer_timeout"], joining.peer_timeout)
+    if config.engine == "delay-line":
+        raise BadInput("--engine delay-line trains in one process. Use --engine pipeline, or leave --coordinator out.")
+
+
+def check_numbers(process: int, processes: int, K: int) -> None:
+    """Raises BadInput unless there is a stage for each process."""
+    if not 1 <= processes <= K:
+        raise BadInput(f"--processes {processes}: each process needs a stage, and there are K={K}. Use 1 to {K}.")
+    if not 0 <= process < processes:
+        raise BadInput(f"--process-id {process}: {processes} processes are counted from 0 to {processes - 1}.")

@@ -1,0 +1,140 @@
+"""What a method and its corrections make of the options: resolved and checked once, for commands and `Pipeline`."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from fdg_jax import corrections, methods
+from fdg_jax.checks import schedules
+from fdg_jax.config import JOINED, OF_CORRECTIONS, OF_METHODS, Config, values
+from fdg_jax.corrections.interface import Kind
+from fdg_jax.errors import BadInput, did_you_mean
+from fdg_jax.machine import jax_internals
+from fdg_jax.methods.interface import Method
+from fdg_jax.options.fields import named, said
+from fdg_jax.schedule import Schedule
+from fdg_jax.stage import remat as rematerialisation
+
+OF_EVERY_RUN = ("beta", "weights")  # which a method may take without declaring them
+
+
+class Plan(NamedTuple):
+    """How the stages are trained.
+
+    corrections: with their options, in the order in which they act. stage_options: the method's, for its stages.
+    remat: the stages that recompute activations. other_weights: per stage, whose weights its backward pass is taken at
+    if not those of its forward pass.
+    """
+
+    method: Method
+    corrections: list[tuple[Kind, dict[str, Any]]]
+    schedule: Schedule
+    weights: str
+    stage_options: dict[str, Any]
+    remat: frozenset[int]
+    other_weights: list[str]
+
+    @property
+    def staleness(self) -> float:
+        """The largest of any stage, on average."""
+        return max(self.schedule.mean_staleness)
+
+    @property
+    def corrected_by(self) -> tuple[str, ...]:
+        """Names of the corrections, in order; without beta, which has no name of its own."""
+        return tuple(kind.name for kind, _ in self.corrections if kind.name not in ("none", "shrink"))
+
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """The names of the options that the files of the method and the corrections declare."""
+        return (*self.method.declared, *(name for kind, _ in self.corrections for name in kind.declared))
+
+
+def of_config(config: Config, given: Collection[str] = ()) -> Plan:
+    """The plan of a training command. given: the names of the options that somebody asked for."""
+    asked = {name: getattr(config, name) for name in given if name in {*OF_METHODS, *OF_CORRECTIONS, *OF_EVERY_RUN}}
+    return plan(
+        config.method, config.K, correct=config.correct, beta=config.beta, weights=config.weights,
+        engine=config.engine, remat=config.remat, asked=asked, rest=values(config, [*OF_METHODS, *OF_CORRECTIONS]),
+    )  # fmt: skip
+
+
+def plan(
+    method: Any, K: int, *, correct: Any, beta: float, weights: str, engine: str, remat: Any, asked: Mapping[str, Any],
+    rest: Mapping[str, Any] = {},
+) -> Plan:  # fmt: skip
+    """Resolves the names, and refuses what does not go together.
+
+    Arguments:
+        method: a name or a `Method`. correct: names of corrections, `Kind`s, or a list of both.
+        asked: name -> value of the options that somebody asked for; method or corrections must have them.
+        rest: name -> value of others, which count where method or corrections have them.
+
+    Raises: BadInput.
+    """
+    found, kinds = methods.find(method), corrections.parse(correct)
+    if isinstance(method, str) and method in methods.ALIASES and weights == "current":
+        fact = f"method {method} takes gradients at stashed weights, and {said('weights', weights)} was asked for"
+        raise BadInput(f"{fact}. Use method {found.name} for these, or leave weights out.")
+    for kind in kinds:
+        if both := kind.declared.keys() & set(found.answers_to):
+            fact = f"correction {kind.name} and method {found.name} both have the option {min(both)}"
+            raise BadInput(f"{fact}. Give the one in fdg_jax/corrections/{kind.name}.py another name.")
+    known = {*found.answers_to, *(name for kind in kinds for name in kind.answers_to)}
+    if unknown := [name for name in asked if name not in known]:
+        raise lacks(unknown[0], asked[unknown[0]], found, kinds)
+    wanted = {**rest, **asked, "beta": float(beta)}
+    corrected = [(kind, kind.accepted(wanted)) for kind in kinds]
+    if not any("beta" in kind.takes for kind in kinds):
+        corrected.insert(0, (corrections.find("shrink"), {"beta": float(beta)}))
+    of_schedule, of_stages = found.accepted({name: wanted[name] for name in found.declared if name in wanted})
+    schedule = found.schedule(K, **of_schedule)
+    schedules.check(found, schedule)
+    check_weights(weights, kinds, schedule)
+    check_engine(engine, weights, found)
+    again, other = rematerialisation.parse(remat, K), found.other_weights(schedule, weights)
+    rematerialisation.check(again, other)
+    return Plan(found, corrected, schedule, weights, of_stages, again, other)
+
+
+def lacks(name: str, value: Any, method: Method, kinds: Collection[Kind]) -> BadInput:
+    """What to raise for an option that neither the method nor a correction has."""
+    own = [name for kind in kinds for name in kind.declared]
+    option = JOINED.get(name)
+    if name in OF_CORRECTIONS:
+        fact = f"correction {','.join(kind.name for kind in kinds)} has no such option (it has: {named(own)})"
+        way_out = f"Add {said('correct', OF_CORRECTIONS[name].by[0])}, whose it is, or leave it out"
+        return BadInput(f"{said(name, value)}: {fact}. {way_out}.")
+    if option or not own:
+        return method.lacks(name, value, f"use {said('method', option.by[0])}, whose it is" if option else "")
+    known = [*method.answers_to, *own]
+    fact = f"neither method {method.name} nor the correction has such an option (they have: {named(known)})"
+    return BadInput(f"{said(name, value)}: {fact}.{did_you_mean(name, known)} Leave it out.")
+
+
+def check_weights(weights: str, kinds: Sequence[Kind], schedule: Schedule) -> None:
+    """Raises BadInput where gradients cannot be taken at these weights."""
+    corrections.check_weights(kinds, weights)
+    if weights == "current" and any(schedule.waits):
+        fact = "one_version takes all gradients of an update at one version of the weights, and current weights change"
+        raise BadInput(f"{fact} in between. Use {said('weights', 'stashed')}, or leave {named(['one_version'])} out.")
+    if weights == "current" and not jax_internals.strippable():
+        fact = f"{said('weights', weights)} needs a JAX whose VJP closures can be rebound"
+        raise BadInput(f"{fact}; {jax.__version__} cannot.")
+
+
+def check_engine(engine: str, weights: str, method: Method) -> None:
+    """Raises BadInput where the delay line would train otherwise than the pipeline."""
+    if engine != "delay-line":
+        return
+    pipeline = f"Use {said('engine', 'pipeline')}"
+    if weights == "current":
+        fact = "takes gradients at the weights of the forward pass, and these are to be the current ones"
+        raise BadInput(f"{said('engine', engine)} {fact}. {pipeline}, or {said('weights', 'stashed')}.")
+    if not method.delay_line:
+        raise BadInput(f"{said('engine', engine)}: method {method.name} is not BP with delays. {pipeline}.")
+    if method.stage is not None:
+        fact = f"the stages of method {method.name} are of a class of their own, which would not see that a gradient is"
+        other = "write what is done about late gradients as a file of fdg_jax/corrections"
+        raise BadInput(f"{said('engine', engine)}: {fact} late. {pipeline}, or {other}.")

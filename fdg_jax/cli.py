@@ -1,0 +1,227 @@
+"""From the words of a command line, and a file of options, to a `Config`."""
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fdg_jax import config, config_file, corrections, data, methods, models
+from fdg_jax.config import FIELDS, OF_CORRECTIONS, OF_JOINING, OF_MODELS, OF_START, Config
+from fdg_jax.config_file import Found
+from fdg_jax.machine.stderr import say
+from fdg_jax.options.common import GROUPS, OF_OPTIMIZER, ONE_RUN, Joining, Start, chosen, own_defaults, refuse_retired
+from fdg_jax.options.fields import Option, choices, from_word, parts, spelled
+from fdg_jax.options.parser import Parser, continued
+
+ABOUT = (
+    "Trains {} by stages that never wait for one another (fully decoupled learning with delayed gradients), or by a "
+    "method to compare it with."
+)
+
+
+class Program(NamedTuple):
+    """A training command: what it is called, and where it differs from `cifar`."""
+
+    command: str  # python -m ...
+    trains: str = "a residual network on CIFAR-10"
+    datasets: tuple[str, ...] = ()  # that it takes; (): all that are held in memory
+    defaults: Mapping[str, Any] = {}  # option -> its default
+    help: Mapping[str, str] = {}  # option -> its help text
+
+    def started(self, processes: int) -> str:
+        """The command that starts it in so many processes on one host."""
+        if processes == 1:
+            return self.command
+        return f"python -m fdg_jax.launch --processes {processes} -- {self.command.removeprefix('python ')}"
+
+
+class CommandLine(NamedTuple):
+    """What a command line says: the options of the run, how the process joins others, which of both are given, and the
+    flags about this start. places: where in --config FILE an option stands, if it does not stand on the command line.
+    line: the options on the command line, file: those of the file.
+    """
+
+    options: Config
+    given: frozenset[str]
+    joining: Joining
+    joining_given: frozenset[str]
+    start: Start = ONE_RUN
+    places: Mapping[str, str] = {}
+    line: Mapping[str, Any] = {}
+    file: Found = config_file.NOTHING
+
+    def explained(self, error: Exception) -> str:
+        """The message of a refusal. Where it names an option of the file, the line is added."""
+        named = [flag[2:].replace("-", "_") for flag in re.findall(r"--[\w-]+", str(error))]
+        named = [self.places[name] for name in named if name in self.places and name not in self.start.swept]
+        return f"{error} ({named[0]})" if named else str(error)
+
+
+def parse(arguments: Sequence[str], program: Program | str) -> tuple[Config, frozenset[str]]:
+    """Reads a command line. --help prints and leaves with SystemExit(0).
+
+    Arguments:
+        arguments: the words after the command's name.
+        program: the command; a name stands for one with the usual defaults.
+
+    Returns: (options, names of those that are given).
+
+    Raises: BadInput for whatever is wrong, a method's or correction's file that cannot be used included.
+    """
+    found = read(arguments, program)
+    return found.options, found.given
+
+
+def read(arguments: Sequence[str], program: Program | str) -> CommandLine:
+    """Reads a command line as `parse` does, with the flags that are no options of the run."""
+    program = Program(program) if isinstance(program, str) else program
+    if config.UNREADABLE:
+        raise config.UNREADABLE
+    refuse_retired(arguments)
+    wants_help = any(word in ("-h", "--help") for word in arguments)  # whatever else is wrong
+    given = vars(parser(program).parse_args(["--help"] if wants_help else arguments))
+    joining = {name: given.pop(name) for name in OF_JOINING if name in given}
+    started = {name: given.pop(name) for name in OF_START if name in given}
+    start = Start(**{**started, "sweep": tuple(started.get("sweep", ()))})
+    file = config_file.read(Path(start.config)) if start.config is not None else config_file.NOTHING
+    options, named = settled(given, file, program)
+    if (name := {**file.options, **given}.get("method")) in methods.ALIASES and name != options.method:
+        say(f"method {name} is {options.method} with --weights stashed: the same delays and weights.")
+    places = {name: file.places[name] for name in of_run(given, file) if name not in given}
+    return CommandLine(options, named, Joining(**joining), frozenset(joining), start, places, given, file)
+
+
+def of_run(given: Mapping[str, Any], file: Found) -> dict[str, Any]:
+    """The options of a file under those that are given, without what the file has because of another method or so."""
+    return {**{name: value for name, value in file.options.items() if not of_another(name, given, file)}, **given}
+
+
+def settled(given: Mapping[str, Any], file: Found, program: Program) -> tuple[Config, frozenset[str]]:
+    """(options, names of those that are given) of a command line and a file, in the one spelling that a run keeps, as
+    --resume compares them."""
+    said = of_run(given, file)
+    found = chosen(program.defaults, said)
+    if found.get("weights") != "current":  # which the other name of a method is refused with
+        found |= {"method": methods.ALIASES[name]} if (name := found.get("method")) in methods.ALIASES else {}
+    if "correct" in found:  # "rate, cosine" is another text for the same
+        found["correct"] = ",".join(corrections.split_names(found["correct"]))
+    return Config(**found), frozenset(given) | (file.given & said.keys())
+
+
+def of_another(name: str, given: Mapping[str, Any], file: Found) -> bool:
+    """Whether a run's own config.json has an option only because the run had another method, correction, model or
+    optimizer than the command line asks for."""
+    if not file.own:
+        return False
+    other = {choice for choice in given if given[choice] != file.options.get(choice)}
+    of_optimizers = {**own_defaults(file.options.get("optimizer")), **own_defaults(given.get("optimizer"))}
+    return (
+        ("method" in other and FIELDS[name].group in ("fdg", "others"))
+        or ("correct" in other and name in OF_CORRECTIONS)
+        or ("model" in other and name in OF_MODELS)
+        or ("optimizer" in other and name in of_optimizers)
+    )
+
+
+def parser(program: Program) -> Parser:
+    """Reads every flag into the option of its name; flags that were not given leave nothing behind."""
+    made = Parser(
+        prog=program.command,
+        usage="%(prog)s [-h] [OPTIONS]",
+        description=ABOUT.format(program.trains),
+        argument_default=argparse.SUPPRESS,
+        epilog=examples(program),
+    )
+    titles = {"others": "options of other methods", "processes": "several processes", "start": "this start"}
+    for group, about in GROUPS.items():
+        box = made.add_argument_group(titles.get(group, f"{group} options"), about)
+        for option in {**FIELDS, **OF_JOINING, **OF_START}.values():
+            if option.group == group:
+                add(box, option, program)
+    return made
+
+
+def add(box: Any, option: Option, program: Program) -> None:
+    """Adds the flag of an option to its group."""
+    name, kind = option.name, parts(option.kind)[0]
+    optimizer = program.defaults.get("optimizer", FIELDS["optimizer"].default)
+    default = {**own_defaults(optimizer), **program.defaults}.get(name, option.default)
+    text = listed(program.help.get(name, option.help), program)
+    shown = "none" if default is None else "off" if default is False and name in OF_START else default
+    text = f"{text} (default: {option.shown or shown})"
+    flag, about = spelled(name), {"dest": name, "help": text.replace("%", "%%")}
+    about |= {} if kind is bool else {"metavar": metavar(option)}
+    if name == "resume":
+        box.add_argument(flag, nargs="?", const=True, type=auto, **about, metavar="auto")
+        box.add_argument("--no-resume", dest=name, action="store_false", help="Begin a new run, as by default.")
+    elif kind is bool:
+        box.add_argument(flag, action=argparse.BooleanOptionalAction if name in FIELDS else "store_true", **about)
+    elif name in ("text", "sweep"):
+        box.add_argument(flag, nargs="+", action=Joined if name == "text" else "extend", **about)
+    else:
+        made = box.add_argument(flag, type=lambda word: from_word(word, option.kind), **about)
+        made.example = option.metavar if default is None else default
+
+
+class Joined(argparse.Action):
+    """Several files as one value, as PATH has several folders: an option is one text in config.json."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        for name in values or ():
+            if os.pathsep in name and os.path.exists(name):
+                fact = f"the file {name!r} has a {os.pathsep!r} in its name, which stands between two files here"
+                raise argparse.ArgumentError(self, f"{fact}. Give it another name")
+        setattr(namespace, self.dest, os.pathsep.join(values or ()))
+
+
+def auto(word: str) -> str:
+    """The only value that --resume takes."""
+    if word != "auto":
+        fact = f"{word!r} belongs to no flag, for --resume takes no value except auto"
+        raise argparse.ArgumentTypeError(f"{fact}. Write --resume or --no-resume")
+    return word
+
+
+def metavar(option: Option) -> str:
+    """What stands for a flag's value in --help."""
+    if several := choices(option.kind):
+        return f"{{{','.join(several)}}}"
+    return option.metavar or parts(option.kind)[0].__name__.upper()
+
+
+def listed(text: str, program: Program) -> str:
+    """A help text with the names of all methods, corrections, models or data sets where it has a place for them."""
+    changed = (
+        f"{name} ({', '.join(f'{spelled(option)} {value}' for option, value in own.items())})"
+        for name, own in OF_OPTIMIZER.items() if own
+    )  # fmt: skip
+    for place, found in {
+        "{methods}": methods.names,
+        "{corrections}": corrections.names,
+        "{models}": models.names_and_patterns,
+        "{datasets}": lambda: program.datasets or data.names(),
+        "{optimizers}": lambda: changed,
+    }.items():
+        if place in text:
+            text = text.replace(place, ", ".join(found()))
+    return text
+
+
+def examples(program: Program) -> str:
+    """The end of --help: a few commands as a person types them."""
+    text = bool(program.datasets) and data.unit(program.datasets[0]) == "tokens"
+    if not program.datasets:
+        first = {"--dataset digits --model resnet8 --epochs 2": "a first run, in a minute, without a download"}
+    else:
+        first = {f"{'' if text else '--data-dir data '}--steps 50": "the first 50 batches"}
+    # The optimizers for text divide a gradient by its own size, so a constant beta would change nothing there.
+    option, values = ("dropout", "0,0.1,0.2") if text else ("beta", "0.2,0.5,1")
+    found = first | {
+        "--K 3 --dry-run": "what would this run cost?",
+        f"--config runs/a/config.json --{option} {values.split(',')[1]}": "run a again, with one thing changed",
+        f"--run-dir runs/b --sweep {option}={values} --jobs 2": "three runs and their table",
+    }
+    shown = [f"  # {does}\n{continued(f'{program.command} {flags}')}" for flags, does in found.items()]
+    return "\n".join(["Examples:", *shown])

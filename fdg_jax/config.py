@@ -1,0 +1,146 @@
+"""The configuration of a training: all options, joined by those that files of methods, corrections and models declare.
+
+The command line (fdg_jax.cli), files of options, `fdg_jax.Pipeline` and readers of config.json take them from here.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fdg_jax import corrections, methods, models
+from fdg_jax.errors import BadInput
+from fdg_jax.options import fields
+from fdg_jax.options.common import GROUPS, Common, Joining, Start
+from fdg_jax.options.fields import KEYWORDS, Option
+from fdg_jax.options.folder import Folder
+
+OF_JOINING, OF_START = fields.of_class(Joining, "Joining", ()), fields.of_class(Start, "Start", ())
+# Names that mean something else in config.json or in summary.json.
+IN_CONFIG = (
+    *("asked", "note", "versions", "backend", "processor", "cpus", "usable_cores", "platform", "cpu_devices"),
+    *("xla_flags", "matmul_precision", "jax_settings", "git_commit", "started", "resumed", "resumed_from", "initial"),
+    *("inputs", "test_size"),
+)
+IN_SUMMARY = (
+    *("parameters", "auxiliary_parameters", "seconds", "images_per_second", "train_loss", "test_loss", "staleness"),
+    *("test_error_percent", "updates", "final_parameters_sha256", "final_state_sha256", "stage_parameters", "drained"),
+    *("sessions", "tokens_per_second", "test_bits_per_byte"),
+)
+# Options that were added with defaults that mean what runs did before: a config.json may lack them.
+ADDED = (
+    *("correct", "optimizer", "b2", "decay", "clip_norm", "lr_schedule", "warmup_steps", "text", "block_size"),
+    *("hold_out", "init_from"),
+)
+
+
+def declared(
+    folder: Folder, options_of: Callable[[str], dict[str, Option]], taken: Collection[str] = ()
+) -> tuple[dict[str, Option], BadInput | None]:
+    """The options that the files of a folder declare.
+
+    Arguments:
+        folder: of methods, corrections or models.
+        options_of: the name of a file -> its options by name.
+        taken: names that none of them can have.
+
+    Returns: (name -> option, with the files that declare it; the first thing that is wrong with a file, which is then
+    left out).
+    """
+    found: dict[str, Option] = {}
+    wrong = None
+    for file in folder.names():
+        try:
+            own = options_of(file)
+            for name, new in own.items():
+                before = found.get(name, new)
+                if name in taken:
+                    fact = f"{folder.shown(file)} declares the option {name}, a name with another meaning"
+                    raise BadInput(f"{fact}. Choose another one.")
+                if (new.kind, new.default) != (before.kind, before.default):
+                    both = f"{folder.shown(file)} and {folder.shown(before.by[0])}"
+                    fact = f"{both} declare the option {name} differently"
+                    raise BadInput(f"{fact}. Give both the same type and default, or one of them another name.")
+        except BadInput as error:
+            wrong = wrong or error
+            continue
+        for name, new in own.items():
+            before = found.get(name, new)
+            found[name] = before._replace(by=(*before.by, file))
+    return found, wrong
+
+
+COMMON = fields.of_class(Common, "Common", ())
+TAKEN = {*KEYWORDS, *IN_CONFIG, *IN_SUMMARY, *COMMON, *OF_START, *OF_JOINING}
+OF_METHODS, wrong_method = declared(methods.FOLDER, lambda name: methods.find(name).declared, TAKEN)
+OF_CORRECTIONS, wrong_correction = declared(
+    corrections.FOLDER, lambda name: corrections.find(name).declared, TAKEN | OF_METHODS.keys()
+)
+OF_MODELS, wrong_model = declared(models.FOLDER, models.of_file, TAKEN | OF_METHODS.keys() | OF_CORRECTIONS.keys())
+# What is wrong with a file. A command says it and ends; in Python only what stands in that file is affected.
+UNREADABLE = wrong_method or wrong_correction or wrong_model
+JOINED = {
+    **{name: each._replace(group="fdg" if "fdg" in each.by else "others") for name, each in OF_METHODS.items()},
+    **{name: each._replace(group="correction") for name, each in OF_CORRECTIONS.items()},
+    **{name: each._replace(group="model") for name, each in OF_MODELS.items()},
+}
+# By group, as --help lists them; within a group first what all runs have.
+FIELDS = {
+    name: each for group in GROUPS for name, each in {**COMMON, **JOINED}.items() if each.group == group
+}
+SWITCHES = frozenset(name for name, each in FIELDS.items() if each.switch)
+
+if TYPE_CHECKING:
+
+    class Config(Common):
+        """All options of a run, as given or by default."""
+
+        def __init__(self, **values: Any): ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Config = dataclasses.make_dataclass(
+        "Config", [(name, each.kind, each.default) for name, each in JOINED.items()], bases=(Common,), frozen=True
+    )
+    Config.__module__ = __name__
+
+
+def values(config: Config, names: Collection[str]) -> dict[str, Any]:
+    """The options of these names, such as those that a file declares."""
+    return {name: getattr(config, name) for name in names}
+
+
+def model_options(config: Config) -> dict[str, Any]:
+    """What the model's file declares. Raises BadInput where there is no such model."""
+    return values(config, models.declared(config.model))
+
+
+def corrected_by(config: Mapping[str, Any]) -> list[str]:
+    """The names of the corrections of a run, by its config.json."""
+    return corrections.split_names(config["correct"])
+
+
+def defaults_of_others(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a config.json may lack, at their defaults: files of other methods, corrections or models, which
+    declare them, were added since that run began; so were `ADDED`."""
+    found = {name: FIELDS[name].default for name in (*ADDED, *OF_MODELS)}
+    for options, chosen in ((OF_METHODS, stored.get("method")), (OF_CORRECTIONS, stored.get("correct"))):
+        names = {*corrections.split_names(chosen)}
+        found |= {name: each.default for name, each in options.items() if not names & {*each.by}}
+    return found
+
+
+class RunLength(NamedTuple):
+    """In batches. An epoch's last, smaller batch counts as one."""
+
+    per_epoch: int
+    all_epochs: int  # the learning-rate schedule follows this
+    end: int  # after which the run ends: --steps may end it earlier
+
+
+def run_length(examples: int, batch_size: int, epochs: int, steps: int | None = None) -> RunLength:
+    """How many batches a run has. examples: of the training set. steps: after which it ends at the latest."""
+    per_epoch = math.ceil(examples / batch_size)
+    all_epochs = epochs * per_epoch
+    return RunLength(per_epoch, all_epochs, min(all_epochs, steps or all_epochs))

@@ -1,0 +1,370 @@
+"""The options of every training, once: type, default, range, help. Those of a method, a correction or a family of
+models stand in its own file; fdg_jax.config joins them.
+
+Names and values stand in config.json as they are here; the names are a contract with scripts outside the repository
+(tests/test_cifar_command.py freezes them). The help texts are written for somebody who has the paper open beside the
+terminal.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from fdg_jax.errors import BadInput
+from fdg_jax.options.fields import option
+
+AUTO = "auto"  # of --coordinator
+
+GROUPS = {
+    "method": "How the network is trained. K, beta and k are the paper's symbols; k is a stage's number, from 1 to K.",
+    "fdg": "Options of --method fdg, some also of ddg. A flag that the method does not have is refused.",
+    "others": "Options of the other methods; the text says of which.",
+    "correction": "What is done about late gradients: corrections, and their options.",
+    "model": "The network.",
+    "data": "The data set.",
+    "recipe": "How weights are updated. The paper's recipe (Section V) is SGD, 300 epochs, learning rate divided by 10 "
+    "at 50%, 75% and 91.67%; this command's own is the defaults below. Every stage has an optimizer of its own, which "
+    "sees the gradients of that stage only.",
+    "run": "The run directory, stopping and resuming, and what is recorded.",
+    "processes": "The stages in several processes, on one host or on several; python -m fdg_jax.launch starts them on "
+    "one. Nothing that they exchange is encrypted or authenticated, so use a private network.",
+    "start": "About this start of the command. config.json has none of them, and --resume needs none of them again.",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+    """The options that belong to no file of a method, a correction or a family of models."""
+
+    method: str = option(
+        "fdg", "Training method: {methods}. fdg is the paper's (Algorithm I), bp is back-propagation, the baseline. "
+        "pipedream is ddg with stashed weights by its other name. python -m fdg_jax.methods compares all methods.",
+        metavar="NAME", group="method"
+    )
+    K: int = option(
+        2, "Number of stages K that the network is cut into, one device for each. With fdg, stage k gets the gradient "
+        "of a batch 2(K-k) ticks after its forward pass (Fig. 1). 1 is ordinary BP. The paper uses 2, 3 and 4.",
+        inside="[1, 10000]", use="1 (plain BP) to 10000: every stage needs a block of the model", group="method"
+    )
+    engine: Literal["auto", "pipeline", "delay-line"] = option(
+        "auto", "pipeline: K stages work at the same time on K devices. delay-line: the same training on one device, "
+        "as BP with delayed gradients.",
+        group="method",
+        shown="pipeline; delay-line if there are fewer accelerators than K, or for K=1 on an accelerator, and the "
+        "method allows it"
+    )
+    split: str | None = option(
+        None, "Where to cut the network: paper (as the authors do), even (equal numbers of blocks), balanced (equal "
+        "work by FLOPs; the same on every machine with devices of this kind, CPU or GPU), measured (equal work by "
+        "block times, measured on this device once; another machine may cut elsewhere, which changes results; "
+        "config.json has the block numbers), or the first block of each stage from 2 to K, e.g. 3,7.",
+        metavar="paper|even|balanced|measured|3,7", group="method",
+        shown="paper if the authors give a cut, else balanced"
+    )
+    window: int | None = option(
+        None, "Batches per dispatch. On an accelerator, the delay-line engine runs them as one program. Signals are "
+        "obeyed and checkpoints written between dispatches only.",
+        metavar="INT", inside="[1, inf)", group="method", shown="1; up to 50 for delay-line on an accelerator"
+    )
+
+    beta: float = option(
+        1.0, "fdg and ddg: shrinking factor beta in (0, 1] (Eq. 15): the gradients of stage k are multiplied by "
+        "beta^(K-k) before weight decay and momentum. 1 is no shrinking; the paper's best values are 0.2 to 0.8.",
+        inside="(0, 1]", use="1 for no shrinking", group="fdg"
+    )
+    weights: Literal["stashed", "current"] = option(
+        "stashed", "The weights at which fdg and ddg compute late gradients. stashed: those of the forward pass of "
+        "the batch (Eq. 10). current: the newest ones, as the authors' released code does for both methods.",
+        group="fdg"
+    )
+
+    correct: str = option(
+        "none", "What is done about late gradients: {corrections}; or several, separated by commas. First those act "
+        "that change a gradient, in the order named; then shrink, which is --beta by its other name, before the "
+        "optimizer; then rate, behind it. docs/corrections.md says what each is and costs.",
+        metavar="NAME[,NAME]", group="correction"
+    )
+
+    model: str = option(
+        "resnet20", "The network: {models}. resnet8 to resnet1202 are for small images (6n+2 layers, shortcut A); the "
+        "paper's smallest is resnet20 (0.27M parameters).", metavar="NAME", group="model"
+    )
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "The dtype to compute in. float32 is the paper's. With bfloat16, activations and kernels are "
+        "rounded to it; parameters, optimizer state, BatchNorm's statistics and the loss stay float32.", group="model"
+    )
+    remat: str = option(
+        "none", "Stages whose backward pass recomputes the activations, so that they keep only the inputs of batches "
+        "in flight: none, all, or numbers k, e.g. 1,2. Stage 1 has the most batches in flight. The training is the "
+        "same, with a third more work in these stages.", metavar="none|all|1,2", group="model"
+    )
+
+    dataset: str = option(
+        "auto", "The data set: {datasets}. auto is CIFAR-10 if it is prepared or can be downloaded, otherwise "
+        "scikit-learn's digits, with a clear notice. A data set chosen by name is never replaced.",
+        metavar="NAME", group="data"
+    )
+    data_dir: str | None = option(
+        None, "A TensorFlow Datasets directory, e.g. path/to/tfds.",
+        metavar="DIR", group="data", shown="$TFDS_DATA_DIR or ~/tensorflow_datasets", free=True
+    )
+    train_size: int | None = option(
+        None, "Use only the first N training examples (with --dataset auto: at most N).",
+        metavar="N", inside="[1, inf)", group="data", shown="all"
+    )
+    hold_out: int = option(
+        0, "Put aside the last N training examples and test on them instead of the test examples: for choosing "
+        "options without a look at the test examples. --train-size counts what is left.",
+        metavar="N", inside="[0, inf)", use="a number of training examples, or 0 for none", group="data",
+        shown="0, none"
+    )
+    text: str | None = option(
+        None, "One or more files, of any content, that --dataset text reads byte by byte, one after the other. The "
+        "last tenth is for testing.",
+        metavar="FILE", group="data", shown="the text of Python's own help, which comes with it", free=True
+    )
+    block_size: int | None = option(
+        None, "Tokens per example of --dataset text: the network sees so many bytes and predicts after each the next "
+        "one.", metavar="T", inside="[1, inf)", group="data", shown="128"
+    )
+
+    epochs: int = option(
+        300, "Passes over the training examples. The schedule of the learning rate is scaled to it.",
+        inside="[1, inf)", group="recipe"
+    )
+    batch_size: int = option(
+        128, "Examples per batch. The last, smaller batch of an epoch is used, too.", inside="[1, inf)", group="recipe"
+    )
+    learning_rate: float = option(
+        0.1, "Learning rate gamma, for every stage; the highest one, where a schedule changes it.",
+        inside="(0, 3.4e38)", use="a positive number; the paper's is 0.1", group="recipe"
+    )
+    weight_decay: float = option(
+        5e-4, "Weight decay, never shrunk by beta: coupled (L2) with sgd, decoupled with the other optimizers.",
+        inside="[0, 3.4e38)", use="0 or a positive number; the paper's is 0.0005", group="recipe"
+    )
+    momentum: float = option(
+        0.9, "Momentum of sgd and muon, in [0, 1); beta1 of the other optimizers.", inside="[0, 1)", group="recipe"
+    )
+    warmup: Literal["paper", "on", "off"] = option(
+        "paper", "Of --lr-schedule paper: learning rate 0.01 for the first 3 of 300 epochs. paper: on for resnet110, "
+        "resnet1202 and every K >= 3 (except bp, fa, data_parallel and gpipe, which train the same for every K).",
+        group="recipe"
+    )
+    seed: int = option(
+        0, "Decides initial weights, order of examples, augmentation and dropout. The paper has 3 runs each. On a "
+        "GPU, runs are equal in every bit only with XLA_FLAGS=--xla_gpu_deterministic_ops=true, which may be slower.",
+        inside="[0, 2147483647]", group="recipe"
+    )
+    steps: int | None = option(
+        None, "Stop after this many batches, also within an epoch. The learning-rate schedule still follows --epochs.",
+        metavar="N", inside="[1, inf)", group="recipe", shown="no limit", free=True
+    )
+    optimizer: Literal["sgd", "adamw", "lion", "muon", "nadam", "rotation"] = option(
+        "sgd", "sgd is the paper's, PyTorch's SGD. The others have defaults of their own: {optimizers}. They divide a "
+        "gradient by its own size, so a constant factor such as beta cancels. muon is for arrays of two axes and has "
+        "adamw for all others, such as kernels of convolutions. nadam is PyTorch's with decoupled decay, as "
+        "asynchronous Nesterov uses it; rotation is Adam in turned coordinates (SOAP); the rest are optax's.",
+        group="recipe"
+    )
+    decay: Literal["all", "matrices"] = option(
+        "all", "What --weight-decay is for: all parameters, or matrices only (no biases, scales of norms).",
+        group="recipe"
+    )
+    b2: float = option(
+        0.999, "beta2 of all but sgd (of muon: of its adamw), in [0, 1).", inside="[0, 1)", group="recipe"
+    )
+    clip_norm: float = option(
+        0.0, "Scale the gradient of a stage down where its norm is above this, 0 for never. Each stage knows only its "
+        "own gradient and waits for no other, so the norm is not the whole network's, and the split matters.",
+        inside="[0, inf)", use="a positive number, or 0 for never", group="recipe"
+    )
+    lr_schedule: Literal["paper", "cosine", "constant", "wsd"] = option(
+        "paper", "How the learning rate changes over all epochs: paper (steps), cosine (down to 0), constant, or wsd "
+        "(constant, then linearly down to 0 in the last fifth).", group="recipe"
+    )
+    warmup_steps: int = option(
+        0, "Batches in which the learning rate rises linearly, before cosine, constant or wsd.",
+        metavar="N", inside="[0, inf)", use="a number of batches, or 0 for none", group="recipe"
+    )
+
+    run_dir: str | None = option(
+        None, "The directory for all files of the run.",
+        metavar="DIR", group="run", shown="runs/<time>-<method>-<model>-K<K>", free=True
+    )
+    resume: bool | Literal["auto"] = option(
+        False, "Go on exactly where the run in --run-dir stopped. Its options are read from its config.json; an "
+        "option that contradicts it and would change the training is refused. --resume auto: go on if there is a run, "
+        "else begin it, for jobs that a scheduler starts again with the same command line.", group="run", free=True
+    )
+    init_from: str | None = option(
+        None, "Begin with the weights and statistics of another network: of a run (RUN for its end, RUN@STEP or "
+        "RUN@best for one of its checkpoints) or of a file that fdg_jax.export wrote. Any K, method, split, optimizer "
+        "and version will do, but the network has to be the same. Optimizer, learning rate and batches begin anew.",
+        metavar="RUN|FILE", group="run", shown="first weights by --seed"
+    )
+    checkpoint_every: int | None = option(
+        None, "Batches between checkpoints (0: only at the end). SIGINT, SIGTERM, SIGHUP and SIGUSR1 write one, too.",
+        metavar="N", inside="[0, inf)", use="0 for only at the end", group="run", shown="once an epoch", free=True
+    )
+    keep: int = option(
+        2, "How many checkpoints to keep, the newest ones.", metavar="N", inside="[1, inf)", group="run", free=True
+    )
+    keep_best: bool = option(
+        False, "Keep the checkpoint with the lowest test error, too (chosen on the test data!).", group="run", free=True
+    )
+    on_failed_save: Literal["go-on", "stop"] = option(
+        "go-on", "If a checkpoint cannot be written (disk full): go-on warns, keeps the earlier ones and tries the "
+        "next one; stop ends the run with exit code 1. Both do so if the last checkpoint fails.", group="run",
+        free=True
+    )
+    on_nan: Literal["stop", "skip", "rollback"] = option(
+        "stop", "If a loss or a gradient is NaN or infinite (such a gradient never updates weights): stop names stage "
+        "and batch and ends with exit code 1; skip warns and goes on, as long as weights and statistics are finite; "
+        "rollback goes back to the newest checkpoint, which helps if the machine was at fault, and stops if it "
+        "happens again.", group="run", free=True
+    )
+    stall_seconds: float = option(
+        600.0, "If the oldest unfinished operation makes no progress for this long, report it (stage, batch, since "
+        "when) on stderr and in stalls.jsonl, and again after each such time. The run goes on. 0: never.",
+        metavar="SECONDS", inside="[0, inf)", use="a positive number of seconds, or 0 for never", group="run",
+        free=True
+    )
+    evaluate_every: int = option(
+        1, "Epochs between evaluations on the test data (0: only at the end).",
+        inside="[0, inf)", use="0 for only at the end", group="run", free=True
+    )
+    log_every: int = option(
+        10, "Batches per line of metrics.jsonl; their losses are averaged.", inside="[1, inf)", group="run"
+    )
+    drain: bool = option(
+        True, "At the end, finish the batches in flight, so that every batch updates every stage. --no-drain drops "
+        "them, as the authors' code does.", group="run"
+    )
+    tensorboard: bool = option(True, "Write TensorBoard scalars into <run-dir>/tensorboard.", group="run", free=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Joining:
+    """The flags that put a process among the others of its training. They are no options of the run."""
+
+    coordinator: str | None = option(
+        None, "Where process 0 listens, an IPv4 address and a port such as 10.0.0.1:1234. auto: SLURM, Open MPI or "
+        "Kubernetes say that, and which process this is.", metavar="HOST:PORT", group="processes"
+    )
+    processes: int | None = option(
+        None, "How many processes train together, 1 to K. Neighbouring stages share a process.",
+        metavar="N", group="processes"
+    )
+    process_id: int | None = option(
+        None, "The number of this process, from 0. Process 0 writes the run directory and prints.",
+        metavar="I", group="processes"
+    )
+    address: str | None = option(
+        None, "The IPv4 address at which the other processes reach this one.",
+        metavar="IP", group="processes", shown="the one that leads to the coordinator"
+    )
+    peer_timeout: float = option(
+        300.0, "How long a stage of another process is waited for, four times as long while programs compile. It is "
+        "named on stderr after 10 s.", metavar="SECONDS", inside="(0, inf)", group="processes"
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are other processes to join."""
+        return self.coordinator is not None
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The flags about one start of a command: where its options are read, what it shows, how many runs it makes."""
+
+    config: str | None = option(
+        None, "Read options from a file in TOML, YAML or JSON, by their names in config.json (train_size, "
+        "train-size). The command line goes before the file, the file before the defaults. A run's own config.json is "
+        "taken, too: its facts (versions, devices, ...) and its run_dir are skipped, and what the run had left open "
+        "(split, engine, ...) is decided again.", metavar="FILE", group="start"
+    )
+    dry_run: bool = option(
+        False, "Print shapes, split, predicted memory, measured time and total of the run, and end. It computes a few "
+        "steps for the time. Nothing is written.", group="start"
+    )
+    profile: int = option(
+        0, "Trace N batches, once everything is compiled, into <run-dir>/profile. The run computes the same bits.",
+        metavar="N", inside="[0, inf)", use="a number of batches, or 0 for no trace", group="start",
+        shown="0, no trace"
+    )
+    quiet: bool = option(False, "Print only warnings, errors and the last line.", group="start")
+    track: str | None = option(
+        None, "Send the curves to these trackers as well, through their own clients: wandb, mlflow, trackio. A run "
+        "that is resumed goes on in the trackers that it had; none: in no tracker.",
+        metavar="NAME,NAME", group="start", shown="none"
+    )
+    seeds: str | None = option(
+        None, "One run for each of these seeds, e.g. 0,1,2: see --sweep.",
+        metavar="0,1,2", group="start", shown="one run"
+    )
+    sweep: tuple = option(
+        (), "One run for each value, e.g. beta=0.2,0.5,1; for each combination where several are given "
+        "(split=3,7;2,5: values that have commas). They go into <run-dir>/<name>, one after the other. Stopped and "
+        "given again, the command goes on. At its end it writes the table sweep.md.",
+        metavar="NAME=VALUES", group="start", shown="one run"
+    )
+    jobs: int = option(
+        1, "With --seeds or --sweep: so many runs at the same time, each on a core of its own.",
+        metavar="N", inside="[1, inf)", group="start"
+    )
+
+    @property
+    def several(self) -> bool:
+        """Whether several runs are asked for."""
+        return self.seeds is not None or bool(self.sweep)
+
+    @property
+    def swept(self) -> frozenset[str]:
+        """The options that differ from run to run."""
+        names = {text.partition("=")[0].lstrip("-").replace("-", "_") for text in self.sweep}
+        return frozenset(names | ({"seed"} if self.seeds is not None else set()))
+
+
+ONE_RUN = Start()  # with no such flag
+# Options of earlier versions. Files of old runs have them, and they are skipped there; a user learns the way.
+RETIRED = {
+    "live": "--live is gone: the progress line, TensorBoard and --track NAME show a run that goes on.",
+    "replay_check": "--replay-check is gone: run twice and compare final_state_sha256 in the two files summary.json.",
+    "resume_into": "--resume-into is gone: --init-from RUN begins a new run with the weights of another one.",
+}
+# The defaults that an optimizer changes. SGD's are the paper's and stand above. AdamW's are usual for small
+# transformers; Lion has a tenth of that rate and ten times the decay, as its paper advises; the others have AdamW's, as
+# their updates are about as large. NAdam's momentum is that of asynchronous Nesterov. Vectors are not decayed.
+ADAMW = {"learning_rate": 1e-3, "weight_decay": 0.1, "decay": "matrices"}
+OF_OPTIMIZER: Mapping[str, Mapping[str, Any]] = {
+    "sgd": {},
+    "adamw": ADAMW,
+    "lion": {**ADAMW, "learning_rate": 1e-4, "weight_decay": 1.0, "b2": 0.99},
+    "muon": {**ADAMW, "momentum": 0.95},
+    "nadam": {**ADAMW, "momentum": 0.99},
+    "rotation": ADAMW,
+}
+
+
+def own_defaults(optimizer: Any) -> Mapping[str, Any]:
+    """The options whose defaults an optimizer changes; none for a name that is not known, which is refused later."""
+    return OF_OPTIMIZER.get(optimizer, {})
+
+
+def chosen(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a command line that are not at their defaults: those given, before the defaults of the command,
+    before those of the optimizer. The paper's schedule has a warm-up of its own, so it takes no command's."""
+    found = {**defaults, **given}
+    if found.get("lr_schedule", "paper") == "paper" and "warmup_steps" not in given:
+        found.pop("warmup_steps", None)
+    return {**own_defaults(found.get("optimizer")), **found}
+
+
+def refuse_retired(words: Sequence[str]) -> None:
+    """Raises BadInput where a command line has the flag of a retired option."""
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in RETIRED:
+            raise BadInput(RETIRED[name])

@@ -1,0 +1,59 @@
+"""A folder in which every file is a method, a correction or a family of models: its name is the value of an option.
+
+Nothing needs to be registered. What begins with an underscore, and `interface`, helps the other files.
+"""
+
+import pkgutil
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from fdg_jax.errors import BadInput, did_you_mean, sentence
+
+
+class Folder(NamedTuple):
+    """package: such as fdg_jax.methods. what: what a file is, such as "method". constant: the name by which a file has
+    it, such as METHOD. kind: the constant's type."""
+
+    package: str
+    what: str
+    constant: str = ""
+    kind: type = object
+
+    def names(self) -> list[str]:
+        """What there is, by the names of the files."""
+        found = (module.name for module in pkgutil.iter_modules(sys.modules[self.package].__path__))
+        return sorted(name for name in found if not name.startswith("_") and name != "interface")
+
+    def shown(self, name: str) -> str:
+        """A file in messages."""
+        return f"{self.package.replace('.', '/')}/{name}.py"
+
+    def module(self, name: str) -> Any:
+        """A file of the folder. Raises BadInput where it cannot be imported."""
+        try:
+            return import_module(f"{self.package}.{name}")
+        except Exception as error:  # whatever the file does
+            way_out = "Mend it, or move it out of that folder."
+            raise BadInput(f"{self.shown(name)} cannot be imported: {sentence(error)} {way_out}") from error
+
+    def find(self, name: Any) -> Any:
+        """What the file of that name has as its constant. Raises BadInput where there is none, and for a file that
+        contradicts itself."""
+        known = self.names()
+        if not isinstance(name, str) or name not in known:
+            asked = did_you_mean(str(name), known)
+            raise BadInput(f"{self.what} {name!r} is not known.{asked} There are {', '.join(known)}.")
+        module, file = self.module(name), self.shown(name)
+        found: Any = getattr(module, self.constant, None)
+        if not isinstance(found, self.kind):
+            way_out = f"Write {self.constant} = {self.kind.__name__}(name=..., summary=..., ...)"
+            raise BadInput(f"{file} has no {self.constant} of type {self.kind.__name__}. {way_out}.")
+        if found.name != name:
+            fact = f"{file}: {self.constant} has the name {found.name!r}, the file has {name!r}"
+            raise BadInput(f"{fact}. Write name={name!r}.")
+        if found.options is None and hasattr(module, "Options"):
+            fact = f"{file} has a class Options, which its {self.constant} does not name"
+            raise BadInput(f"{fact}. Add options=Options to {self.constant}.")
+        found.declared  # noqa: B018  # refuses a class that declares no options
+        return found
