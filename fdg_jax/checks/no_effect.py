@@ -75,7 +75,8 @@ def of_run(o: Config, plan: Plan, rates: np.ndarray) -> Iterator[str]:
     if o.clip_norm and o.K > 1 and (factors(plan) or plan.corrected_by):
         fact = "each stage clips its own gradient, and K decides what a stage is"
         yield f"{said('clip_norm', o.clip_norm)}: {fact}. Compare with {said('method', 'bp')} at the same K and split."
-    if (highest := float(rates.max())) < 0.999999 * o.learning_rate:  # the rates are float32
+    warms_up = o.warmup_steps or o.warmup == "on"
+    if warms_up and (highest := float(rates.max())) < 0.999999 * o.learning_rate:  # the rates are float32
         flag = said("warmup_steps", o.warmup_steps) if o.warmup_steps else said("warmup", o.warmup)
         fact = f"the warm-up does not end within the run of {len(rates)} batches, so the learning rate only reaches"
         yield f"{flag}: {fact} {highest:.3g} of {o.learning_rate:g}. Use a shorter warm-up, or a longer run."
