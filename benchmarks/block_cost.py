@@ -41,7 +41,7 @@ from fdg_jax import layers, models, split
 from fdg_jax.layers import convolution, sequence
 from fdg_jax.machine import facts, programs
 from fdg_jax.stage.functions import Functions, functions
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 
 class Row(NamedTuple):

@@ -35,14 +35,14 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.training import setup
+from fdg_jax.training import job as jobs
 
 GOALS = {"every epoch": 0.98, "every 50": 0.90}
 NOT_FLUSHED = "every 50, not flushed"
 EVERY, CIFAR = 50, 50_000  # batches; images of an epoch
 
 
-def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
+def window(job: jobs.Job, indices: np.ndarray, every: int, root: Path) -> tuple[float, int]:
     """Trains on the batches indices [batches, batch]. every: batches per checkpoint; 0: none.
 
     Returns: (seconds, number of checkpoints).
@@ -63,7 +63,7 @@ def window(job: setup.Job, indices: np.ndarray, every: int, root: Path) -> tuple
     return time.perf_counter() - start, saves
 
 
-def measure(job: setup.Job, batches: int, windows: int, root: Path) -> dict[str, list[tuple[float, int]]]:
+def measure(job: jobs.Job, batches: int, windows: int, root: Path) -> dict[str, list[tuple[float, int]]]:
     """The windows of each side. The sides take turns back and forth, and every window trains on the same batches."""
     sides = {"none": 0, "every epoch": batches, "every 50": EVERY, NOT_FLUSHED: EVERY}
     size = (batches, job.options.batch_size)
@@ -92,7 +92,7 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     checks.check_names(options)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = measure(setup.prepare(options), batches, given.windows, Path(folder))
+            found = measure(jobs.prepare(options), batches, given.windows, Path(folder))
         except run_checkpoints.SaveFailed as error:
             raise ChildFailed(str(error)) from None
         files = [file for file in run_checkpoints.stored(Path(folder))[-1].rglob("*") if file.is_file()]

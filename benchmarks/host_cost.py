@@ -45,7 +45,7 @@ from fdg_jax.methods import fdg
 from fdg_jax.recipe import paper_sgd
 from fdg_jax.stage.shapes import zeros
 from fdg_jax.stage.stage import Stage
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 from fdg_jax.transport import devices
 
 GPU_STAGE_MICROSECONDS = 1000.0  # the GPU in question runs a stage (F, B and U of one tick) in 1 ms

@@ -71,7 +71,7 @@ def demand(source: Stream, given: report.Given) -> Callable[[], float]:
     from fdg_jax import models, split
     from fdg_jax.data.augment import train_transform
     from fdg_jax.recipe import paper_sgd
-    from fdg_jax.training.setup import cross_entropy
+    from fdg_jax.training.job import cross_entropy
 
     stages = split.stages(models.blocks(given.model, source.classes), ())
     transform = train_transform(source, 0)

@@ -38,7 +38,8 @@ from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import compile_cache
 from fdg_jax.stage.stage import Stage
-from fdg_jax.training import setup, stages
+from fdg_jax.training import opening
+from fdg_jax.training.job import Job, prepare
 from fdg_jax.transport import devices
 
 
@@ -99,10 +100,10 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
         method=method, K=K, weights=weights, model=model, batch_size=given.batch_size, dataset="synthetic",
         split=given.split, engine="pipeline", epochs=1,
     )  # fmt: skip
-    random, jobs = np.random.default_rng(0), list[setup.Job]()
+    random, jobs = np.random.default_rng(0), list[Job]()
 
     def make():
-        jobs.append(setup.prepare(options))
+        jobs.append(prepare(options))
         return jobs[0].pipeline
 
     def step(pipeline):
@@ -131,7 +132,7 @@ def measured(model: str, method: str, K: int, weights: Any, given: report.Given)
                 "compiled_memo_bytes": compiled["memo_bytes"],
                 "temporary_bytes": compiled["temporary_bytes"],
                 "temporary_of": compiled["temporary_of"],
-                "predicted": {f"{name}_bytes": getattr(memo, name) for name in stages.PARTS},
+                "predicted": {f"{name}_bytes": getattr(memo, name) for name in opening.PARTS},
                 **report.here(),
             }
         )

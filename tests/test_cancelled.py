@@ -12,7 +12,7 @@ from fdg_jax.checks import no_effect
 from fdg_jax.checks.plan import of_config
 from fdg_jax.errors import NoEffect
 from fdg_jax.options.fields import as_flags
-from fdg_jax.training.setup import learning_rates, rate_by_batch
+from fdg_jax.training.job import learning_rates, rate_by_batch
 
 BETA = "--beta 0.5: the optimizer divides a gradient by its own size, so a constant factor cancels (nearly)."
 SAID = {

@@ -16,14 +16,14 @@ Device = namedtuple("Device", "platform id device_kind")
 
 def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypatch):
     from fdg_jax import methods
-    from fdg_jax.training import setup
+    from fdg_jax.training import job as jobs
 
     def chosen(platform, found, **options):
         devices = [Device(platform, n, platform) for n in range(found)]
         shared = [devices[k * found // options["K"]] for k in range(options["K"])]
         remark = "stages share" if found < options["K"] else ""
-        monkeypatch.setattr(setup.devices, "stage_devices", lambda K, **_: (shared, remark))
-        used, places, said = setup.choose_engine(Config(**options), methods.find(options["method"]))
+        monkeypatch.setattr(jobs.devices, "stage_devices", lambda K, **_: (shared, remark))
+        used, places, said = jobs.choose_engine(Config(**options), methods.find(options["method"]))
         assert len(places) == options["K"]
         return used.engine, said
 
@@ -40,7 +40,7 @@ def test_the_engine_that_auto_chooses_is_as_fast_a_one_for_the_baseline(monkeypa
 
 
 def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(monkeypatch):
-    from fdg_jax.training import setup
+    from fdg_jax.training import job as jobs
 
     plain = "--xla_cpu_multi_thread_eigen=false"
     for cores, before, resumed, then in (
@@ -52,9 +52,9 @@ def test_on_one_core_xla_splits_nothing_and_a_resumed_run_stays_as_it_was(monkey
         (2, {}, {"xla_flags": plain}, plain),
     ):
         environment = dict(before)
-        monkeypatch.setattr(setup.facts, "usable_cores", lambda cores=cores: cores)
-        monkeypatch.setattr(setup.os, "environ", environment)
-        setup.prepare_cpu(resumed)
+        monkeypatch.setattr(jobs.facts, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(jobs.os, "environ", environment)
+        jobs.prepare_cpu(resumed)
         assert environment.get("XLA_FLAGS") == then
 
 
@@ -72,7 +72,7 @@ def test_huge_pages_are_asked_for_once_and_only_where_they_help(monkeypatch):
 
 def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
     from fdg_jax import data
-    from fdg_jax.training.setup import load_data
+    from fdg_jax.training.job import load_data
 
     digits = data.load("digits")
     monkeypatch.setattr(data, "load", lambda *_: digits)
@@ -83,10 +83,10 @@ def test_with_auto_the_number_of_images_is_an_upper_bound(monkeypatch):
 
 def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
     from fdg_jax import methods
-    from fdg_jax.training import setup
+    from fdg_jax.training import job as jobs
 
     def wants_warmup(options: Config) -> bool:
-        return setup.wants_warmup(options, methods.find(options.method))
+        return jobs.wants_warmup(options, methods.find(options.method))
 
     assert not wants_warmup(Config(K=2))
     assert wants_warmup(Config(K=3))
@@ -97,7 +97,7 @@ def test_warm_up_is_the_papers_rule_and_bp_knows_no_K():
 
 
 def test_windows_lie_on_a_grid_that_divides_an_epoch():
-    from fdg_jax.training.setup import default_window
+    from fdg_jax.training.job import default_window
 
     assert default_window(Config(engine="delay-line"), "gpu", 50_000) == 39  # 390 full batches of 128
     assert default_window(Config(engine="delay-line"), "gpu", 128 * 397) == 50  # 397 is prime

@@ -20,7 +20,7 @@ from fdg_jax.methods.fdg import fdg
 from fdg_jax.optimizers.rotation import rotation
 from fdg_jax.stage.nonfinite import after_refusal, as_finite
 from fdg_jax.stage.update import UpdateRule
-from fdg_jax.training.nonfinite_policy import Diverged, raise_diverged
+from fdg_jax.training.record import Diverged, raise_diverged
 
 DATA = batches(10)
 LONG = partial(pytest.param, marks=pytest.mark.slow)

@@ -10,7 +10,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import Config
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.errors import BadInput
-from fdg_jax.training.setup import load_data
+from fdg_jax.training.job import load_data
 
 FEW = Config(dataset="digits", batch_size=8)
 

@@ -13,7 +13,7 @@ import fdg_jax
 from fdg_jax import export
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import run_files
-from fdg_jax.training import launch, session
+from fdg_jax.training import run, session
 
 NETWORK = "--model resnet8 --dataset digits --batch-size 8 --epochs 1 --no-tensorboard"  # without method, K and split
 OLD = "--beta 0.5 --checkpoint-every 2 --keep 9 --evaluate-every 0 --steps 5"
@@ -44,7 +44,7 @@ def begun(monkeypatch):
         jobs.append(job)
         return 0
 
-    monkeypatch.setattr(launch, "run_tracked", stop)
+    monkeypatch.setattr(run, "tracked", stop)
     return jobs
 
 

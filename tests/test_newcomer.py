@@ -13,7 +13,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS
 from fdg_jax.experiments import imagenet, tiny_imagenet
 from fdg_jax.machine import terminal
-from fdg_jax.training import command, launch, opening
+from fdg_jax.training import command, opening
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = [
@@ -130,8 +130,8 @@ class Terminal(io.StringIO):
 def test_a_run_opens_with_lines_as_wide_as_the_terminal_and_with_whole_ones_in_a_file(monkeypatch, stdout, longest):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys, "stdout", stdout())
-    monkeypatch.setattr(opening, "tell", lambda *_: LINES)
-    launch.opening(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
+    monkeypatch.setattr(opening, "lines", lambda *_: LINES)
+    opening.tell(None, Path("/somewhere"), [], resumed=False)  # type: ignore[arg-type]
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
     assert max(map(len, lines)) <= longest and lines[-2:] == ["run        /somewhere", "compiling..."]
     assert (len(lines) == len(LINES) + 2) == (stdout is io.StringIO)

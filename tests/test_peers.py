@@ -23,7 +23,7 @@ from fdg_jax import models, split
 from fdg_jax.data.sets import synthetic
 from fdg_jax.errors import BadInput
 from fdg_jax.recipe import paper_sgd
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMON = {"K": 2, "model": "resnet8", "batch_size": 8}

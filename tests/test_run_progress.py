@@ -10,9 +10,8 @@ from fdg_jax.engine.losses import Metrics
 from fdg_jax.report import report_page
 from fdg_jax.runs import run_files, tensorboard
 from fdg_jax.runs.progress import per_second
-from fdg_jax.training import closing
-from fdg_jax.training.nonfinite_policy import Diverged
-from fdg_jax.training.record import Record
+from fdg_jax.training import run
+from fdg_jax.training.record import Diverged, Record
 
 
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
@@ -107,12 +106,12 @@ def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
         "train_loss": 0.5, "test_error_percent": 9.0, "K": 1, "epochs": 1, "dataset": "digits", "steps": 1,
         "images_per_second": None, "staleness": [0], "updates": [1],
     }  # fmt: skip
-    assert closing.tell_done(tmp_path, good) == 0
+    assert run.tell_done(tmp_path, good) == 0
     out = capsys.readouterr().out
     assert "done: test error 9.00% after 1 epoch on digits, training loss 0.5000, - images/s" in out
     assert "staleness of stage 1, in updates: [0]; updates made: [1] for 1 batch\n" in out
     for loss in (2e6, float("nan"), float("inf")):
-        assert closing.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
+        assert run.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
         out, err = capsys.readouterr()
         assert out == ""
         assert "has diverged" in err and f"{loss:.4g}" in err

@@ -18,7 +18,7 @@ from fdg_jax.machine import facts
 from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
-from fdg_jax.training import closing, launch, session, session_run, training_loop
+from fdg_jax.training import command, loop, run, session
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
 from fdg_jax.training.signals import Signals, Stopped
@@ -171,12 +171,13 @@ def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
     stored_run(tmp_path)
-    assert closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command") == 130
+    stopped = run.Run(SimpleNamespace(peers=Peers()), tmp_path, None, "again")  # type: ignore[arg-type]
+    assert run.end(Stopped(signal.SIGINT), stopped) == 130
     out = capsys.readouterr().out
     assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
     assert "after a checkpoint" not in out
     (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
-    closing.tell_stopped(tmp_path, Stopped(signal.SIGINT), "python -m command")
+    run.end(Stopped(signal.SIGINT), stopped)
     assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
 
 
@@ -204,9 +205,9 @@ def test_a_resumed_run_says_where_it_goes_on(stood, said, tmp_path, monkeypatch,
     before.entered(stood or 0, 0)
     found = ({}, before.state(), session.versions())
     monkeypatch.setattr(run_checkpoints, "load_newest", lambda root: found if stood else None)
-    monkeypatch.setattr(training_loop.Loop, "train", lambda self: None)
-    monkeypatch.setattr(training_loop.Loop, "finish", lambda self: ("", ""))
-    session_run.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
+    monkeypatch.setattr(loop.Loop, "train", lambda self: None)
+    monkeypatch.setattr(loop.Loop, "finish", lambda self: ("", ""))
+    session.run(job, tmp_path, Signals(), session.begin(job, tmp_path, resume=True))
     before.close()
     assert said in capsys.readouterr().out
     job.steps = 2
@@ -255,17 +256,17 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
     summary = {"steps": 5, "epochs": 1.0, "test_error_percent": 9.0, "seconds": 1.0}
     run_files.write_json(tmp_path / "summary.json", summary)
     options = asked(batch_size=32, train_size=160, epochs=2)
-    assert launch.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
-    assert not launch.finished(tmp_path, dataclasses.replace(options, steps=6))
+    assert command.finished(tmp_path, dataclasses.replace(options, steps=5)) and "5 batches" in capsys.readouterr().out
+    assert not command.finished(tmp_path, dataclasses.replace(options, steps=6))
     with pytest.raises(BadInput, match="--steps 4: the run stands at batch 5"):
-        launch.finished(tmp_path, dataclasses.replace(options, steps=4))
+        command.finished(tmp_path, dataclasses.replace(options, steps=4))
 
 
 def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
     now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
            "git_commit": "a1"}  # fmt: skip
-    launch.tell_changes(now, now)
+    run.warn_of_changes(now, now)
     assert capsys.readouterr().err == ""
-    launch.tell_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
+    run.warn_of_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
     err = capsys.readouterr().err
     assert "usable_cores 2, was 4; git_commit a1, was b2. The last bits may differ" in err and err.count("\n") == 1

@@ -16,7 +16,7 @@ from fdg_jax.recipe import paper_schedule
 from fdg_jax.report import curves, options_part, report_page, results
 from fdg_jax.runs import incidents, run_files
 from fdg_jax.runs.run_files import MetricsLog
-from fdg_jax.training.setup import learning_rates
+from fdg_jax.training.job import learning_rates
 
 
 def test_a_report_is_one_page_with_its_curves_in_it_also_of_an_unfinished_run(tmp_path):

@@ -136,8 +136,8 @@ def test_settings_that_change_last_bits_are_told_in_a_run_that_goes_on(monkeypat
 
 def test_a_run_that_goes_on_has_the_devices_it_began_with_whatever_the_environment_asks_for():
     code = (
-        "import jax; from fdg_jax.training import setup\n"
-        "setup.prepare_cpu({'cpu_devices': 3}); print(jax.device_count())"
+        "import jax; from fdg_jax.training import job as jobs\n"
+        "jobs.prepare_cpu({'cpu_devices': 3}); print(jax.device_count())"
     )
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "5"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

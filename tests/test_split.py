@@ -15,7 +15,8 @@ from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.layers import convolution
 from fdg_jax.machine import kept_times
-from fdg_jax.training import partition, setup, stages
+from fdg_jax.training import job as jobs
+from fdg_jax.training import opening
 
 
 def test_initial_variables_do_not_depend_on_the_split():
@@ -230,7 +231,7 @@ def test_nothing_is_measured_where_it_was_not_asked_for(counted):
     """A default run is cut the same on every machine."""
     name, options = "balanced", Config(model="resnet8", K=2)
     dataset = data.load("digits")
-    costs, cost = partition.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
+    costs, cost = jobs.block_costs(name, options, models.blocks("resnet8", 10), dataset, device())
     assert (cost, len(costs), counted) == ("FLOPs", 5, [])
 
 
@@ -245,10 +246,10 @@ def test_split_measured_cuts_by_these_times_and_the_config_has_the_blocks(monkey
 
     monkeypatch.setattr(block_times, "seconds", seconds)
     options = Config(model="resnet8", dataset="digits", batch_size=4, train_size=8, epochs=1, split="measured")
-    job = setup.prepare(options)
+    job = jobs.prepare(options)
     assert asked == [((4, *job.dataset.train_images.shape[1:]), np.float32)]
     assert (job.partition.cuts, job.options.split) == ((4,), "4")
-    assert [stage["share_percent"] for stage in stages.facts(job)] == [50.0, 50.0]
-    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in stages.lines(job, stages.facts(job))[0]
-    again = setup.prepare(job.options)
+    assert [stage["share_percent"] for stage in opening.stage_facts(job)] == [50.0, 50.0]
+    assert "blocks 0 to 3, 4 ms a batch, 50% of the time" in opening.stage_lines(job, opening.stage_facts(job))[0]
+    again = jobs.prepare(job.options)
     assert (again.partition.cuts, len(asked)) == ((4,), 1)

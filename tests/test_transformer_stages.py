@@ -15,7 +15,7 @@ from fdg_jax import models, recipe, split
 from fdg_jax.errors import BadInput
 from fdg_jax.layers.sequence import rms_norm, rotated
 from fdg_jax.methods.fdg import fdg
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 VOCABULARY, T, BATCHES = 16, 8, 16  # more batches than a gradient can be late
 CUTS = {1: (), 2: (4,), 4: (2, 4, 6), 8: (1, 2, 3, 4, 5, 6, 7)}

@@ -28,7 +28,7 @@ from fdg_jax.machine import compile_cache, facts, huge_pages, programs
 from fdg_jax.options.common import own_defaults
 from fdg_jax.schedule import running
 from fdg_jax.stage.stage import Stage
-from fdg_jax.training import setup
+from fdg_jax.training import job as jobs
 
 
 class FusedStage(Stage):
@@ -71,7 +71,7 @@ def downwards(given: schedule.Schedule) -> schedule.Schedule:
 class Trainer:
     """The training command's own pipeline on synthetic images, with the options of the side."""
 
-    peers = setup.ALONE  # the processes that train together
+    peers = jobs.ALONE  # the processes that train together
 
     def __init__(self, side: Side):
         options = Config(
@@ -99,7 +99,7 @@ class Trainer:
                 stack.enter_context(mock.patch.object(configuration, "Stage", FusedStage))
             if side.packing == "off":
                 stack.enter_context(mock.patch.object(Stage, "packs", False))
-            self.job = setup.prepare(options, peers=self.peers)
+            self.job = jobs.prepare(options, peers=self.peers)
         if side.dispatch == "down":
             runner = self.job.pipeline.engine
             assert isinstance(runner, host_engine.HostEngine)
@@ -108,7 +108,7 @@ class Trainer:
 
     def prepare_cpu(self, side: Side) -> None:
         """Settles threads and CPU devices before JAX starts, as the training command does."""
-        setup.prepare_cpu()
+        jobs.prepare_cpu()
 
     def run(self, batches: int) -> dict[str, float]:
         """Trains on so many batches and waits until everything is computed. Where a dispatch takes many batches (the

@@ -11,7 +11,7 @@ import optax
 import fdg_jax
 from fdg_jax import split
 from fdg_jax.engine import memory
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 
 class Shapes(NamedTuple):

@@ -25,7 +25,7 @@ from fdg_jax.data.sets import synthetic
 from fdg_jax.layers import convolution
 from fdg_jax.machine import huge_pages, programs
 from fdg_jax.recipe import paper_sgd
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 
 class Trainer:

@@ -30,7 +30,7 @@ from fdg_jax.machine import compile_cache, facts
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.recipe import paper_sgd
 from fdg_jax.runs.run_files import version
-from fdg_jax.training.setup import cross_entropy
+from fdg_jax.training.job import cross_entropy
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "torch")
 # Of the weights' norm. The engines differentiate stage by stage, the oracle the whole network in one program: sums are

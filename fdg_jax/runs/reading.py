@@ -4,13 +4,14 @@ Files of a run are edited by hand, cut off by full disks and come from other ver
 checked can be used without checking them again.
 """
 
+import os
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fdg_jax.checks import options as checks
-from fdg_jax.config import FIELDS, Config, defaults_of_others
+from fdg_jax.config import FIELDS, Config, defaults_of_others, run_length
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import jax_settings
 from fdg_jax.options.fields import described, fits, spelled
@@ -152,3 +153,15 @@ def resumed_options(path: Path, options: Config, given: frozenset[str]) -> tuple
             new = "start a new run in another --run-dir (--init-from gives it the weights of this one)"
             raise BadInput(f"{fact}. Leave {spelled(name)} out, or {new}.")
     return Config(**values), stored
+
+
+def finished_steps(path: Path, options: Config) -> int | None:
+    """The batches of a run that has nothing left to do; None if it has."""
+    if not os.path.lexists(path / SUMMARY):
+        return None
+    steps = run_length(options.train_size or 0, options.batch_size, options.epochs, options.steps).end
+    done = summary(path)["steps"]
+    if done < steps:
+        return None
+    refuse_less(steps, done)
+    return steps

@@ -1,4 +1,6 @@
-"""What the training commands share, which is everything but their name, their data sets and their defaults.
+"""The training commands: everything but their name, their data sets and their defaults.
+
+`start` checks what is cheap to check and claims the run directory; fdg_jax/training/run.py does the rest.
 
 Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
 SIGHUP and SIGUSR1, from the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged
@@ -24,7 +26,7 @@ from fdg_jax.machine import output
 from fdg_jax.options.common import Joining
 from fdg_jax.options.fields import as_flags
 from fdg_jax.runs import locking, reading, run_files, trackers
-from fdg_jax.training import launch
+from fdg_jax.runs.progress import count
 from fdg_jax.training.peers import Elsewhere, Peers, Silent
 from fdg_jax.training.shared_directory import check_shared
 from fdg_jax.training.signals import Signals, Stopped
@@ -68,6 +70,8 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         from fdg_jax.training import dry_run
 
         return dry_run.tell(asked, program, signals)
+    from fdg_jax.training import run  # what can be refused without these imports has been
+
     peers = join(joining, asked, given)
     with ExitStack() as held:
         path, resume = peers.told(lambda: claim(asked, held))
@@ -80,13 +84,11 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         options, config = asked, None
         if asked.resume:
             options, config = peers.each(lambda: resumed(path, asked, given))
-            if peers.told(lambda: launch.finished(path, options)):
-                from fdg_jax.training import closing
-
+            if peers.told(lambda: finished(path, options)):
                 if peers.first:
-                    closing.write_report(path, config)  # a process that was killed at its very end may lack it
+                    run.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
-        return launch.prepare_and_run(options, config, path, program, signals, peers, words.start)
+        return run.prepare_and_run(options, config, path, program, signals, peers, words.start)
 
 
 def join(joining: Joining, asked: Config, given: frozenset[str]) -> Peers:
@@ -115,6 +117,16 @@ def resumed(path: Path, asked: Config, given: frozenset[str]) -> tuple[Config, d
     for _ in run_files.metrics(path / run_files.METRICS):  # what is damaged is refused before the work
         pass
     return options, config
+
+
+def finished(path: Path, options: Config) -> bool:
+    """Whether the run that is to be resumed has nothing left to do; says so."""
+    if (steps := reading.finished_steps(path, options)) is None:
+        return False
+    longer = f"With --init-from {path} another run begins with its weights"
+    more = "With more --steps it goes on" if options.steps else longer
+    print(f"{path} is finished: {count(steps, 'batch', 'es')}. Nothing to do. {more}.", file=output.loud())
+    return True
 
 
 def leave(code: int) -> None:

@@ -8,7 +8,6 @@ import itertools
 import time
 from typing import Any, NamedTuple
 
-from fdg_jax.checks import options as checks
 from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data.stream import Stream
@@ -16,11 +15,12 @@ from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.cores import OtherProcesses
 from fdg_jax.runs.progress import clock, count, per_second
-from fdg_jax.training import feeding, launch
+from fdg_jax.training import opening, run
+from fdg_jax.training.job import Job
+from fdg_jax.training.loop import ThroughputClock, feed
+from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
-from fdg_jax.training.setup import Job
 from fdg_jax.training.signals import Signals
-from fdg_jax.training.throughput import ThroughputClock
 
 FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on it is said
@@ -43,40 +43,27 @@ class Times(NamedTuple):
 
 def tell(options: Config, program: Program, signals: Signals) -> int:
     """Prints the shapes, the split, the memory, the times and the totals of a run. Raises BadInput and Stopped."""
-    checks.check_names(options, program.datasets)
-    from fdg_jax.data import interruptible
-    from fdg_jax.machine import compile_cache, jax_settings
-    from fdg_jax.training import initial, opening, setup, stages
-
-    signals.check()
-    jax_settings.check_new()
-    compile_cache.enable()
-    setup.prepare_cpu()
-    with interruptible.by(signals.at_once):
-        weights = initial.InitialWeights(options.init_from) if options.init_from else None
-        job = setup.prepare(options, initial=weights)
-    known, width = stages.facts(job), terminal.columns()
-    lines = [*opening.tell(job, known), *memory_lines(job, known)]
+    job, _ = run.prepare(options, None, program, signals, Peers())
+    known, width = opening.stage_facts(job), terminal.columns()
+    lines = [*opening.lines(job, known), *memory_lines(job, known)]
     print("\n".join(terminal.wrapped(line, width) for line in lines), flush=True)
     print("computing a few batches for the time...", flush=True)
     found = measured(job, signals)
     state = memory.tree_bytes(job.pipeline.state())
     said = [*time_lines(job, found, state), "dry run    nothing was trained, nothing was written"]
     print("\n".join(terminal.wrapped(line, width) for line in said), file=output.loud(), flush=True)
-    launch.loudly(job.dataset.note)
+    opening.loudly(job.dataset.note)
     return 0
 
 
 def memory_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """The predicted memory of every device; [] if it is not predicted."""
-    from fdg_jax.training import stages
-
     if not all(stage["memory_bytes"] for stage in known):
         return []
     on: dict[str, int] = {}
     for stage, device in zip(known, job.devices, strict=True):
         on[device] = on.get(device, 0) + stage["memory_bytes"]["total"]
-    each = ", ".join(f"{device} {stages.megabytes(n)} MB" for device, n in on.items())
+    each = ", ".join(f"{device} {opening.megabytes(n)} MB" for device, n in on.items())
     return [f"memory     {each} (predicted, without XLA's buffers)"]
 
 
@@ -86,12 +73,12 @@ def measured(job: Job, signals: Signals) -> Times:
     examples = len(job.dataset.train_inputs)
     record = Record(examples, o.batch_size, o.log_every, job.learning_rates, writes=False, source=job.dataset)
     timer = ThroughputClock(pipeline, record, o)
-    feed = feeding.feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
+    batches = feed(job.dataset, o, job.steps + MOST_BATCHES, signals.check)  # a short run is repeated
     compiling, began_timing, others = 0.0, None, OtherProcesses()
     try:
         while record.step < 2 * o.K + o.accumulate + MOST_BATCHES:
             signals.check()
-            work = feed.next(record.step)
+            work = batches.next(record.step)
             may_compile = timer.before_dispatch(work.shape)
             now = time.monotonic()
             if began_timing is None and not may_compile:
@@ -107,14 +94,14 @@ def measured(job: Job, signals: Signals) -> Times:
                 break
         timer.stop()
         rate, taken = record.per_second(), others.percent()
-        return Times(compiling, record.per_example / rate if rate else None, evaluation(job, feed), taken)
+        return Times(compiling, record.per_example / rate if rate else None, evaluation(job, batches), taken)
     finally:
-        feed.close()
+        batches.close()
 
 
-def evaluation(job: Job, feed: Any) -> float:
+def evaluation(job: Job, batches: Any) -> float:
     """Seconds of an evaluation: those of a batch, without compiling, times the number of batches."""
-    first, transform = next(iter(feed.test())), job.dataset.test_transform()
+    first, transform = next(iter(batches.test())), job.dataset.test_transform()
     seconds = 0.0
     for _ in range(2):  # the first time may compile
         begun = time.monotonic()
@@ -125,11 +112,9 @@ def evaluation(job: Job, feed: Any) -> float:
 
 def time_lines(job: Job, found: Times, state: int) -> list[str]:
     """The times, and the totals of the run: hours, hours of devices, bytes on the disk. state: of a checkpoint."""
-    from fdg_jax.training import stages
-
     o = job.options
     kept = o.keep + o.keep_best
-    disk = f"disk       {count(kept, 'checkpoint')} of {stages.megabytes(state)} MB, one more while it is written"
+    disk = f"disk       {count(kept, 'checkpoint')} of {opening.megabytes(state)} MB, one more while it is written"
     if found.example is None:
         return ["time       not measured: every batch may have compiled programs", disk]
     per_step, every = found.example * o.batch_size, o.evaluate_every * job.steps_per_epoch

@@ -18,8 +18,8 @@ from fdg_jax.config import FIELDS, Config
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CHECKPOINTS, CONFIG, SUMMARY, there
-from fdg_jax.training import setup
-from fdg_jax.training.partition import Partition
+from fdg_jax.training import job
+from fdg_jax.training.job import Partition
 from fdg_jax.training.trained import (
     Inputs,
     Trained,
@@ -85,7 +85,7 @@ def read(
     options = Config(**{name: config[name] for name in FIELDS if name != "resume"})
     step, last = chosen(path, which)
     if as_it_ran:
-        setup.prepare_cpu(config)  # before reading a checkpoint starts JAX
+        job.prepare_cpu(config)  # before reading a checkpoint starts JAX
     state, _, about = run_checkpoints.load(run_checkpoints.path_of(path / CHECKPOINTS, step))
     inputs = inputs_of_run(path, config, options, data_dir)
     blocks = blocks_of(options, inputs)
@@ -150,7 +150,7 @@ def inputs_of_run(
     """What the network takes: from config.json, or from the data set where an earlier version wrote that."""
     if "inputs" in config:
         return read_inputs(config["inputs"], f"{path / CONFIG}: inputs")
-    return inputs_of(setup.load_data(with_data(options, data_dir), ""))
+    return inputs_of(job.load_data(with_data(options, data_dir), ""))
 
 
 def network_variables(state: Mapping[str, Any], shapes: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def drain(state: Mapping[str, Any], options: Config, inputs: Inputs, blocks: Seq
     source = inputs.zeros(options.dataset, options.train_size or options.batch_size)
     cuts, costs = cuts_of(options, blocks), [1.0] * len(blocks)  # nobody asks for these
     parts = Partition(list(blocks), options.split or "", cuts, costs, "FLOPs", has_paper_split=False)
-    pipeline = setup.built(options, source, setup.ALONE, parts).pipeline
+    pipeline = job.built(options, source, job.ALONE, parts).pipeline
     pipeline.restore(state, finite=False)  # checkpoints are judged when they are written
     pipeline.drain()
     return pipeline.export(whole=True)

@@ -1,45 +1,68 @@
-"""The lines that open a run: what is trained on what, how it is cut, and when the learning rate changes."""
+"""The lines that open a run: what is trained on what, how it is cut, what each stage needs, and when the learning rate
+changes."""
 
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from fdg_jax import models
 from fdg_jax.config import Config
+from fdg_jax.engine import memory
+from fdg_jax.machine import output, terminal
 from fdg_jax.recipe import DROPS, learning_rate_changes, warmup_updates
 from fdg_jax.runs.progress import count
-from fdg_jax.training import stages
-from fdg_jax.training.setup import Job
+from fdg_jax.stage import shapes
+from fdg_jax.training.job import Job
+
+PARTS = ("weights", "optimizer", "statistics", "auxiliary", "memos", "old_weights", "gradients", "in_flight")
 
 
-def tell(job: Job, known: list[dict[str, Any]]) -> list[str]:
+def tell(job: Job, path: Path, known: list[dict[str, Any]], resumed: bool) -> None:
+    """Prints what a person sees first. known: the facts about the stages."""
+    width = terminal.columns()
+    told = [terminal.wrapped(line, width) for line in lines(job, known)]
+    print("\n".join([*told, f"run        {path}{' (resumed)' if resumed else ''}"]), flush=True)
+    if resumed:  # a new run's has been said while the data were loaded
+        loudly(job.dataset.note)
+    print("compiling...", flush=True)
+
+
+def loudly(note: str) -> None:
+    """Prints a note that nobody should miss."""
+    if note:
+        print(f"\n{terminal.wrapped(f'!!! {note}', terminal.columns())}\n", file=output.loud(), flush=True)
+
+
+def lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
     """The first lines that a person sees: method, data, model, stages with devices and staleness, schedule.
 
     Arguments:
         job: what is trained.
-        known: the facts about the stages (fdg_jax.training.stages).
+        known: the facts about the stages.
     """
     o, data, pipeline = job.options, job.dataset, job.pipeline
     asked = [f", {name}={getattr(o, name)}" for name in job.asked_for]
     own = "".join(f", {name}={getattr(o, name)}" for name in models.declared(o.model))
     blocks, auxiliary = len(job.partition.blocks), pipeline.auxiliary_parameter_count
-    lines = [
+    found = [
         f"method     {o.method} with K={o.K}{''.join(asked)}, engine {o.engine}, seed {o.seed}",
         f"data       {data.name}: {data.described()}",
         f"model      {o.model}: {pipeline.parameter_count:,} parameters in {blocks} blocks, {o.dtype}{own}",
     ]
     if auxiliary:
-        lines.append(f"auxiliary  {auxiliary:,} trained parameters that are not part of the network")
-    lines += stages.lines(job, known)
+        found.append(f"auxiliary  {auxiliary:,} trained parameters that are not part of the network")
+    found += stage_lines(job, known)
     if o.remat != "none":
-        lines.append(f"remat      {o.remat}: the backward pass computes the activations again")
+        found.append(f"remat      {o.remat}: the backward pass computes the activations again")
     if o.K > 1:
         begin = "stage 2 begins" if o.K == 2 else f"stages 2 to {o.K} begin"
         cuts = ", ".join(map(str, job.partition.cuts))
-        lines.append(f"split      {job.partition.name}: {begin} at block {cuts}{whose_split(job)}")
+        found.append(f"split      {job.partition.name}: {begin} at block {cuts}{whose_split(job)}")
     if o.optimizer != "sgd" or o.clip_norm:
-        lines.append(f"optimizer  {optimizer_sentence(o)}")
-    lines.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}{stop_clause(job)}")
+        found.append(f"optimizer  {optimizer_sentence(o)}")
+    found.append(f"schedule   {schedule_sentence(o, job.steps_per_epoch)}{stop_clause(job)}")
     about = "engine" if o.engine == "delay-line" else "devices"
-    return [*lines, f"{about:<10} {job.remark}"] if job.remark else lines
+    return [*found, f"{about:<10} {job.remark}"] if job.remark else found
 
 
 SHAPES = {
@@ -92,3 +115,72 @@ def stop_clause(job: Job) -> str:
     if end == len(rates):
         return ""
     return f"; stops after {count(end, 'batch', 'es')} (--steps), at a learning rate of {rates[end - 1]:.3g}"
+
+
+def stage_facts(job: Job) -> list[dict[str, Any]]:
+    """Collects the facts about the stages.
+
+    Returns: for k = 1..K the blocks, cost, parameters, what is sent upwards, and the predicted memory
+    (fdg_jax.engine.memory; None if it is not predicted).
+    """
+    engine, found, names = job.pipeline.engine, [], ("k", "total", *PARTS, "kept", "memo")
+    here = [{name: getattr(each, name) for name in names} for each in memory.predict(engine)]
+    predicted = {each["k"]: each for of_process in job.peers.share(here) for each in of_process}
+    bounds, costs, unit = job.partition.bounds, job.partition.costs, job.partition.unit
+    for k, ((a, b), size) in enumerate(zip(pairwise(bounds), job.pipeline.parameter_counts, strict=True), 1):
+        sent = engine.problem.specs[k - 1].y if k < len(bounds) - 1 else None
+        of = predicted.get(k)
+        found.append(
+            {
+                "k": k,
+                "first_block": a,
+                "last_block": b - 1,
+                "share_percent": round(100 * sum(costs[a:b]) / sum(costs), 1),
+                "share_of": unit,
+                "seconds": round(sum(costs[a:b]), 6) if unit == "time" else None,
+                "parameters": size,
+                "sends": shapes.describe(sent),
+                "sends_bytes": memory.tree_bytes(sent),
+                "memory_bytes": of and {name: of[name] for name in names[1:]},
+            }
+        )
+    return found
+
+
+def stage_lines(job: Job, known: list[dict[str, Any]]) -> list[str]:
+    """Two lines per stage: what it consists of, and its memory. known: the facts."""
+    text = []
+    for stage, device in zip(known, job.devices, strict=True):
+        k = stage["k"]
+        seconds = f"{1e3 * stage['seconds']:,.0f} ms a batch, " if stage["seconds"] else ""
+        text.append(
+            f"stage k={k}  {block_numbers(stage['first_block'], stage['last_block'])}, {seconds}"
+            f"{stage['share_percent']:.0f}% of the {stage['share_of']}, {stage['parameters']:,} parameters, staleness "
+            f"{count(job.pipeline.schedule.staleness[k - 1], 'update')}, on {device}"
+        )
+        if stage["memory_bytes"]:
+            sends = f"; sends {stage['sends']}, {megabytes(stage['sends_bytes'])} MB" if stage["sends_bytes"] else ""
+            text.append(f"  memory   {memory_words(stage['memory_bytes'])}{sends}")
+    return text
+
+
+def memory_words(stage: dict[str, int]) -> str:
+    """27.5 MB + XLA's buffers: weights 1.0, optimizer 1.0, 2 memos of 12.1, ... Leaves out parts below 1%."""
+    words = []
+    for name in PARTS:
+        if stage[name] < stage["total"] / 100 and name not in ("weights", "optimizer"):
+            continue
+        several = name == "memos" and stage["kept"] > 1 and stage["kept"] * stage["memo"] == stage["memos"]
+        each = f"{stage['kept']} memos of {megabytes(stage['memo'])}"
+        words.append(each if several else f"{name.replace('_', ' ')} {megabytes(stage[name])}")
+    return f"{megabytes(stage['total'])} MB + XLA's buffers: {', '.join(words)}"
+
+
+def megabytes(n: int) -> str:
+    """Bytes in megabytes."""
+    return f"{n / 1e6:,.1f}" if n >= 1e5 else f"{n / 1e6:.2f}"
+
+
+def block_numbers(first: int, last: int) -> str:
+    """Block numbers in words."""
+    return f"block {first}" if first == last else f"blocks {first} to {last}"

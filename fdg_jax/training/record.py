@@ -13,14 +13,34 @@ from typing import Any
 
 import numpy as np
 
-from fdg_jax.checkpoint.state import Reading, number, numbers, real, reals
+from fdg_jax.checkpoint.state import Reading, describe_first_refused, number, numbers, real, reals
 from fdg_jax.config import run_length
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
 from fdg_jax.runs.trackers import NO_TRACKERS
-from fdg_jax.training.nonfinite_policy import newly_refused, raise_diverged
 from fdg_jax.training.run_log import CountedLog, RunLog
 from fdg_jax.training.speed import Speed
+
+
+class Diverged(Exception):
+    """A loss, a gradient or a state is not finite. step: the batch whose loss was being read."""
+
+    def __init__(self, fact: str, step: int = 0):
+        super().__init__(fact)
+        self.step = step
+
+
+def raise_diverged(metrics: Metrics) -> None:
+    """Raises Diverged for a batch whose loss is not finite, or whose metrics report a refused update."""
+    facts = [] if math.isfinite(metrics.loss) else [f"the training loss is {metrics.loss} at batch {metrics.step}"]
+    if any(metrics.bad):
+        facts.append(describe_first_refused(metrics.bad))
+    raise Diverged(" and ".join(facts), metrics.step)
+
+
+def newly_refused(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    """Whether more updates have been refused than before. Both: the first refused update of each stage, 0 if none."""
+    return now != before and any(now)
 
 
 class Record:

@@ -1,24 +1,31 @@
-"""Where a session of a run begins: at its first batch, or at its newest checkpoint."""
+"""One session of a run: it begins at the first batch or at the newest checkpoint, trains, and leaves a checkpoint where
+it can."""
 
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-
-from fdg_jax import data
+from fdg_jax import data, durable
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.checkpoint.state import first_refused_updates
-from fdg_jax.config import FIELDS
 from fdg_jax.data import fingerprint
-from fdg_jax.errors import BadInput
+from fdg_jax.data.damaged import Damaged
+from fdg_jax.errors import BadInput, reason
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs import reading, run_files
+from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
-from fdg_jax.training.record import Record
-from fdg_jax.training.setup import Job
+from fdg_jax.training.job import Job
+from fdg_jax.training.loop import Loop
+from fdg_jax.training.policies import about_job, versions
+from fdg_jax.training.record import Diverged, Record
+from fdg_jax.training.signals import Signals, Stopped
+
+
+class Broken(Exception):
+    """An unexpected exception, the cause of this one, has ended the training. The text says whether a checkpoint was
+    written."""
 
 
 class Session(NamedTuple):
@@ -87,19 +94,6 @@ def newest(job: Job, root: Path) -> tuple[Any, Any, Any] | None:
     return job.peers.each(lambda: found or run_checkpoints.load(run_checkpoints.path_of(root, step)))
 
 
-def versions() -> dict[str, str]:
-    """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
-    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": run_files.own_version()}
-    return {**names, "backend": jax.default_backend()}
-
-
-def about_job(job: Job) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
-    fixed = [name for name, field in FIELDS.items() if not field.free]
-    options = {name: getattr(job.options, name) for name in fixed}
-    return {**versions(), "options": options, "data": job.dataset.fingerprint}
-
-
 def where(begun: Session, steps: int) -> str:
     """A sentence on where a resumed run goes on."""
     step = begun.record.step
@@ -142,3 +136,121 @@ def check_data(dataset: data.Source, about: Mapping[str, Any], flag: str) -> Non
         where = "Give the directory that holds those images as --data-dir"
         where = where if dataset.unit == "images" else "Give the same files as --text"
         raise BadInput(f"{fact}. {where}{'' if flag == 'evaluating' else ', or start a new run'}.")
+
+
+def run(job: Job, path: Path, signals: Signals, session: Session) -> tuple[Record, str, str]:
+    """Trains to the end.
+
+    Arguments:
+        path: the run directory.
+        session: where the training begins.
+    Returns:
+        The record, sha256 of the parameters, and sha256 of the last checkpoint's state.
+    Raises:
+        Stopped: a signal came; a checkpoint was written.
+        Damaged: the next batch, or a test example, cannot be read or decoded; a checkpoint was written, if there is one
+            process and no test after the last batch.
+        Diverged: a loss, a gradient or the state is not finite.
+        SaveFailed: a checkpoint that is needed cannot be written.
+        OSError: the disk is full; a checkpoint was tried.
+        Broken: anything else went wrong; a checkpoint was tried.
+    """
+    record = session.record
+    record.open(path, job.options.tensorboard)
+    try:
+        about = job.steps, record.step, job.options.epochs
+        with Progress(*about, unit=record.unit) as progress:
+            if session.resumed:
+                progress.say(where(session, job.steps))
+            profile = session.start.profile if job.peers.first else 0
+            with Loop(job, path, signals, progress, record, session.fresh, profile) as loop:
+                try:
+                    return record, *train_with_rollback(loop)
+                except (Stopped, Damaged) as ended:
+                    if isinstance(ended, Damaged):
+                        job.peers.lost = True
+                        loop.saving.allow_repaired_data()
+                        if job.peers.processes > 1 or loop.saving.drained:
+                            raise  # a checkpoint needs all processes, and batches in flight that are not used up
+                    leave_checkpoint(loop)
+                    raise
+                except (Diverged, run_checkpoints.SaveFailed):  # the state is wrong or cannot be saved
+                    raise
+                except BaseException as error:
+                    job.peers.lost = True
+                    checkpoint = try_checkpoint(loop)
+                    if durable.is_disk_full(error):
+                        raise
+                    raise Broken(checkpoint) from error
+    finally:
+        record.close()
+
+
+def train_with_rollback(loop: Loop) -> tuple[str, str]:
+    """Trains and finishes, going back where that is the policy, but never twice for the same batch.
+
+    Returns: what Loop.finish returns. Raises: Diverged.
+    """
+    furthest = 0
+    while True:
+        try:
+            loop.train()
+            return loop.finish()
+        except Diverged as found:
+            if loop.options.on_nan != "rollback":
+                raise
+            if found.step <= furthest:
+                raise Diverged(f"{found}, again after going back to a checkpoint", found.step) from None
+            furthest = found.step
+            loop.warn(f"WARNING: {found}.")
+            roll_back(loop, found)
+
+
+def roll_back(loop: Loop, why: Diverged) -> None:
+    """Restores the newest checkpoint. Raises Diverged if there is none, and BadInput if none is whole."""
+    record, saving = loop.record, loop.saving
+    saving.abandon()
+    loop.in_dispatch = True  # until pipeline and record agree again
+    found = newest(loop.job, saving.root)
+    if found is None:
+        raise Diverged(f"{why}, and there is no checkpoint to go back to", why.step) from None
+    loop.clock.forget()
+    begin_again(loop.job, record, *found)
+    record.sessions -= 1  # it is still the same session
+    record.close()
+    if record.trackers.clients:
+        record.trackers.write(loop.run)
+    record.open(loop.run, loop.options.tensorboard)
+    saving.gone_back()
+    loop.in_dispatch = False
+    loop.warn(f"WARNING: gone back to the checkpoint after batch {record.step:,}.")
+
+
+def leave_checkpoint(loop: Loop) -> None:
+    """Writes a checkpoint after the newest batch and waits for it. Raises SaveFailed or Diverged if that is
+    impossible."""
+    try:
+        loop.saving.save()
+        loop.saving.check(needed=True)
+    except (run_checkpoints.SaveFailed, Diverged):
+        raise
+    except Exception as error:  # for example of JAX, if the device is lost
+        raise run_checkpoints.SaveFailed(f"The state cannot be read ({reason(error)}).") from error
+    if not loop.saving.is_current():
+        raise run_checkpoints.SaveFailed(f"There is no checkpoint after batch {loop.record.step:,}.") from None
+
+
+def try_checkpoint(loop: Loop) -> str:
+    """Tries the same after a fault. Never raises; returns a sentence on whether it succeeded."""
+    step = f"batch {loop.record.step:,}"
+    if loop.job.peers.processes > 1:
+        return "No checkpoint was tried: it needs all processes."
+    if loop.in_dispatch:
+        return f"The dispatch after {step} was interrupted, so its half-done state was not saved."
+    if loop.saving.drained and not loop.saving.is_current():
+        return f"The batches in flight after {step} have been used up, so that state was not saved."
+    try:
+        leave_checkpoint(loop)
+    except Exception as failed:
+        return f"A checkpoint after {step} was tried and failed ({reason(failed)})."
+    return f"A checkpoint after {step} was written."

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from fdg_jax.options.common import Start, chosen
 from fdg_jax.options.fields import spelled, words, written
 from fdg_jax.options.file import Setting
 from fdg_jax.runs import locking, reading, run_files
-from fdg_jax.training import child_runs, launch
+from fdg_jax.training import child_runs
 from fdg_jax.training.signals import Signals
 
 TABLE, SEED, MOST = "sweep.md", "seed", 1000
@@ -72,7 +73,10 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
         tell(found, folder)
         return code
     except OSError as error:
-        return launch.tell_full(folder, error)
+        from fdg_jax.training import run  # its imports are slow
+
+        print(run.not_written(folder, error), file=sys.stderr)
+        return 1
 
 
 def combinations(asked: CommandLine, program: Program) -> Iterator[Combination]:
@@ -136,7 +140,7 @@ def stored(path: Path, one: Combination) -> Config | None:
 def still_to_do(path: Path, one: Combination) -> tuple[Config | None, bool]:
     """(the options of the run that is in its directory or None, whether something is left to do). Raises BadInput."""
     options = stored(path, one) if path.exists() else None
-    return options, options is None or launch.finished_steps(path, options) is None
+    return options, options is None or reading.finished_steps(path, options) is None
 
 
 def command(one: Combination, folder: Path, program: Program, start: Start) -> list[str]:

@@ -27,7 +27,7 @@ from fdg_jax.machine import programs
 from fdg_jax.runs import reading
 from fdg_jax.stage.functions import ComputeOptions, init_variables, make_apply, make_outputs, split_variables
 from fdg_jax.stage.precision import precision
-from fdg_jax.training import feeding, session, setup
+from fdg_jax.training import job, loop, session
 
 Tree = Any
 
@@ -188,7 +188,7 @@ class Trained:
         Raises:
             BadInput: the data set is not there, or it is not the one that the run was trained on.
         """
-        run = programs.jit(partial(tally, setup.cross_entropy))
+        run = programs.jit(partial(tally, job.cross_entropy))
         found = self.test_batches(data_dir, text) if batches is None else batches
         return evaluate(lambda images, labels: run(self.outputs(images), np.asarray(labels)), found)
 
@@ -202,9 +202,9 @@ class Trained:
         options = with_data(self.options, data_dir)
         if text is not None:
             options = dataclasses.replace(options, text=os.pathsep.join(map(str, text)))
-        source = setup.load_data(options, "")
+        source = job.load_data(options, "")
         session.check_data(source, self.about, "evaluating")
-        return feeding.feed(source, self.options, 0).test()
+        return loop.feed(source, self.options, 0).test()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the weights into a safetensors file (fdg_jax.save_weights), with what is needed to use them.

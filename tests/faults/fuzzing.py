@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fdg_jax.config import FIELDS
 from fdg_jax.experiments import cifar
-from fdg_jax.training import feeding
+from fdg_jax.training import loop
 
 POOLS = {
     "whole number": "0 -1 1 2 3 4 5 8 1.5 two nan 1e3 0x10 1_0 +2 -0 999999999999 １ ½",
@@ -52,7 +52,7 @@ def values(name, pools=OWN):
 def one_step(job, path, program, signals, begun):
     """In place of the training: what an accepted configuration must be able to do."""
     step = begun.record.step
-    feeding.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
+    loop.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
     job.pipeline.drain()
     assert step + 1 in [each.step for each in job.pipeline.losses(wait=True)]
     return 0

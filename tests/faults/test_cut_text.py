@@ -58,7 +58,7 @@ READ_LATER = """
 import os, sys, jax
 from fdg_jax import data
 from fdg_jax.config import Config
-from fdg_jax.training.feeding import InMemory
+from fdg_jax.training.loop import InMemory
 text = data.load_text("text", sys.argv[1:], 64)
 feed = InMemory(text, Config(dataset="text", batch_size=4096, epochs=1), steps=5)
 there = jax.device_put(next(feed.test()))

@@ -12,7 +12,7 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import progress
 from fdg_jax.runs.run_files import read_metrics
-from fdg_jax.training import training_loop
+from fdg_jax.training import loop
 
 SIZE = 24  # MB; a checkpoint of the run below has less than two
 AT = 3  # the disk fills up before this batch enters
@@ -60,7 +60,7 @@ def fills_up(monkeypatch):
     """fills_up(disk, spare) -> [(step at the time, warning)]: the disk fills up in the middle of the run."""
 
     def arrange(disk, spare, patch=monkeypatch):
-        window, say, loops, told = training_loop.Loop.dispatch, progress.Progress.say, [], []
+        window, say, loops, told = loop.Loop.dispatch, progress.Progress.say, [], []
 
         def filling(loop):
             loops[:] = [loop]
@@ -74,7 +74,7 @@ def fills_up(monkeypatch):
                 told.append((loops[0].record.step, line))
             say(self, line)
 
-        patch.setattr(training_loop.Loop, "dispatch", filling)
+        patch.setattr(loop.Loop, "dispatch", filling)
         patch.setattr(progress.Progress, "say", saying)
         return told
 

@@ -6,12 +6,12 @@ import pytest
 from fault_runs import SMALL
 
 from fdg_jax.experiments import cifar
-from fdg_jax.training import training_loop
+from fdg_jax.training import loop
 
 
 @pytest.mark.slow
 def test_a_run_whose_directory_is_gone_ends_at_its_next_write(tmp_path, monkeypatch, capsys):
-    path, read = tmp_path / "run", training_loop.Loop.read_losses
+    path, read = tmp_path / "run", loop.Loop.read_losses
 
     def deleting(loop, wait=False):
         if loop.record.step == 3 and path.exists() and not (tmp_path / "done").exists():
@@ -20,7 +20,7 @@ def test_a_run_whose_directory_is_gone_ends_at_its_next_write(tmp_path, monkeypa
             (tmp_path / "done").mkdir()
         read(loop, wait)
 
-    monkeypatch.setattr(training_loop.Loop, "read_losses", deleting)
+    monkeypatch.setattr(loop.Loop, "read_losses", deleting)
     assert cifar.main(f"{SMALL} --model resnet8 --K 1 --method bp --run-dir {path}".split()) == 1
     said = capsys.readouterr()
     assert said.err.count("error:") == 1 and "is gone: it was deleted, renamed or replaced" in said.err

@@ -13,7 +13,7 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import incidents
 from fdg_jax.stage.stage import Stage
-from fdg_jax.training import training_loop
+from fdg_jax.training import loop
 
 CONFIGS = [("fdg", 1), ("fdg", 2), ("fdg", 4), ("ddg", 2), ("fr", 4), ("dgl", 2), ("dni", 4), ("gpipe", 2), ("dfa", 4)]
 CASES = [(method, K, k, what) for method, K in CONFIGS for k in range(1, K + 1) for what in ("weights", "gradient")]
@@ -26,7 +26,7 @@ def lost(tree):
 
 def spoil_weights(patch, k, step):
     """The weights of stage k are lost just before batch `step` enters, once: as by a fault of its device."""
-    window, done = training_loop.Loop.dispatch, []
+    window, done = loop.Loop.dispatch, []
 
     def spoilt(loop):
         if loop.record.step == step - 1 and not done:
@@ -35,7 +35,7 @@ def spoil_weights(patch, k, step):
             stage.state = stage.state._replace(params=lost(stage.state.params))
         window(loop)
 
-    patch.setattr(training_loop.Loop, "dispatch", spoilt)
+    patch.setattr(loop.Loop, "dispatch", spoilt)
 
 
 def spoil_gradient(patch, k, number):

@@ -13,7 +13,7 @@ from fdg_jax import api
 from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import progress
-from fdg_jax.training import feeding, record, training_loop
+from fdg_jax.training import loop, record
 
 AT = 5  # the batch that something happens at
 
@@ -64,7 +64,7 @@ def test_an_exception_between_two_batches_leaves_a_checkpoint_that_goes_on_exact
 ):
     path, error = tmp_path / "run", RuntimeError("the loader is gone")
     with monkeypatch.context() as patch:
-        at_batch(patch, feeding.InMemory, "next", raising(error))
+        at_batch(patch, loop.InMemory, "next", raising(error))
         assert run(path) == 1
     err = capsys.readouterr().err
     assert err.count("Traceback") == 1  # a defect is still shown
@@ -147,7 +147,7 @@ def test_a_run_too_short_for_an_update_says_so(tmp_path, capsys):
 def test_a_job_that_is_started_again_and_again_with_the_same_words_gets_done(whole, tmp_path, monkeypatch, capsys):
     path, again = tmp_path / "run", ["--resume", "auto", "--seed", "0", "--checkpoint-every", "0"]
     with monkeypatch.context() as patch:  # ended before it has anything but a directory and config.json
-        patch.setattr(training_loop.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
+        patch.setattr(loop.Loop, "__init__", lambda *_: raising(KeyboardInterrupt())())
         with pytest.raises(KeyboardInterrupt):
             run(path, *again)
     assert (path / "config.json").exists() and not run_checkpoints.stored(path / "checkpoints")

@@ -15,7 +15,7 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.engine.evaluate import Tally, evaluate
 from fdg_jax.engine.unfinished import UnfinishedOperations
 from fdg_jax.experiments import cifar
-from fdg_jax.training import feeding
+from fdg_jax.training import loop
 from fdg_jax.training.watchdog import STALLS, Watchdog
 
 K = 3
@@ -176,7 +176,7 @@ def test_an_evaluation_that_is_held_up_is_named(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("kind", "where", "name", "said"),
     [
-        ("L", feeding.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
+        ("L", loop.InMemory, "next", "the loader makes no progress: its batch 5 has been under way for"),
         ("C", run_checkpoints.Saver, "write", "checkpoints makes no progress: its checkpoint after batch 5 has been"),
     ],
 )

@@ -1,19 +1,81 @@
-"""When a checkpoint of a run is written, and what is done when one cannot be: the policies of `--checkpoint-every`,
-`--keep-best` and `--on-failed-save`."""
+"""What is done about what goes wrong: values that are not finite (`--on-nan`), and checkpoints, when they are due
+(`--checkpoint-every`, `--keep-best`) and when one cannot be written (`--on-failed-save`)."""
 
 import contextlib
+import math
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from fdg_jax.checkpoint import manifest, run_checkpoints
+from fdg_jax.checkpoint.run_checkpoints import NotFinite, SaveFailed
+from fdg_jax.config import FIELDS
 from fdg_jax.data import fingerprint
+from fdg_jax.engine.losses import Metrics
 from fdg_jax.errors import BadInput
+from fdg_jax.runs import run_files
 from fdg_jax.runs.progress import Progress
 from fdg_jax.runs.run_files import CHECKPOINTS
-from fdg_jax.training.nonfinite_policy import NonFinitePolicy
-from fdg_jax.training.record import Record
-from fdg_jax.training.session import about_job
-from fdg_jax.training.setup import Job
+from fdg_jax.training.job import Job
+from fdg_jax.training.record import Diverged, Record, raise_diverged
 from fdg_jax.training.watchdog import HostOperations
+
+MOST_WARNINGS = 10  # warnings about non-finite values before going quiet
+
+
+class NonFinitePolicy:
+    """Ends the training or lets it go on when values are not finite.
+
+    Arguments:
+        on_nan: stop, skip or rollback, as `--on-nan`. For rollback, too, Diverged is raised here; who catches it
+            goes back.
+        pipeline: asked which stage was the first to compute something that is not finite.
+        batch_after: gives the batch (inputs, labels) that follows a number of batches, to ask the pipeline about it.
+        say: prints a line.
+    """
+
+    def __init__(
+        self, on_nan: str, pipeline: Any, batch_after: Callable[[int], tuple[Any, Any]], say: Callable[[str], None]
+    ):
+        self.skips = on_nan == "skip"
+        self.pipeline, self.batch_after, self.say = pipeline, batch_after, say
+        self.warnings = 0
+
+    def refused_updates_expected(self, record: Any) -> tuple[int, ...] | None:
+        """The refused updates that a checkpoint may contain: those already reported, or with skip any (None)."""
+        return None if self.skips else record.bad
+
+    def handle_metrics(self, metrics: Metrics) -> None:
+        """For a batch whose loss is not finite or with which a refused update became known: raises Diverged, or warns
+        where the policy is to skip."""
+        try:
+            raise_diverged(metrics)
+        except Diverged as found:
+            self.warnings += 1
+            if self.skips and self.warnings > MOST_WARNINGS:
+                return
+            fact = str(found) if math.isfinite(metrics.loss) else f"{found}{self.first_stage(metrics.step)}"
+            if not self.skips:
+                raise Diverged(fact, metrics.step) from None
+            last = " (the last such warning)" if self.warnings == MOST_WARNINGS else ""
+            self.say(f"WARNING: {fact}. No update is made with it{last}.")
+
+    def handle_state(self, found: NotFinite, needed: bool) -> None:
+        """For a state that was not saved because it is not finite: raises Diverged. Where the policy is to skip, and
+        only batches in flight are affected, it warns; or raises SaveFailed if that checkpoint is needed."""
+        if not self.skips or found.lasting:
+            raise Diverged(f"{found}{self.first_stage(found.step)}", found.step) from None
+        if needed:
+            raise SaveFailed(f"{found}.") from None
+        self.say(f"WARNING: {found}. The earlier ones stay, and the run goes on.")
+
+    def first_stage(self, step: int) -> str:
+        """Words that name the first stage that batch `step` makes non-finite; "" if all stages are finite by now."""
+        where = self.pipeline.first_nonfinite(self.batch_after(step - 1), step - 1) if step else None
+        return f"; the first that is not finite: the {where.what} of stage k={where.k}" if where else ""
 
 
 class Saving:
@@ -119,3 +181,16 @@ class Saving:
     def close(self) -> None:
         """Waits for the checkpoint under way, whatever becomes of it."""
         self.saver.close()
+
+
+def versions() -> dict[str, str]:
+    """The versions that a checkpoint's bits depend on; the compiler is part of jaxlib."""
+    names = {"jax": jax.__version__, "jaxlib": metadata.version("jaxlib"), "fdg_jax": run_files.own_version()}
+    return {**names, "backend": jax.default_backend()}
+
+
+def about_job(job: Job) -> dict[str, Any]:
+    """What a checkpoint's manifest says of the run: versions, the data, and the options that may not change."""
+    fixed = [name for name, field in FIELDS.items() if not field.free]
+    options = {name: getattr(job.options, name) for name in fixed}
+    return {**versions(), "options": options, "data": job.dataset.fingerprint}

@@ -10,29 +10,75 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fdg_jax import corrections, data, methods, models, recipe, split
+from fdg_jax import block_times, corrections, data, methods, models, recipe, split
 from fdg_jax.api import Pipeline
 from fdg_jax.checks import no_effect
 from fdg_jax.checks.plan import of_config
-from fdg_jax.config import FIELDS, Config, run_length, values
+from fdg_jax.config import FIELDS, Config, model_options, run_length, values
 from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
 from fdg_jax.machine.stderr import say
 from fdg_jax.methods.interface import Method
-from fdg_jax.training.partition import Partition, network_input, partition
 from fdg_jax.training.peers import Peers
 from fdg_jax.transport import devices
 
 MOST_BATCHES = 10**8
 ALONE = Peers()
 WARMED_UP = ("resnet110", "resnet1202")
+
+
+class Partition(NamedTuple):
+    """How a network is cut into K stages."""
+
+    blocks: list[nn.Module]
+    name: str  # paper, even, balanced, measured or block numbers
+    cuts: tuple[int, ...]  # the first block of stages 2..K
+    costs: list[float]  # of each block; only their ratios count
+    unit: str  # of the costs: time (in seconds) or FLOPs
+    has_paper_split: bool  # whether the authors' code cuts this model into K stages
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """[K + 1] The first block of every stage, and the number of blocks."""
+        return (0, *self.cuts, len(self.blocks))
+
+
+def partition(
+    options: Config, dataset: data.Source, device: Any, seconds: list[float] | None = None
+) -> Partition:
+    """Cuts the model as --split asks, or as the authors do, or else balanced. Raises BadInput.
+
+    device: of stage 1, on which `--split measured` measures. seconds: of each block, if they have been measured.
+    """
+    blocks = models.blocks(options.model, dataset.classes, **model_options(options))
+    has_paper_split = models.paper_split(options.model, options.K) is not None
+    name = options.split or ("paper" if has_paper_split else "balanced")
+    costs, unit = (seconds, "time") if seconds else block_costs(name, options, blocks, dataset, device)
+    cuts = split.parse(name, options.model, options.K, len(blocks), costs)
+    return Partition(blocks, name, cuts, costs, unit, has_paper_split)
+
+
+def block_costs(
+    name: str, options: Config, blocks: list[nn.Module], dataset: data.Source, device: Any
+) -> tuple[list[float], str]:
+    """(the cost of each block, its unit): time where `--split measured` asks for it, else FLOPs by XLA's analysis."""
+    if name == "measured" and options.K > 1:
+        return block_times.seconds(blocks, network_input(dataset, options.batch_size), device), "time"
+    return split.costs(blocks, network_input(dataset, 1)), "FLOPs"
+
+
+def network_input(dataset: data.Source, batch_size: int) -> Any:
+    """The shape and dtype of a batch as block 0 takes it, after augmentation or whatever the data set does."""
+    stored = jax.ShapeDtypeStruct((batch_size, *dataset.shape), dataset.dtype)
+    return jax.eval_shape(dataset.train_transform(0), stored, jax.ShapeDtypeStruct((), jnp.int32))
 
 
 class InitialWeights(Protocol):

@@ -1,0 +1,393 @@
+"""The training loop that every data set shares: dispatch, write down, evaluate, save, until all batches have entered.
+
+It knows the pipeline by its public methods only. It waits for a device where a person asked for a number (an
+evaluation) and around a dispatch that compiles, so that the speed is that of training; nowhere else. A checkpoint is
+written by a thread, from arrays that may still be unfinished, while the loop goes on.
+
+The batches are a function of (seed, step) alone, so that a run which is resumed meets the same ones.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from fdg_jax.checkpoint import run_checkpoints
+from fdg_jax.config import Config
+from fdg_jax.data.augment import epoch_order
+from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.source import Source
+from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
+from fdg_jax.data.text import Text
+from fdg_jax.engine.unfinished import UnfinishedOperations
+from fdg_jax.runs import incidents
+from fdg_jax.runs.progress import Progress, per_second
+from fdg_jax.training.job import Job
+from fdg_jax.training.loading import Loading
+from fdg_jax.training.peer_watchdog import PeerWatchdog
+from fdg_jax.training.policies import NonFinitePolicy, Saving
+from fdg_jax.training.profiling import Profile
+from fdg_jax.training.record import Record
+from fdg_jax.training.signals import Signals, Stopped
+from fdg_jax.training.watchdog import HostOperations, Watchdog
+
+TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
+
+
+class Loop:
+    """One session of a run: from the newest checkpoint (or the beginning) to the end or a signal. A context, which
+    closes what the loop opens.
+
+    Arguments:
+        job: what is trained. Its pipeline stands where the record says.
+        run: the run directory.
+        fresh: whether the run has no checkpoint yet.
+        profile: batches to be traced.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        run: Path,
+        signals: Signals,
+        progress: Progress,
+        record: Record,
+        fresh: bool,
+        profile: int = 0,
+    ):
+        self.job, self.options, self.pipeline = job, job.options, job.pipeline
+        self.run, self.signals, self.progress, self.record = run, signals, progress, record
+        o, alone = job.options, job.peers.processes == 1  # of several, a signal is obeyed where all processes meet
+        # True from the call of the pipeline until the record counts its batches. Pipeline.interrupted knows of a cut
+        # within a tick only, and a dispatch may be many ticks.
+        self.in_dispatch = False
+        in_flight = job.pipeline.watch() if o.stall_seconds or not alone else None
+        self.watchdog = watchdog(job, in_flight, run) if in_flight else None
+        self.operations = HostOperations(in_flight)
+        self.feed = feed(job.dataset, o, job.steps, signals.check if alone else lambda: None)
+        self.clock = ThroughputClock(job.pipeline, record, o)
+        self.transform = job.dataset.test_transform()
+        nonfinite = NonFinitePolicy(o.on_nan, job.pipeline, self.feed.batch, self.warn)
+        record.on_nonfinite = nonfinite.handle_metrics
+        self.saving = Saving(job, run, record, progress, nonfinite, self.operations, fresh)
+        self.profile = Profile(profile, run, self.clock.paused, progress.say)
+
+    def __enter__(self) -> "Loop":
+        self.held = ExitStack()
+        for each in (self.feed, self.saving, self.profile):
+            self.held.callback(each.close)
+        if self.watchdog:
+            self.held.enter_context(self.watchdog)
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.held.close()
+
+    def warn(self, line: str) -> None:
+        """Prints a warning about values that are not finite, and keeps it for the report."""
+        self.progress.say(line)
+        if self.job.peers.first:
+            incidents.add(self.run, self.record.step, line.removeprefix("WARNING: "))
+
+    def train(self) -> None:
+        """Trains until `job.steps` batches have entered. Raises Stopped after a signal."""
+        self.record.catch_up()
+        while True:
+            self.read_losses()
+            if self.saving.due():
+                self.saving.save()
+            self.agree()
+            if self.record.step >= self.job.steps:
+                break
+            if self.evaluation_due():
+                self.evaluate()
+            self.dispatch()
+
+    def agree(self) -> None:
+        """Acts on what has happened beside the training, in any process: a signal, a checkpoint that has failed.
+
+        Raises Stopped, SaveFailed, Diverged.
+        """
+        met = self.job.peers.meet(failed_save=self.saving.saver.has_failed(), signal=self.signals.number)
+        if "failed_save" in met:
+            self.saving.check()
+        if "signal" in met:
+            raise Stopped(met["signal"])
+
+    def dispatch(self) -> None:
+        """Enters the next batches into the pipeline: as many as one dispatch takes."""
+        with self.operations.waiting("L", self.record.step + 1):
+            work = self.feed.next(self.record.step)
+        may_compile = self.clock.before_dispatch(work.shape)
+        self.profile.before_dispatch(work.shape[0], may_compile)
+        if self.watchdog:
+            self.watchdog.may_compile = may_compile
+        self.in_dispatch = True
+        work.enter(self.pipeline)
+        self.record.entered(work.shape[0], work.shape[0] * work.shape[1])
+        self.in_dispatch = False
+        self.clock.after_dispatch(may_compile)
+        self.profile.after_dispatch()
+        epoch = (self.record.step - 1) // self.job.steps_per_epoch + 1
+        self.progress.show(self.record.step, epoch, self.record.last_loss, self.record.rate, may_compile)
+
+    def read_losses(self, wait: bool = False) -> None:
+        """Writes down the losses that are finished; wait: all of them."""
+        self.record.losses(self.pipeline.losses(wait=wait))
+
+    def evaluation_due(self) -> bool:
+        """Whether --evaluate-every asks for an evaluation after the newest batch that has not been made yet."""
+        every, step = self.options.evaluate_every * self.job.steps_per_epoch, self.record.step
+        return every > 0 and step > 0 and step % every == 0 and step != self.record.evaluated
+
+    def evaluate(self) -> None:
+        """Evaluates, and saves a checkpoint if it is the best and wanted. Raises Stopped after a signal."""
+        self.clock.paused(self.evaluate_and_keep_best)
+        record = self.record
+        self.progress.error = f"test error {record.error:.2f}%"
+        measures = record.measures(record.test_loss).items()  # of text: bits per byte
+        more = "".join(f", {value:.4f} {name.replace('_', ' ')}" for name, value in measures if value is not None)
+        loss = f"{record.train_loss():.4f}" if record.recent else "not known yet"  # nan means that a run has diverged
+        self.progress.say(
+            f"epoch {round(record.step / self.job.steps_per_epoch, 2):g}: test error {record.error:.2f}%{more}, "
+            f"training loss {loss}, {per_second(record.per_second(), record.unit)}, "
+            f"learning rate {record.learning_rate(max(record.step, 1)):g}"
+        )
+
+    def evaluate_and_keep_best(self) -> None:
+        """Evaluates with the newest weights, whether or not batches are in flight."""
+        found = self.pipeline.evaluate(self.test_batches(), self.transform)
+        self.read_losses(wait=True)  # their lines come before the evaluation's, as they would without waiting
+        if self.record.evaluation(found.loss, found.error_percent or 0.0) and self.options.keep_best:
+            self.saving.save(best=True)
+
+    def test_batches(self) -> Iterator[tuple[Any, Any]]:
+        """The test examples, between which a signal is obeyed."""
+        for batch in self.feed.test():
+            self.agree()
+            yield batch
+
+    def finish(self) -> tuple[str, str]:
+        """After the last batch: a checkpoint, the batches in flight, the last evaluation.
+
+        Returns:
+            sha256 of the parameters, and of the checkpoint's state. That is the state before draining, so that a
+            finished run can go on with more --steps.
+        """
+        self.saving.save()
+        failed = None
+        try:
+            self.saving.check(last=True)
+        except run_checkpoints.SaveFailed as error:  # the weights are lost, but their test error can still be reported
+            failed = error
+        self.clock.paused(self.hash_and_drain)
+        self.read_losses(wait=True)
+        self.record.late_refusals(self.pipeline.refused())
+        self.record.last_line()
+        self.evaluate()
+        if failed:
+            raise failed
+        self.record.flush()  # summary.json, which is written next, says that the run is finished: no line may be lost
+        return self.pipeline.parameters_sha256(), self.state_sha256
+
+    def hash_and_drain(self) -> None:
+        self.state_sha256 = self.pipeline.state_sha256()
+        if self.options.drain:
+            self.saving.drained = True
+            self.pipeline.drain()
+
+
+class ThroughputClock:
+    """The clock behind images/s or tokens/s: it tells the record how long how many images, or tokens, took.
+
+    It runs while batches are trained on. It stands while programs may compile, during evaluations and while anything
+    else is done. It waits for the device whenever it is started or stopped, so that only whole work is counted.
+    """
+
+    def __init__(self, pipeline: Any, record: Record, options: Config):
+        self.pipeline, self.record, self.options = pipeline, record, options
+        self.shapes: set[tuple[int, ...]] = set()  # of the dispatches so far
+        self.dispatches_to_compile = 0  # how many of the next dispatches may still compile
+        self.started: tuple[float, int] | None = None  # (when the clock was started, images or tokens entered by then)
+
+    def before_dispatch(self, shape: tuple[int, ...]) -> bool:
+        """Starts or stops the clock for a dispatch [batches, examples in each]; returns whether it may compile.
+
+        The first dispatch of a shape may. In the pipeline a batch of a new size takes 2K ticks through all stages
+        and back, and M-1 more until its gradient is part of an update, so as many dispatches may compile.
+        """
+        if shape not in self.shapes:
+            self.shapes.add(shape)
+            o = self.options
+            one_program = (o.window or 1) > 1 and o.engine == "delay-line"
+            self.dispatches_to_compile = 1 if one_program else 2 * o.K + o.accumulate - 1
+        if self.dispatches_to_compile:
+            self.stop()
+            self.dispatches_to_compile -= 1
+            return True
+        if self.started is None:
+            self.pipeline.wait()
+            self.started = time.monotonic(), self.record.units
+        return False
+
+    def after_dispatch(self, may_compile: bool) -> None:
+        """Waits for a dispatch that may have compiled, so that compilation is never counted as training."""
+        if may_compile:
+            self.pipeline.wait()
+            self.record.speed.compiled()
+
+    def stop(self) -> None:
+        """Stops the clock, if it runs, and adds its time, and what entered in it, to the record."""
+        if self.started is not None:
+            self.pipeline.wait()
+            start, units = self.started
+            if self.record.units > units:  # else it was stopped before the batch that it was started for
+                self.record.timed(self.record.units - units, time.monotonic() - start)
+            self.started = None
+
+    def forget(self) -> None:
+        """Stops the clock without adding its time to the record, which has been set back to a checkpoint."""
+        self.started = None
+
+    def paused(self, work: Callable[[], Any]) -> None:
+        """Calls `work`, which is no training, while the clock stands."""
+        self.stop()
+        self.pipeline.wait()
+        with self.record.speed.pause():
+            work()
+
+
+class Work(NamedTuple):
+    """The batches of one dispatch."""
+
+    shape: tuple[int, int]  # batches, examples in each
+    enter: Callable[[Any], object]  # takes the pipeline
+
+
+class InMemory:
+    """Windows of batches of a data set in memory, which the pipeline may keep on its device, or of a text in a file.
+
+    Of a text, each of them and each test batch raises Damaged where the file has been cut short.
+    """
+
+    def __init__(self, dataset: Dataset | Text, options: Config, steps: int):
+        self.dataset, self.options, self.steps = dataset, options, steps
+        self.N = len(dataset.train_inputs)
+        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))  # (epoch, its order)
+        self.check = dataset.check if isinstance(dataset, Text) else lambda: None
+        self.kept: tuple[np.ndarray, np.ndarray] | None = None  # what the delay line keeps on its device
+
+    def next(self, step: int) -> Work:
+        """The batches after `step`: of the epoch, up to --window; the ragged last one goes alone."""
+        self.check()
+        rows = self.indices(step)
+        shape = rows.shape[0], rows.shape[1]
+        if isinstance(self.dataset, Text) and self.options.engine != "delay-line":
+            # Read here, so that a batch which cannot be read leaves the pipeline between two batches.
+            inputs, labels = (blocks[rows.ravel()] for blocks in (self.dataset.train_inputs, self.dataset.train_labels))
+            rows = np.arange(rows.size).reshape(shape)
+        else:
+            if self.kept is None:
+                self.kept = np.asarray(self.dataset.train_inputs), np.asarray(self.dataset.train_labels)
+            inputs, labels = self.kept
+        return Work(shape, lambda pipeline: pipeline.train(inputs, labels, rows))
+
+    def indices(self, step: int) -> np.ndarray:
+        """[W, batch] int32. Windows lie on a grid from the epoch's start, so a resumed run has the same."""
+        B, W, full = self.options.batch_size, self.options.window or 1, self.N // self.options.batch_size
+        order, batch = self.place(step)
+        if batch == full:
+            return order[None, full * B :]
+        W = min(W - batch % W, full - batch, self.steps - step)
+        return order[batch * B : (batch + W) * B].reshape(W, B)
+
+    def place(self, step: int) -> tuple[np.ndarray, int]:
+        """(the order of the examples in the epoch of the batch after `step`, the number of that batch in it)."""
+        epoch, batch = divmod(step, -(-self.N // self.options.batch_size))
+        if self.order[0] != epoch:
+            self.order = epoch, epoch_order(self.N, self.options.seed, epoch)
+        return self.order[1], batch
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, which may have been entered before."""
+        B, (order, batch) = self.options.batch_size, self.place(step)
+        rows = order[batch * B : (batch + 1) * B]
+        return self.dataset.train_inputs[rows], self.dataset.train_labels[rows]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Of images up to 500; of tokens, whose outputs are large, at most a training batch's number of examples."""
+        inputs, labels = self.dataset.test_inputs, self.dataset.test_labels
+        size = even_size(len(inputs), TEST_BATCH if self.dataset.unit == "images" else self.options.batch_size)
+        for start in range(0, len(inputs), size):
+            self.check()
+            rows = slice(start, start + size)
+            yield np.asarray(inputs[rows]), np.asarray(labels[rows])
+
+    def close(self) -> None: ...
+
+
+class Streamed:
+    """Batch after batch, decoded ahead of time. The workers are begun with the first one and live as long as the run.
+
+    check: called now and then while a batch is waited for; what it raises ends the waiting.
+    """
+
+    def __init__(self, stream: Stream, options: Config, check: Callable[[], None]):
+        self.stream, self.options, self.check = stream, options, check
+        self.loader: Loading | None = None
+        self.at = -1  # the step that the loader's next batch comes after
+
+    def next(self, step: int) -> Work:
+        """The batch after `step`. Raises Damaged where one of its images cannot be decoded, and LoaderFailed where a
+        process that decodes them has died."""
+        if self.loader is None or self.at != step:
+            self.close()
+            batches = TrainBatches(self.stream, self.options.batch_size, self.options.seed)
+            self.loader = Loading(Loader(batches, start=step), self.check)
+        batch = next(self.loader)
+        self.at = step + 1
+        return Work((1, len(batch[1])), lambda pipeline: pipeline.step(batch))
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The batch after `step`, made again."""
+        return TrainBatches(self.stream, self.options.batch_size, self.options.seed)[step]
+
+    def test(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """In batches of at most the training batch's size, which is known to fit into the device's memory."""
+        size = even_size(len(self.stream.test_inputs), self.options.batch_size)
+        with Loading(Loader(TestBatches(self.stream, size)), self.check) as loader:
+            yield from loader
+
+    def close(self) -> None:
+        if self.loader is not None:
+            self.loader.close()
+            self.loader = None
+
+
+def feed(
+    source: Source, options: Config, steps: int, check: Callable[[], None] = lambda: None
+) -> InMemory | Streamed:
+    """The batches of a data set of any kind. check: called now and then while a batch is waited for; what it raises
+    ends the waiting."""
+    if isinstance(source, Stream):
+        return Streamed(source, options, check)
+    return InMemory(cast(Dataset | Text, source), options, steps)
+
+
+def even_size(examples: int, most: int) -> int:
+    """Examples in a test batch: the largest divisor up to `most`, unless there is only a small one."""
+    even = max(size for size in range(1, min(most, examples) + 1) if examples % size == 0)
+    return even if even > most // 5 or even == examples else min(most, examples)
+
+
+def watchdog(job: Job, in_flight: UnfinishedOperations, run: Path) -> Watchdog:
+    """What looks after the operations under way, and after the messages of other processes."""
+    seconds, peers = job.options.stall_seconds, job.peers
+    if peers.processes == 1:
+        return Watchdog(in_flight, seconds, run)
+    processes = [device.process_index for device in job.pipeline.devices]
+    return PeerWatchdog(in_flight, seconds or math.inf, run, peers.seconds, lambda k: processes[k - 1], peers.process)
