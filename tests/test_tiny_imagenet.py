@@ -7,6 +7,7 @@ from fdg_jax import data
 from fdg_jax.data import download
 from fdg_jax.data.sets import tiny_imagenet
 from fdg_jax.errors import BadInput
+from tests.cifar_files import arrays_of
 from tests.image_files import SMALL, WNIDS, photo, pixels
 from tests.image_files import tiny_imagenet as write_tiny_imagenet
 
@@ -48,7 +49,7 @@ def test_images_are_decoded_once_and_again_when_a_file_changes(written, tmp_path
     decode = tiny_imagenet.decode
     monkeypatch.setattr(tiny_imagenet, "decode", lambda *_: pytest.fail("decoded again"))
     second = data.load("tiny_imagenet", tmp_path / "data" / "tiny-imagenet-200")  # the folder itself will do
-    for a, b in zip(first[1:5], second[1:5], strict=True):
+    for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
         np.testing.assert_array_equal(a, b)
     monkeypatch.setattr(tiny_imagenet, "decode", decode)
     changed = tmp_path / "data" / "tiny-imagenet-200" / "val" / "images" / "val_3.JPEG"

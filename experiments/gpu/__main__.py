@@ -112,8 +112,6 @@ def do(given: argparse.Namespace) -> int:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     folder = Folder(given.folder or ROOT / "runs" / ("gpu-small" if given.small else "gpu"))
     data_dir = given.data_dir.expanduser().resolve() if given.data_dir else None
-    if given.parts:  # decoded images and compiled programs lie beside the data then
-        os.environ["XDG_CACHE_HOME"] = str(parts.Brought(data_dir, given.parts).cache_home)  # type: ignore[arg-type]
     choices = Choices(
         rows=tuple(given.rows or (["*"] if given.small else ["resnet20-*"])), precision=given.precision,
         hours=given.hours, accepted=tuple(given.accept), only=tuple(given.only), data_dir=data_dir,

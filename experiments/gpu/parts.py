@@ -1,29 +1,23 @@
 """CIFAR-10 in parts small enough to be carried to a machine one by one, and whole again there.
 
-`pack` writes the arrays as they are in memory (they hardly compress): files of at most so many MiB and a small manifest
-with the sha256 of each and of all. `Brought` collects what has arrived in one folder of the machine; when all parts are
-there it makes the data directory that the training command reads. Nothing is unpickled.
+`pack` cuts the file of its arrays (fdg_jax.data.arrays; they hardly compress) into files of at most so many MiB, with
+a small manifest: the sha256 of each and of all. `Brought` collects what has arrived in one folder of the machine. When
+all parts are here, that folder holds `cifar10.npz`, which the training command reads.
 """
 
 import hashlib
-import io
 import json
-import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fdg_jax import durable
-from fdg_jax.data import cache
-from fdg_jax.data.prepare import VERSION
-from fdg_jax.data.prepared import Arrays
+from fdg_jax.data import arrays, cifar
+from fdg_jax.data.arrays import Arrays
 from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
 
-MANIFEST, FORMAT, MIB = "cifar10-parts.json", 2, 2**20
-EXPECTED = cifar10.CIFAR10.expected
+MANIFEST, FORMAT, MIB = "cifar10-parts.json", 3, 2**20
 
 
 def digest(content: bytes) -> str:
@@ -34,11 +28,13 @@ def pack(data_dir: str | None, into: Path, mib: int) -> list[Path]:
     """Writes the parts and the manifest. Returns their paths. Raises BadInput."""
     if mib < 1:
         raise BadInput(f"--mib {mib}: use 1 or more.")
-    dataset, file = cifar10.load(data_dir), io.BytesIO()
-    for name in Arrays._fields:
-        np.save(file, getattr(dataset, name))
+    dataset = cifar10.load(data_dir)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "whole"
+        arrays.write(file, Arrays(*(getattr(dataset, name) for name in Arrays._fields)))
+        whole = file.read_bytes()
     durable.make_folder(into)
-    whole, parts = file.getvalue(), list[dict[str, Any]]()
+    parts = list[dict[str, Any]]()
     for number, begin in enumerate(range(0, len(whole), mib * MIB), 1):
         content = whole[begin : begin + mib * MIB]
         parts.append({"name": f"cifar10-part{number}.bin", "bytes": len(content), "sha256": digest(content)})
@@ -54,8 +50,7 @@ class Brought:
 
     def __init__(self, data_dir: Path, brought: Sequence[Path]):
         self.data_dir, self.brought = data_dir.expanduser().resolve(), [path.expanduser() for path in brought]
-        self.parts, self.ready = self.data_dir / "parts", self.data_dir / "cifar10" / VERSION
-        self.cache_home = self.data_dir / "cache"  # what XDG_CACHE_HOME has to be: decoded images lie beside the data
+        self.parts, self.ready = self.data_dir / "parts", self.data_dir / "cifar10.npz"
 
     def manifest(self) -> dict[str, Any] | None:
         """Raises BadInput for one that cannot be used."""
@@ -70,13 +65,10 @@ class Brought:
         return None
 
     def collect(self) -> list[str]:
-        """Takes what has arrived, and makes the data directory once all is here. Returns the names of the parts that
-        are still missing. Raises BadInput for a part that is damaged, and where images would be kept elsewhere."""
-        if (self.ready / MANIFEST).is_file() and any(self.cache_home.glob("fdg_jax/cifar10-*.npz")):
+        """Takes what has arrived, and makes the file of arrays once all is here. Returns the names of the parts that
+        are still missing. Raises BadInput for a part that is damaged."""
+        if self.ready.is_file():
             return []
-        if cache.cache_dir().resolve() != self.cache_home / "fdg_jax":
-            fact = f"decoded images are kept in {cache.cache_dir()}, and not beside the data in {self.data_dir}"
-            raise BadInput(f"{fact}, so training would not find them there. Set XDG_CACHE_HOME={self.cache_home}")
         manifest = self.manifest()
         if manifest is None:
             return [MANIFEST]
@@ -106,13 +98,10 @@ class Brought:
         """Raises BadInput where the whole is not what was packed, or not the data set."""
         content = b"".join((self.parts / part["name"]).read_bytes() for part in manifest["parts"])
         if digest(content) != manifest["sha256"]:
-            shutil.rmtree(self.parts)
-            raise BadInput(f"the parts in {self.parts} were damaged, so they were removed. Bring all of them again.")
-        file = io.BytesIO(content)
-        arrays = Arrays(*(np.load(file, allow_pickle=False) for _ in Arrays._fields))
-        found, wanted = (len(arrays.train_labels), len(arrays.test_labels)), (EXPECTED.train, EXPECTED.test)
-        if found != wanted or arrays.train_images.shape[1:] != EXPECTED.shape:
-            raise BadInput(f"the packed set has {found} images to train and test, and CIFAR-10 {wanted}. Pack again.")
-        durable.make_folder(self.ready)
-        durable.write(self.ready / MANIFEST, json.dumps(manifest).encode())
-        cache.cached(self.ready, EXPECTED, lambda: arrays)
+            raise BadInput(f"the parts in {self.parts} are damaged. Remove that folder, and bring all of them again.")
+        durable.write(self.ready, content)
+        try:
+            cifar.read_file(self.ready, cifar10.CIFAR10.expected)
+        except BadInput:
+            self.ready.unlink()
+            raise
