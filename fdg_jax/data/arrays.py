@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fdg_jax.data.directories import list_directory
+from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.stderr import say
 
 FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
@@ -82,11 +83,6 @@ def read(path: Path, source: str = "") -> Arrays | None:
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
         raise ValueError(f"{type(error).__name__}: {error}") from None
     raise ValueError("its checksum is wrong")
-
-
-def cache_dir() -> Path:
-    """The cache directory: $XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fdg_jax"
 
 
 def cached(

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fdg_jax.data.arrays import cache_dir
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine.facts import cache_dir
 from fdg_jax.storage.temporary_files import make_private
 
 BLOCK_SIZE = 128  # the default
