@@ -110,26 +110,6 @@ def test_a_batch_holds_what_it_was_read_from_the_file(file):
             np.testing.assert_array_equal(labels[row], y)
 
 
-def test_an_engine_that_keeps_the_text_on_its_device_gets_it_once(file):
-    text = data.load_text("text", [str(file)], block_size=32)
-    feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
-    entered = mock.Mock()
-    feed.next(0).enter(entered)
-    feed.next(1).enter(entered)
-    (first, _), (second, _) = entered.train.call_args_list
-    assert first[0] is second[0] and first[1] is second[1]
-    assert isinstance(first[0], np.ndarray) and isinstance(first[1], np.ndarray)
-    np.testing.assert_array_equal(first[0], text.train_inputs)
-    np.testing.assert_array_equal(first[1], text.train_labels)
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name, said in (("missing", "No such file"), (".", "is no file"), ("pipe", "is no file")):
-        with pytest.raises(BadInput, match=said):
-            data.load_text("text", [str(tmp_path / name)])
-
-
 def test_the_text_of_pythons_help_is_there_without_any_file():
     text = data.load_text("text")
     assert len(text.train_inputs) > 4000 and text.files == ("topics.py",)

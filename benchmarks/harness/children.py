@@ -1,7 +1,7 @@
 """The one supervisor of benchmarks and experiments: processes that end with this one, and that can be asked.
 
-Every process is started through `fdg_jax.machine.leash`, so that the kernel sends it a signal when this process is gone,
-by kill -9 too (Linux). A question and its answer are a line of JSON each, on its standard input and output.
+Every process is started through `fdg_jax.machine.leash`, so that the kernel sends it a signal when this process is
+gone, by kill -9 too (Linux). A question and its answer are a line of JSON each, on its standard input and output.
 """
 
 import contextlib
