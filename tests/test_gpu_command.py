@@ -20,10 +20,10 @@ from experiments.gpu import loop, pages, steps
 from experiments.gpu.loop import Choices, Folder, TimeIsUp
 from experiments.gpu.settings import FULL, SMALL, rows
 from experiments.harness import run_table
+from fdg_jax import cli
+from fdg_jax.checks import options as checks
 from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
-from fdg_jax.runs import option_checks
-from fdg_jax.training import command_line
 from tests.cifar_files import assert_same, own_directories_and_no_network, tfds_directory
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fdg_jax.storage import temporary_files
+from fdg_jax import durable
 
 
 @pytest.mark.parametrize(("dead", "age", "stays"), [(True, 120, False), (True, 5, True), (False, 120, True)])
@@ -15,22 +15,22 @@ def test_what_a_killed_process_of_this_machine_left_is_removed_after_a_minute(de
     ended.wait()
     process = ended.pid if dead else os.getpid()
     archive = tmp_path / "archive"
-    first = f".archive.{temporary_files.host()}-{process}-1.tmp"
-    left = [tmp_path / first, tmp_path / f".{first}.{temporary_files.host()}-{process}-2.tmp"]
+    first = f".archive.{durable.host()}-{process}-1.tmp"
+    left = [tmp_path / first, tmp_path / f".{first}.{durable.host()}-{process}-2.tmp"]
     then = time.time() - age
     for file in left:
         file.write_text("")
         os.utime(file, (then, then))
-    temporary_files.temporary_beside(archive)
+    durable.temporary_beside(archive)
     assert [file.exists() for file in left] == [stays, stays]
 
 
 def test_the_names_that_are_swept_are_those_that_are_given(tmp_path):
-    first = temporary_files.temporary_beside(tmp_path / "archive")
-    second = temporary_files.temporary_beside(first)
+    first = durable.temporary_beside(tmp_path / "archive")
+    second = durable.temporary_beside(first)
     long_ago = time.time() - 25 * 3600
     for file in (first, second):
         file.write_text("")
         os.utime(file, (long_ago, long_ago))
-    temporary_files.temporary_beside(tmp_path / "archive")
+    durable.temporary_beside(tmp_path / "archive")
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fdg_jax import data
+from fdg_jax.config import Config
 from fdg_jax.data import fingerprint
 from fdg_jax.data.blocks import Blocks
 from fdg_jax.data.damaged import Damaged

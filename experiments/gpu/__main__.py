@@ -20,13 +20,13 @@ from experiments.gpu import loop, pages, steps
 from experiments.gpu.loop import Choices, Clock, Folder, Step, TimeIsUp, Workplace
 from experiments.gpu.settings import FULL, SMALL
 from experiments.harness.run_table import RESULTS, ROOT
+from fdg_jax import durable
 from fdg_jax.data import arrays
 from fdg_jax.data.arrays import Arrays
 from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
-from fdg_jax.storage import durable
 from fdg_jax.training.signals import Stopped
 
 MOST_MIB = 64

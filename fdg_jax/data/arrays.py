@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fdg_jax.data.directories import list_directory
+from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.stderr import say
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fdg_jax import durable
 from fdg_jax.data import arrays, directories, tfds
 from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
@@ -20,7 +21,6 @@ from fdg_jax.data.download import Download, Unavailable, check, fetch
 from fdg_jax.data.interruptible import long_wait
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import say
-from fdg_jax.storage import temporary_files
 
 
 class Cifar(NamedTuple):

@@ -20,9 +20,9 @@ import numpy as np
 
 from fdg_jax.data.blocks import Blocks, OpenFile
 from fdg_jax.data.source import Source
+from fdg_jax.durable import make_private
 from fdg_jax.errors import BadInput, reason
 from fdg_jax.machine.facts import cache_dir
-from fdg_jax.storage.temporary_files import make_private
 
 BLOCK_SIZE = 128  # the default
 TEST_PART = 10  # one block of so many

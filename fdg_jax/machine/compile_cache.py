@@ -17,9 +17,9 @@ from pathlib import Path
 
 import jax
 
+from fdg_jax.durable import make_private
 from fdg_jax.machine.facts import cache_dir, cpuinfo
 from fdg_jax.machine.stderr import say
-from fdg_jax.storage.temporary_files import make_private
 
 SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 

@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from fdg_jax import strict_json
+from fdg_jax.durable import make_private, temporary_beside
 from fdg_jax.machine.facts import cache_dir
 from fdg_jax.machine.stderr import say
 
