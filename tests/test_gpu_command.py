@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -65,20 +64,6 @@ def test_only_chosen_steps_that_fit_are_begun_unless_they_go_on_or_a_whole_call_
     assert fake.ran == ["short", "rows", "unknown"]
     loop.work(given[:1], at(tmp_path, seconds=60))
     assert fake.ran[3:] == ["long"]  # it would never fit otherwise
-
-
-def test_the_plan_says_what_is_done_left_and_fits(tmp_path, fake):
-    here = at(tmp_path, seconds=100)
-    given = [fake("a"), fake("b", seconds=50), fake("c", seconds=300), fake("d", ["c"], None, goes_on=True)]
-    loop.do(given[0], here)
-    said = loop.shown(given, here).splitlines()
-    assert [re.split(r"\s{2,}", line)[:3] for line in said[:4]] == [
-        ["a", "done", "a part of a test"],
-        ["b", "left", "about 50 s, fits"],
-        ["c", "left", "about 5 minutes, later"],
-        ["d", "left", "time not known"],
-    ]
-    assert "after c" in said[3] and "about 5.83 minutes, and 1 of unknown length" in said[4]
 
 
 def until_interrupted():
