@@ -22,7 +22,6 @@ import json
 import math
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
@@ -275,7 +274,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return [rows[of] for of in asked]
 
 
-main = report.command(parser, results, table, appended=True)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table, appended=True)

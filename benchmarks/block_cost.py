@@ -19,7 +19,6 @@ batch norm's sums as one variadic reduce or a dot with ones (slower).
 import contextlib
 import itertools
 import pkgutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -205,7 +204,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

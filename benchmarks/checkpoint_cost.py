@@ -12,7 +12,6 @@ checkpoint.
 
 import contextlib
 import os
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -141,7 +140,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

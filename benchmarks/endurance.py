@@ -14,7 +14,6 @@ threads after every part. There are no new processes to compare with: they would
 
 import dataclasses
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -159,7 +158,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

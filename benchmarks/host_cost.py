@@ -20,7 +20,6 @@ parts. On a GPU, launching a program's kernels costs extra; the same command mea
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -292,7 +291,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return [{**row, **where} for row in [*rows, *fits(rows)]]
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

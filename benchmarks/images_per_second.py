@@ -14,7 +14,6 @@ pipeline, whose K stages share the GPUs. A second table then has the time that e
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -203,7 +202,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return [row(worker, workers[0], given) for worker in workers]
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

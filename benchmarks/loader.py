@@ -14,7 +14,6 @@ At 1.0 the loader just keeps up.
 
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -60,7 +59,7 @@ def make_images(folder: Path, count: int) -> float:
 def stream(folder: Path) -> Stream:
     """The data set as `--dataset imagenet` makes it, without the notice that it is not all of ImageNet."""
     train, test, classes = imagenet.of_folders(folder)
-    return Stream("photographs", train, test, classes, (imagenet.SIDE, imagenet.SIDE, 3), imagenet.MEAN, imagenet.STD)
+    return Stream("photographs", train, test, classes, imagenet.SIDE, imagenet.MEAN, imagenet.STD)
 
 
 def demand(source: Stream, given: report.Given) -> Callable[[], float]:
@@ -187,7 +186,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     ]
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

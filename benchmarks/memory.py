@@ -19,7 +19,6 @@ update.
 """
 
 import itertools
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -184,7 +183,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return rows
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -28,7 +28,6 @@ takes some of the cores' time, and takes it at once (SCHED_FIFO), as a network w
 import functools
 import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,7 +233,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.command(parser, rows, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, rows, table)

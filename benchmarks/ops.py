@@ -203,7 +203,4 @@ def parser() -> report.Parser:
     return report.parser("ops", __doc__, model="resnet20", batch_size=128, rounds=10)
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -9,7 +9,6 @@ one number of the paper, FDG's images/s for ResNet-101 and K = 2; every other nu
 ResNet-110 is not in Table 7 and takes WRN-28-10's FLOP/s, which flatters its narrow layers.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -279,7 +278,4 @@ def picture(rows: report.Rows, path: Path, host: float) -> None:
         figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -37,7 +37,6 @@ it is the border between two operations of a busy stage that may be drawn late. 
 """
 
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -320,7 +319,4 @@ def parser() -> report.Parser:
     return made
 
 
-main = report.command(parser, rows, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, rows, table)

@@ -21,7 +21,6 @@ therefore gets the times of each operation alone and while other stages compute.
 """
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -258,7 +257,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return simulated(given)
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -20,7 +20,6 @@ together" is the machine's own limit.
 
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -147,7 +146,4 @@ def parser() -> report.Parser:
     return report.parser("speedup_loss", __doc__, **usual, seconds=2.0)
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

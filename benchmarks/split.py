@@ -10,7 +10,6 @@ measures the images/s that they reach:
     .venv/bin/python -m benchmarks.images_per_second --model resnet56 --sides fdg:split=even fdg:split=measured
 """
 
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -91,7 +90,4 @@ def results(given: report.Given) -> list[dict[str, Any]]:
     return [row for model in given.model for row in measured(model, given)]
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -7,7 +7,6 @@ one process, ten steps each, and the result is the median over all turns. On a b
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +90,4 @@ def parser() -> report.Parser:
     return report.parser("step_cost", __doc__, windows=200)
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

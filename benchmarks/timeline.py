@@ -19,7 +19,6 @@ measured run and one the predicted one; a row is a stage or a link.
 
 import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -168,7 +167,4 @@ def table(rows: report.Rows, given: report.Given) -> str:
     )
 
 
-main = report.command(parser, results, table)
-
-if __name__ == "__main__":
-    sys.exit(main())
+main = report.run(__name__, parser, results, table)

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from fdg_jax.data import cifar, download
+from fdg_jax.data.arrays import Arrays
 from fdg_jax.data.cifar import Cifar
 from fdg_jax.data.sets import cifar10, cifar100
 
@@ -185,8 +186,12 @@ def served(content: bytes, url: str) -> dict:
     return {"url": url, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
+def arrays_of(dataset) -> Arrays:
+    return Arrays(*(getattr(dataset, name) for name in Arrays._fields))
+
+
 def assert_same(dataset, arrays) -> None:
-    for found, expected in zip(dataset[1:5], arrays, strict=True):
+    for found, expected in zip(arrays_of(dataset), arrays, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
 

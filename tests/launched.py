@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # The command with shorter times; its parent ignores the ends of its children, which the command must not inherit.
 QUICK = """
 import os, signal, sys
-from fdg_jax.launch import __main__, attempt, attempts, group, lines
+from fdg_jax.launch import __main__, group, lines
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-attempt.KILL_SECONDS = group.LAST_LINES_SECONDS = lines.PATIENCE_SECONDS = 0.3
-attempts.FIRST_WAIT_SECONDS = 0.1
+group.KILL_SECONDS = group.LAST_LINES_SECONDS = lines.PATIENCE_SECONDS = 0.3
+__main__.FIRST_WAIT_SECONDS = 0.1
 os._exit(__main__.main(sys.argv[1:]))
 """
 # What every process begins with: its number `me`, and `ready`, which prints the numbers of its processes.

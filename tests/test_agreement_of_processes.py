@@ -15,7 +15,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.options.common import Joining
 from fdg_jax.training import joined, peer_watchdog
 from fdg_jax.training.joined import JoinedPeers
-from fdg_jax.training.peers import Elsewhere, Peers, Silent
+from fdg_jax.training.peers import Elsewhere, Silent
 from fdg_jax.training.signals import Stopped
 
 
@@ -88,28 +88,6 @@ def test_processes_at_different_batches_meet_at_the_same_one(seed):
     assert found[0][1] == {"signal": 15} and found[0][0] >= min(asks.values())
 
 
-def test_a_second_meeting_follows_the_first():
-    def run(peers):
-        seen = []
-        for batch in range(400):
-            signal = 15 if peers.process == 1 and len(seen) < 2 else None
-            if peers.meet(signal=signal):
-                seen.append(batch)
-            time.sleep(0.001)
-            if len(seen) == 2:
-                return seen
-        return seen
-
-    one, other = in_processes(2, run)
-    assert one == other and len(one) == 2
-
-
-def test_alone_a_fact_is_met_at_once():
-    assert Peers().meet(signal=15, failed_save=False) == {"signal": 15}
-    assert Peers().meet(signal=None) == {}
-    assert Peers().told(lambda: 3) == Peers().each(lambda: 3) == 3
-
-
 def test_what_one_process_refuses_all_refuse_and_one_says_it():
     def run(peers):
         def refuse():
@@ -158,9 +136,6 @@ def test_a_process_that_does_not_answer_is_named(monkeypatch, capsys):
     [
         ({"processes": 2}, "--processes is for a training in several processes, and --coordinator is not given"),
         ({"coordinator": "127.0.0.1:1"}, "--coordinator 127.0.0.1:1 needs --process-id, too"),
-        ({"coordinator": "127.0.0.1:1", "processes": 3, "process_id": 0}, "--processes 3: each process needs a stage"),
-        ({"coordinator": "127.0.0.1:1", "processes": 2, "process_id": 2}, "--process-id 2: 2 processes are counted"),
-        ({"coordinator": "auto", "processes": 2}, "--coordinator auto: --processes comes from the scheduler"),
         ({"coordinator": "auto", "peer_timeout": 0.0}, "peer_timeout=0.0: it is positive"),
         ({"coordinator": "auto", "options": {"engine": "delay-line"}}, "--engine delay-line trains in one process"),
     ],

@@ -2,7 +2,6 @@
 
 import os
 from functools import cache
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -10,19 +9,14 @@ import numpy as np
 import pytest
 import small
 from benchmark_runs import COMMON, pins_cores
-from small import mostly_slow
 from test_benchmark_runs import dense  # noqa: F401 - a fixture
 
-from benchmarks import host_cost, images_per_second
+from benchmarks import host_cost
 from benchmarks.harness import bench_worker, side_specs
 from benchmarks.peers import sides as peers
 from fdg_jax import schedule
 from fdg_jax.checks import configuration
-from fdg_jax.data.dataset import Dataset
-from fdg_jax.engine import host_engine
-from fdg_jax.engine.losses import Metrics
 from fdg_jax.errors import BadInput
-from fdg_jax.methods import fdg
 
 ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
 
@@ -60,23 +54,12 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
     [
         ("fgd", "fdg"),
         ("fdg:dispatch=left", "up or down"),
-        ("fdg:order=left", "backward-first or forward-first"),
         ("fdg:speed=9", "split"),
-        ("fdg:K=0", "from 1 on"),
         ("bp:dispatch=down", "order of dispatch"),
         ("delay-line:update=fused", "engine=pipeline"),
-        ("dgl:update=fused", "stages of its own"),
-        ("dgl:aux=mlp", "mlp-sr or linear or predsim"),
         ("fdg:aux=linear", "method fdg has no such option"),
-        ("gpipe:micro_batches=x", "a whole number"),
-        ("dni:conditional=maybe", "on or off"),
-        ("fdg:correct=anticipat", "Did you mean anticipate"),
         ("fdg:correct=rate:prediction=linear", "Add correct=anticipate"),
-        ("fdg:correct=anticipate:prediction=far", "linear"),
-        ("fdg:optimizer=adam", "adamw"),
-        ("fdg:processes=two", "one or each"),
         ("bp:processes=each", "--K 2 or more"),
-        ("delay-line:processes=each", "engine=pipeline"),
         ("fdg:processes=each:split=measured", "split=balanced"),
         ("fdg:copies=2", "wants several"),
     ],
@@ -84,13 +67,6 @@ def test_a_side_of_several_processes_has_a_core_for_each_of_them():
 def test_a_side_that_does_not_exist_is_refused_with_the_way_out(side, word):
     with pytest.raises(BadInput, match=word):
         parse(side)
-
-
-@pins_cores
-def test_what_a_side_refuses_is_one_message_and_exit_code_2(capfd):
-    assert images_per_second.main(["--model", "resnet21", "--sides", "bp"]) == 2
-    err = capfd.readouterr().err
-    assert "error: side bp: " in err and "resnet21" in err and "Traceback" not in err
 
 
 def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
@@ -150,20 +126,6 @@ def test_an_update_fused_with_the_backward_pass_trains_the_same():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("option", "order"),
-    mostly_slow(
-        [("", "backward-first"), (":order=forward-first", "forward-first")], (":order=forward-first", "forward-first")
-    ),
-)
-@pytest.mark.usefixtures("dense")
-def test_the_order_asked_for_is_the_order_of_the_sides_schedule(option, order):
-    trainer = bench_worker.Trainer(side_specs.parse(f"fdg{option}", COMMON, "", "1"))
-    runner, expected = trainer.job.pipeline.engine, fdg.fdg(2, order)
-    assert isinstance(runner, host_engine.HostEngine)
-    assert [runner.loop.schedule.tick(t) for t in range(1, 9)] == [expected.tick(t) for t in range(1, 9)]
-
-
 @pytest.mark.usefixtures("dense")
 def test_ticks_without_end_leave_nothing_behind():
     trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
@@ -171,33 +133,6 @@ def test_ticks_without_end_leave_nothing_behind():
     assert len({(each["arrays"], each["array_bytes"]) for each in told}) == 1
     if told[0]["resident_bytes"] is not None:  # Linux
         assert told[-1]["resident_bytes"] - told[0]["resident_bytes"] < 2**23  # garbage of other tests comes and goes
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("dense")
-def test_what_each_operation_of_a_stage_takes_is_a_table():
-    trainer = bench_worker.Trainer(side_specs.parse("fdg", COMMON, "", "1"))
-    trainer.run(6)
-    rows = [{"side": "scan", "K": 2, "operations": {}}, {"side": "fdg", "K": 2, "operations": trainer.operations(3)}]
-    head, _, *lines = images_per_second.stage_times(rows)[0].splitlines()
-    assert head.startswith("| side | k | B ms | F ms | U ms |")
-    assert [line.split(" | ")[:2] for line in lines] == [["| `fdg`", "1"], ["| `fdg`", "2"]]
-    assert all(float(ms) > 0 for line in lines for ms in line.split(" | ")[2:5])
-    assert images_per_second.stage_times(rows[:1]) == []
-
-
-def test_windows_of_a_delay_line_on_an_accelerator_are_whole_dispatches():
-    shapes, trainer = [], object.__new__(bench_worker.Trainer)
-    pipeline = SimpleNamespace(
-        train=lambda images, labels, rows: shapes.append(rows.shape), wait=lambda: None,
-        losses=lambda wait: [Metrics(1, 2.0)],
-    )  # fmt: skip
-    data = Dataset("x", *(np.zeros((8, 2, 2, 3), np.uint8), np.zeros(8, np.int32)) * 2, 2, (), (), 0, False)
-    options, trainer.random = SimpleNamespace(window=5, batch_size=3), np.random.default_rng(0)
-    trainer.job = SimpleNamespace(dataset=data, pipeline=pipeline, options=options)  # type: ignore[assignment]
-    assert trainer.run(11)["batches"] == 15 and shapes == [(5, 3)] * 3
-    options.window = 1
-    assert trainer.run(11)["batches"] == 11 and shapes[3:] == [(11, 3)]
 
 
 def test_the_arrays_counted_are_those_the_programs_take_and_give():

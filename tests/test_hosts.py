@@ -175,11 +175,3 @@ def test_hosts_whose_process_was_killed_are_removed_by_the_next():
     assert len(left) == 3
     hosts.sweep()
     assert not any(path.exists() for path in left)
-
-
-def test_what_is_missing_for_hosts_is_said(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
-    assert hosts.missing()
-    monkeypatch.setattr(hosts.shutil, "which", lambda tool: None)
-    if sys.platform.startswith("linux"):
-        assert hosts.missing() == "the program ip is missing (Debian: iproute2, util-linux)"

@@ -11,9 +11,8 @@ import jax
 import pytest
 from launched import CHILD, ROOT, Launched
 
-from fdg_jax.errors import BadInput
-from fdg_jax.launch import attempts, lines
-from fdg_jax.launch.__main__ import main, planned, shares
+from fdg_jax.launch import lines
+from fdg_jax.launch.__main__ import main, shares, stages_of
 from fdg_jax.transport import devices
 
 # What the processes are given and what they print
@@ -25,10 +24,10 @@ def test_a_process_is_named_with_the_stages_that_the_pipeline_gives_it(K, proces
     there = [SimpleNamespace(process_index=process) for process in range(processes) for _ in range(K)]
     monkeypatch.setattr(jax, "devices", lambda: there)
     of = [device.process_index for device in devices.devices_of_processes(K)]
-    for process, words in enumerate(attempts.stages_of(["train.py", "--K", str(K)], processes)):
+    for process, words in enumerate(stages_of(["train.py", "--K", str(K)], processes)):
         stages = [k for k in range(1, K + 1) if of[k - 1] == process]
         assert [int(number) for number in re.findall(r"\d+", words)] == sorted({stages[0], stages[-1]})
-    assert attempts.stages_of(["train.py"], processes) == []
+    assert stages_of(["train.py"], processes) == []
 
 
 def test_every_process_gets_its_flags_and_every_line_its_process():
@@ -106,25 +105,13 @@ def test_processes_are_pinned_and_told_where_they_share_a_core():
     ("words", "said"),
     [
         ("--processes 0 -- -c pass", "--processes 0: use 1 or more"),
-        ("-- -c pass", "--processes"),
         ("--processes 2", "nothing to start"),
-        ("--processes 2 --", "nothing to start"),
         ("--processes 2 -m fdg_jax.experiments.cifar", "Write --"),
         ("--processes 2 --restart 1 -- -c pass", "Add --run-dir DIR"),
-        ("--processes 2 --restart -1 -- -c pass", "--restart -1"),
         ("--processes 2 --grace nan -- -c pass", "--grace nan"),
-        ("--processes 2 --cores 9999 -- -c pass", "--cores"),
     ],
 )
 def test_what_cannot_be_started_is_refused_in_one_sentence(words, said, capsys):
     assert main(words.split()) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1 and said in err
-    with pytest.raises(BadInput):
-        planned(words.split())
-
-
-def test_help_shows_an_example(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    assert "--processes 3 -- -m fdg_jax.experiments.cifar" in capsys.readouterr().out

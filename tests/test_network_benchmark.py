@@ -7,7 +7,6 @@ from benchmark_runs import COMMON, pins_cores, rows_of, run
 
 from benchmarks import network
 from benchmarks.harness import hosts, side_specs
-from fdg_jax.errors import BadInput
 from fdg_jax.schedule.simulator import Link, predict
 
 NO_HOSTS = hosts.relay_missing()
@@ -30,27 +29,6 @@ def test_a_process_on_one_core_computes_for_as_long_as_its_host_and_its_device_t
     # The last boundary hides nothing (tests/test_simulator.py): 3, and a message each way in 2 ticks.
     slow = network.machine(TIMED, side, Link(1, 0.5), {("x", 2): 1, ("dy", 1): 3})
     assert predict(schedule, slow).seconds == 3 + (1.5 + 2.5) / 2
-
-
-def test_each_prediction_is_within_the_bound_or_not():
-    assert network.within({"ratio_of_link": [1.0, 1.2, 1.3], "ratio_of_messages": [0.95]}) == "**no** and yes"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["--K", "1"], "between 2"), (["--networks", "far"], "--link far"), (["--model", "resnet9"], "resnet9")],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is_made(words, said, monkeypatch):
-    monkeypatch.setattr(network.hosts, "Hosts", None)
-    monkeypatch.setattr(network.hosts, "relay_missing", str)
-    with pytest.raises(BadInput, match=said):
-        network.rows(network.parser().parse_args(words))
-
-
-def test_without_hosts_it_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(network.hosts, "relay_missing", lambda: "network namespaces need root")
-    with pytest.raises(BadInput, match="need root"):
-        network.rows(network.parser().parse_args([]))
 
 
 @pins_cores

@@ -32,7 +32,7 @@ class Failing(io.StringIO):
         return super().write(text)
 
 
-LOST = [OSError(number, os.strerror(number)) for number in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EBADF)]
+LOST = [OSError(number, os.strerror(number)) for number in (errno.EPIPE, errno.ENOSPC)]
 
 
 @pytest.mark.parametrize("error", [*LOST, ValueError("I/O operation on closed file.")], ids=str)
@@ -62,17 +62,6 @@ def test_what_the_encoding_does_not_have_is_shown_as_its_number():
         print("FDG, β=0.5, \udcff")
     stream.flush()
     assert raw.getvalue() == b"FDG, \\u03b2=0.5, \\udcff\n"
-
-
-def test_streams_that_do_not_exist_take_everything(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(sys, "stderr", None)
-    with output.forgiving():
-        print("nothing")
-        print("nothing", file=sys.stderr, flush=True)
-        assert not sys.stdout.isatty()
-    assert sys.stdout is None and sys.stderr is None
-    output.flush()
 
 
 CODE = """
@@ -105,12 +94,11 @@ command.leave(7)
 LONG = [pytest.param(how, marks=pytest.mark.slow) for how in (">/dev/full", ">&-", "2>&-", ">&- 2>&-")]
 
 
-SMALL = ["fdg_jax", "fdg_jax.schedule --K 4", "fdg_jax.experiments", "benchmarks", "experiments"]
-LISTS = [f"experiments.{name} list" for name in ("decisive", "differences")]
+SMALL = ["fdg_jax", "fdg_jax.schedule --K 4", "benchmarks", "experiments.decisive list"]
 SLOW = [pytest.param("fdg_jax.methods --K 2", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("words", [*SMALL, *LISTS, "fdg_jax.schedule --help", "fdg_jax.schedule --K 0", *SLOW])
+@pytest.mark.parametrize("words", [*SMALL, "fdg_jax.schedule --help", "fdg_jax.schedule --K 0", *SLOW])
 def test_a_command_whose_output_nobody_reads_ends_quietly(words):
     reader, writer = os.pipe()
     os.close(reader)  # as after `| head -1`

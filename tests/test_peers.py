@@ -51,18 +51,11 @@ def test_a_peer_has_its_processes_its_cores_and_its_options():
     ("side", "changes", "word"),
     [
         ("torch:threads=0", {}, "from 1 on"),
-        ("torch:layout=diagonal", {}, "channels-last or contiguous"),
-        ("torch:onednn=perhaps", {}, "on or off"),
         ("torch:schedule=gpipe", {}, "no option of this peer. It has threads, layout, onednn"),
-        ("torch-pipeline:schedule=fdg", {}, "gpipe or 1f1b"),
         ("torch-pipeline:micro_batches=3", {}, "3 micro-batches do not divide 8 images"),
         ("torch-pipeline:micro_batches=1", {}, "nothing to overlap"),
-        ("torch-pipeline", {"K": 1}, "nothing to overlap"),
         ("torch-ddp", {"K": 3}, "a multiple of 3 as --batch-size"),
-        ("jax-shard-map:layers=none", {}, "layers=none is not known. Use cured or plain"),
-        ("jax-shard-map", {"K": 3}, "a multiple of 3 as --batch-size"),
         ("torch", {"model": "mobilenet_v2"}, "resnet<6n[+]2>"),
-        ("torch", {"model": "resnet18"}, "resnet<6n[+]2>"),
     ],
 )
 def test_a_peer_that_cannot_be_had_is_refused_with_the_way_out(side, changes, word):
@@ -77,11 +70,6 @@ def test_a_peer_without_pytorch_is_skipped_with_a_sentence_and_the_others_stay()
     assert [side.name for side in kept] == ["bp", "jax-shard-map"]
     (sentence,) = missing
     assert "torch is skipped" in sentence and "requirements-peers.txt" in sentence and "--python" in sentence
-
-
-def test_the_side_that_all_are_compared_with_cannot_be_skipped():
-    with mock.patch.object(peers, "has", return_value=False), pytest.raises(BadInput, match="first side"):
-        peers.available([parse("torch"), parse("bp")], "")
 
 
 def test_the_peers_interpreter_is_the_one_named_and_ours_stays_ours():
@@ -219,17 +207,6 @@ def test_pytorchs_augmentation_is_ours_for_the_same_random_choices():
     found = torch_recipe.augment(torch.from_numpy(images), *choices, data).permute(0, 2, 3, 1)
     # The same difference and product, but 1/std rounded once more: a few last bits of numbers up to 3.
     np.testing.assert_allclose(found.numpy(), augment.train_transform(data, 3)(images, 5), rtol=1e-6, atol=2e-6)
-
-
-@pytest.mark.slow
-def test_pytorchs_loss_falls():
-    torch_modules()
-    from benchmarks.peers import torch_bp
-
-    trainer = torch_bp.Trainer(parse("torch", batch_size=32))
-    first = np.mean([trainer.train(1) for _ in range(5)])
-    trainer.train(200)
-    assert np.mean([trainer.train(1) for _ in range(5)]) < 0.8 * first
 
 
 @pins_cores

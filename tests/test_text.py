@@ -11,7 +11,7 @@ import pytest
 
 from fdg_jax import data
 from fdg_jax.config import Config
-from fdg_jax.data import cache, fingerprint
+from fdg_jax.data import fingerprint
 from fdg_jax.data.blocks import Blocks
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput
@@ -57,19 +57,14 @@ def test_blocks_are_read_when_they_are_indexed(file):
     assert nothing.train_inputs.strides == (0, 0) and nothing.train_labels is text.train_labels
 
 
-def test_several_files_are_one_text_that_is_joined_once(file, tmp_path):
+def test_several_files_are_one_text_that_leaves_nothing(file, tmp_path):
     parts = [tmp_path / "a", tmp_path / "b"]
     parts[0].write_bytes(CONTENT[:333])
     parts[1].write_bytes(CONTENT[333:])
     one, two = (data.load_text("text", list(map(str, paths)), 32) for paths in ([file], parts))
     np.testing.assert_array_equal(one.train_inputs, two.train_inputs)
     assert fingerprint.of(one) == fingerprint.of(two)
-    (joined,) = cache.cache_dir().glob("text-*")
-    before = joined.stat().st_mtime_ns
-    data.load_text("text", list(map(str, parts)), 32)
-    assert joined.stat().st_mtime_ns == before
-    joined.write_bytes(b"damaged" * 200)
-    np.testing.assert_array_equal(data.load_text("text", list(map(str, parts)), 32).train_inputs, one.train_inputs)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]  # the joined one has no name
 
 
 @pytest.mark.parametrize(("block", "content", "said"), [
@@ -114,26 +109,6 @@ def test_a_batch_holds_what_it_was_read_from_the_file(file):
         for row, (x, y) in zip(indices, expected, strict=True):
             np.testing.assert_array_equal(inputs[row], x)
             np.testing.assert_array_equal(labels[row], y)
-
-
-def test_an_engine_that_keeps_the_text_on_its_device_gets_it_once(file):
-    text = data.load_text("text", [str(file)], block_size=32)
-    feed = InMemory(text, Config(dataset="text", batch_size=4, epochs=1, engine="delay-line"), steps=5)
-    entered = mock.Mock()
-    feed.next(0).enter(entered)
-    feed.next(1).enter(entered)
-    (first, _), (second, _) = entered.train.call_args_list
-    assert first[0] is second[0] and first[1] is second[1]
-    assert isinstance(first[0], np.ndarray) and isinstance(first[1], np.ndarray)
-    np.testing.assert_array_equal(first[0], text.train_inputs)
-    np.testing.assert_array_equal(first[1], text.train_labels)
-
-
-def test_what_is_no_file_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name, said in (("missing", "No such file"), (".", "is no file"), ("pipe", "is no file")):
-        with pytest.raises(BadInput, match=said):
-            data.load_text("text", [str(tmp_path / name)])
 
 
 def test_the_text_of_pythons_help_is_there_without_any_file():

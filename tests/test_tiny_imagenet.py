@@ -7,6 +7,7 @@ from fdg_jax import data
 from fdg_jax.data import download
 from fdg_jax.data.sets import tiny_imagenet
 from fdg_jax.errors import BadInput
+from tests.cifar_files import arrays_of
 from tests.image_files import SMALL, WNIDS, photo, pixels
 from tests.image_files import tiny_imagenet as write_tiny_imagenet
 
@@ -19,10 +20,6 @@ def written(tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_imagenet, "TINY", SMALL)
     monkeypatch.setattr(tiny_imagenet, "CHUNK", 5)  # so that several threads have something to do
     return write_tiny_imagenet(tmp_path / "data")
-
-
-def test_the_numbers_are_the_papers():
-    assert tiny_imagenet.TINY == ("tiny_imagenet", 100_000, 10_000, 200, (64, 64, 3))
 
 
 def test_every_image_is_decoded_with_its_class_and_grey_ones_in_three_channels(written, tmp_path):
@@ -39,16 +36,12 @@ def test_every_image_is_decoded_with_its_class_and_grey_ones_in_three_channels(w
         assert (images.dtype, labels.dtype) == (np.uint8, np.int32)
 
 
-def test_the_first_images_are_of_several_classes(written, tmp_path):
-    assert len(set(data.load("tiny_imagenet", tmp_path / "data").train_labels[:6])) > 1
-
-
 def test_images_are_decoded_once_and_again_when_a_file_changes(written, tmp_path, monkeypatch, capsys):
     first = data.load("tiny_imagenet", tmp_path / "data")
     decode = tiny_imagenet.decode
     monkeypatch.setattr(tiny_imagenet, "decode", lambda *_: pytest.fail("decoded again"))
     second = data.load("tiny_imagenet", tmp_path / "data" / "tiny-imagenet-200")  # the folder itself will do
-    for a, b in zip(first[1:5], second[1:5], strict=True):
+    for a, b in zip(arrays_of(first), arrays_of(second), strict=True):
         np.testing.assert_array_equal(a, b)
     monkeypatch.setattr(tiny_imagenet, "decode", decode)
     changed = tmp_path / "data" / "tiny-imagenet-200" / "val" / "images" / "val_3.JPEG"
@@ -79,13 +72,10 @@ FILE = f"train/{WNIDS[1]}/images/{WNIDS[1]}_2.JPEG"
 DAMAGE = {
     "a class": ("wnids.txt", lambda path: first_lines(path, 2), "wnids.txt lists 2 classes"),
     "the classes": ("wnids.txt", lambda path: path.unlink(), "has no tiny-imagenet-200 and no wnids.txt; it holds"),
-    "a class's folder": (f"train/{WNIDS[2]}", lambda path: path.rename(path.with_name("x")), "images can't be read"),
     "an image": (FILE, lambda path: path.unlink(), f"{FILE} is missing: 3 of 4 images are there"),
     "a test image": ("val/images/val_4.JPEG", lambda path: path.unlink(), "val_4.JPEG is missing (1 of the 6 images"),
     "the annotations": ("val/val_annotations.txt", lambda path: path.unlink(), "val_annotations.txt is missing, and"),
-    "an annotation": ("val/val_annotations.txt", lambda path: first_lines(path, 5), "val_annotations.txt lists 5"),
     "an image's end": (FILE, cut, f"{FILE} can't be decoded (1"),
-    "a test image's end": ("val/images/val_0.JPEG", cut, "val_0.JPEG can't be decoded"),
     "the size": (FILE, lambda path: path.write_bytes(photo(1, (32, 64))), f"{FILE} is (64, 32, 3) and not (64, 64, 3)"),
 }
 

@@ -1,7 +1,7 @@
 """The one supervisor of benchmarks and experiments: processes that end with this one, and that can be asked.
 
-Every process is started through `leash.py`, so that the kernel sends it a signal when this process is gone, by kill -9
-too (Linux). A question and its answer are a line of JSON each, on the process's standard input and output.
+Every process is started through `fdg_jax.machine.leash`, so that the kernel sends it a signal when this process is
+gone, by kill -9 too (Linux). A question and its answer are a line of JSON each, on its standard input and output.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from fdg_jax.errors import BadInput
+from fdg_jax.machine import leash
 from fdg_jax.machine.cores import pinned
 
 ROOT = Path(__file__).resolve().parents[2]
-LEASH = Path(__file__).with_name("leash.py")
 POLL_SECONDS = 0.1
 
 
@@ -52,7 +52,7 @@ class Child:
         answers: bool = False, stop: int = signal.SIGKILL,
     ):  # fmt: skip
         self.name, self.log, self.stop = name or " ".join(words[:2]), log, stop
-        command = [*before, interpreter or sys.executable, str(LEASH), str(os.getpid()), str(int(stop)), *words]
+        command = [*before, *leash.command(stop, interpreter), *words]
         if log:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(log or os.devnull, "a", encoding="utf-8") as file, pinned(cores):

@@ -124,7 +124,8 @@ def lines_of(rows: Sequence[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def command(
+def run(
+    module: str,
     made: Callable[[], argparse.ArgumentParser],
     measure: Callable[[argparse.Namespace], Sequence[Row]],
     table: Callable[[Any, argparse.Namespace], str],
@@ -132,7 +133,9 @@ def command(
 ) -> Callable[..., int]:
     """The `main` of a benchmark: it reads the flags, measures the rows, prints their table and returns the exit code.
 
-    appended: `measure` itself adds each row to the file of --json.
+    Arguments:
+        module: its name; where that is "__main__", it runs at once and ends the process.
+        appended: `measure` itself adds each row to the file of --json.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,6 +151,8 @@ def command(
             return 130
         return 0
 
+    if module == "__main__":
+        sys.exit(main())
     return main
 
 

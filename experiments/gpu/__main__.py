@@ -1,7 +1,7 @@
 """`python -m experiments.gpu --minutes M`: checks, speeds and rows of Table 3 on a machine with a GPU, in chunks.
 
     python -m experiments.gpu --minutes 9 --folder runs/gpu                  any number of times, until all is finished
-    python -m experiments.gpu pack --data-dir path/to/tfds --into parts      CIFAR-10 in parts, for a machine without it
+    python -m experiments.gpu pack --data-dir path/to/tfds --into data       CIFAR-10 as one file, to be carried
     python -m experiments.gpu show --folder runs/gpu                         all results so far, one line each
     python -m experiments.gpu collect --folder runs/gpu                      keep them in experiments/results/gpu.md
 
@@ -16,10 +16,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.gpu import loop, pages, parts, steps
+from experiments.gpu import loop, pages, steps
 from experiments.gpu.loop import Choices, Clock, Folder, Step, TimeIsUp, Workplace
 from experiments.gpu.settings import FULL, SMALL
 from experiments.harness.run_table import RESULTS, ROOT
+from fdg_jax import durable
+from fdg_jax.data import arrays
+from fdg_jax.data.arrays import Arrays
+from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
 from fdg_jax.options.parser import Parser
@@ -39,10 +43,7 @@ def parser_of_work() -> Parser:
     add = made.add_argument
     add("--minutes", type=float, required=True, metavar="M", help="how long this call may take at most")
     add("--folder", type=Path, metavar="DIR", help="results, runs and checkpoints (default: runs/gpu; runs/gpu-small)")
-    told = "as for the training command; with --parts: where they are collected"
-    add("--data-dir", type=Path, metavar="DIR", help=told)
-    told = "folders in which parts of CIFAR-10 have arrived"
-    add("--parts", type=Path, nargs="+", default=[], metavar="DIR", help=told)
+    add("--data-dir", type=Path, metavar="DIR", help="as for the training command")
     add("--rows", nargs="+", metavar="NAME", help="rows by name or pattern (default: 'resnet20-*')")
     add("--precision", choices=["float32", "tf32"], default="float32", help="of the rows (default: float32)")
     told = "leave out a network whose rows take longer (default: 12)"
@@ -56,13 +57,14 @@ def parser_of_work() -> Parser:
 
 
 def pack(arguments: Sequence[str]) -> None:
-    made = parser("pack", "CIFAR-10 in parts, to be carried one by one.")
+    made = parser("pack", "CIFAR-10 as cifar10.npz, which --data-dir reads. It can be split and joined again.")
     made.add_argument("--data-dir", metavar="DIR", help="as for the training command")
-    made.add_argument("--into", type=Path, required=True, metavar="DIR", help="where the parts are written")
-    made.add_argument("--mib", type=int, default=45, metavar="N", help="the size of a part at most (default: 45)")
+    made.add_argument("--into", type=Path, required=True, metavar="DIR", help="the folder for the file")
     given = made.parse_args(arguments)
-    for file in parts.pack(given.data_dir, given.into, given.mib):
-        print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
+    dataset, file = cifar10.load(given.data_dir), given.into / "cifar10.npz"
+    durable.make_folder(given.into)
+    arrays.write(file, Arrays(*(getattr(dataset, name) for name in Arrays._fields)))
+    print(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
 
 
 def show(arguments: Sequence[str]) -> None:
@@ -103,8 +105,6 @@ def main(arguments: Sequence[str]) -> int:
 def do(given: argparse.Namespace) -> int:
     if not (given.minutes > 0 and math.isfinite(given.minutes)):
         raise BadInput(f"--minutes {given.minutes}: use a positive number.")
-    if given.parts and given.data_dir is None:
-        raise BadInput("--parts needs a folder to collect them in, outside of what travels: add --data-dir DIR.")
     settings = SMALL if given.small else FULL
     if given.small:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -112,12 +112,10 @@ def do(given: argparse.Namespace) -> int:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
     folder = Folder(given.folder or ROOT / "runs" / ("gpu-small" if given.small else "gpu"))
     data_dir = given.data_dir.expanduser().resolve() if given.data_dir else None
-    if given.parts:  # decoded images and compiled programs lie beside the data then
-        os.environ["XDG_CACHE_HOME"] = str(parts.Brought(data_dir, given.parts).cache_home)  # type: ignore[arg-type]
     choices = Choices(
         rows=tuple(given.rows or (["*"] if given.small else ["resnet20-*"])), precision=given.precision,
         hours=given.hours, accepted=tuple(given.accept), only=tuple(given.only), data_dir=data_dir,
-        brought=tuple(given.parts), results=given.results or (folder.path / "collected" if given.small else RESULTS),
+        results=given.results or (folder.path / "collected" if given.small else RESULTS),
     )  # fmt: skip
     wanted = steps.steps(settings, choices)
     with folder.held({"settings": settings.name, "precision": choices.precision}), Clock(60 * given.minutes) as clock:
@@ -126,8 +124,6 @@ def do(given: argparse.Namespace) -> int:
 
 def go(wanted: Sequence[Step], at: Workplace, only_plan: bool) -> int:
     """Prints the plan and works on it until the time is over. Returns the exit code."""
-    if at.choices.brought:  # now, as the next call may bring others to this machine
-        print(f"CIFAR-10: {steps.data_missing(at) or 'all of it is here'}", flush=True)
     print(loop.shown(wanted, at), flush=True)
     if only_plan:
         return 0

@@ -1,7 +1,7 @@
 """The loop that does a list of steps, whenever it is given again, and what it keeps from one call to the next.
 
-results/<step>.jsonl is there if and only if the step is finished. It is written whole or not at all, so neither a kill
-nor a power cut leaves a step that is half done. results/<check>.failed.jsonl tells of a check that failed.
+results/<step>.jsonl has what a step found. It is written whole or not at all, so neither a kill nor a power cut leaves
+a step that is half done. A step whose lines say that it failed is done again.
 """
 
 import contextlib
@@ -112,24 +112,25 @@ class Folder:
             write_lines(self.path / CHOSEN, [chosen])
             yield
 
-    def file(self, step: str, failed: bool = False) -> Path:
-        return self.results / f"{step}{'.failed' if failed else ''}.jsonl"
+    def file(self, step: str) -> Path:
+        return self.results / f"{step}.jsonl"
+
+    def lines(self, step: str) -> list[dict[str, Any]]:
+        """What a step found; [] if nothing yet."""
+        return lines_of(self.file(step))
 
     def done(self, step: str) -> bool:
-        return self.file(step).is_file()
+        return self.file(step).is_file() and all(line.get("passed", True) for line in self.lines(step))
 
-    def lines(self, step: str, failed: bool = False) -> list[dict[str, Any]]:
-        """The results of a step; [] if there are none."""
-        return lines_of(self.file(step, failed))
+    def failed(self, step: str) -> bool:
+        return self.file(step).is_file() and not self.done(step)
 
     def line(self, step: str) -> dict[str, Any]:
         """The result of a step that has one line; {} if it is not finished."""
-        return next(iter(self.lines(step)), {})
+        return self.lines(step)[0] if self.done(step) else {}
 
-    def finish(self, step: str, lines: Sequence[Line], failed: bool = False) -> None:
-        write_lines(self.file(step, failed), lines)
-        if not failed:
-            self.file(step, failed=True).unlink(missing_ok=True)
+    def finish(self, step: str, lines: Sequence[Line]) -> None:
+        write_lines(self.file(step), lines)
 
     def place(self, name: str) -> Path:
         """A new path for something that is thrown away at the end."""
@@ -146,8 +147,8 @@ class Choices(NamedTuple):
     """What the command line says besides the settings.
 
     rows: patterns of their names. precision: of the rows. hours: a network whose rows would take longer is left out.
-    accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir, brought: the data, and
-    folders in which parts of it may have arrived. results: where finished rows are collected.
+    accepted: checks whose failure stops nothing. only: patterns of the steps to do. data_dir: where the data are.
+    results: where finished rows are collected.
     """
 
     rows: tuple[str, ...] = ("resnet20-*",)
@@ -156,7 +157,6 @@ class Choices(NamedTuple):
     accepted: tuple[str, ...] = ()
     only: tuple[str, ...] = ("*",)
     data_dir: Path | None = None
-    brought: tuple[Path, ...] = ()
     results: Path | None = None
 
 
@@ -194,15 +194,14 @@ class Step(NamedTuple):
 
 
 def passed(name: str, at: Workplace) -> bool:
-    failed = bool(at.folder.lines(name, failed=True))
-    return at.folder.done(name) or (failed and name in at.choices.accepted)
+    return at.folder.done(name) or (at.folder.failed(name) and name in at.choices.accepted)
 
 
 def refusal(step: Step, steps: Sequence[Step], at: Workplace) -> str:
     """Why a step cannot be begun now, "" if it can."""
     for name in step.needs:
         if name in [other.name for other in steps] and not passed(name, at):
-            return f"after {name}" + (", which failed" if at.folder.lines(name, failed=True) else "")
+            return f"after {name}" + (", which failed" if at.folder.failed(name) else "")
     return step.refused(at)
 
 
@@ -214,7 +213,7 @@ def shown(steps: Sequence[Step], at: Workplace) -> str:
             lines.append((step.name, "done", "", step.about))
             continue
         seconds, why = step.seconds(at), refusal(step, steps, at)
-        state = "failed" if at.folder.lines(step.name, failed=True) else "left"
+        state = "failed" if at.folder.failed(step.name) else "left"
         fits = "fits" if (seconds or 0.0) <= room else "in part" if step.goes_on and room > 0 else "later"
         told = "time not known" if seconds is None else f"about {duration(seconds)}, {fits}"
         lines.append((step.name, state, told, step.about + (f" ({why})" if why else "")))
@@ -254,7 +253,7 @@ def do(step: Step, at: Workplace) -> bool:
     except (ChildFailed, BadInput) as error:
         lines = [{"passed": False, "says": str(error)}]
     well, seconds = all(line.get("passed", True) for line in lines), round(time.monotonic() - began, 1)
-    at.folder.finish(step.name, [stamp(step, line, seconds, at) for line in lines], failed=not well)
+    at.folder.finish(step.name, [stamp(step, line, seconds, at) for line in lines])
     for line in lines:
         mark = "passed" if line.get("passed") else "failed" if "passed" in line else "measured"
         print(f"{mark:9}  {step.name}: {line['says']}", flush=True)

@@ -16,7 +16,6 @@ from benchmarks.harness import children, report
 from benchmarks.harness.children import Child, ChildFailed
 from benchmarks.peers import sides as peers
 from experiments.gpu.loop import CHECK, ROWS, SPEED, Choices, Line, Step, Workplace, lines_of
-from experiments.gpu.parts import Brought
 from experiments.gpu.settings import DETERMINISTIC, Settings, rows
 from experiments.harness import estimate, result_files
 from experiments.harness.run_table import DONE, RUNNING, Run, command, state
@@ -171,7 +170,7 @@ def determinism(at: Workplace) -> list[Line]:
 
 def reference(at: Workplace) -> str:
     """The hash in which the determinism check ended. Raises ChildFailed where it has none."""
-    for line in [*at.folder.lines("determinism"), *at.folder.lines("determinism", failed=True)]:
+    for line in at.folder.lines("determinism"):
         if "state_sha256" in line:
             return line["state_sha256"]
     raise ChildFailed("the determinism check has no result to compare with")
@@ -257,30 +256,13 @@ def speeds(at: Workplace, model: str, precision: str) -> list[Line]:
 
 
 def flags(at: Workplace) -> list[Line]:
-    """XLA flags for many small programs: each is a process, for XLA reads them once."""
-    model, known = at.settings.models[0], {"as it is": ""}
-    unknown = list[Line]()
-    for name, (flag, _) in at.settings.flags.items():
-        if knows(at, flag):
-            known[name] = flag
-        else:
-            says = f"{name}: not measured: this XLA does not know {flag}"
-            unknown.append({"side": name, "flags": flag, "says": says})
+    """XLA flags for many small programs: each is a process, for XLA reads them once. A process whose flag this XLA does
+    not know ends, and its line says so."""
+    known = {"as it is": "", **{name: flag for name, (flag, _) in at.settings.flags.items()}}
     always = joined(DETERMINISTIC, base_flags(at))
     sides = {name: f"{ROW_SIDE}:xla={joined(always, flag)}" for name, flag in known.items()}
-    lines = compare(at, sides, model, at.choices.precision)
-    return [*({**line, "flags": known[line["side"]]} for line in lines), *unknown]
-
-
-def knows(at: Workplace, flag: str) -> bool:
-    """Whether XLA knows the flags: else it ends the process when it reads them. Asked of the CPU's, which parses those
-    of a GPU too."""
-    code, env = "import jax; jax.jit(lambda x: x + 1)(1).block_until_ready()", environment("float32", flag)
-    try:
-        children.run("-c", code, log=at.folder.place("flags.log"), env=env | {"JAX_PLATFORMS": "cpu"})
-    except ChildFailed:
-        return False
-    return True
+    lines = compare(at, sides, at.settings.models[0], at.choices.precision)
+    return [{**line, "flags": known[line["side"]]} for line in lines]
 
 
 def row_flags(at: Workplace) -> list[Line]:
@@ -363,17 +345,11 @@ def row_refusal(model: str, runs: Sequence[Run], at: Workplace) -> str:
 
 def data_missing(at: Workplace) -> str:
     """What the rows lack, "" if nothing."""
-    choices = at.choices
-    if at.settings.dataset != "cifar10":
-        return ""
     try:
-        if choices.brought and choices.data_dir:
-            missing = Brought(choices.data_dir, choices.brought).collect()
-            return f"of CIFAR-10 still to be brought with --parts: {', '.join(missing)}" if missing else ""
-        found = cifar.find("cifar10", choices.data_dir)
+        found = at.settings.dataset != "cifar10" or cifar.find("cifar10", at.choices.data_dir)
     except BadInput as error:
         return str(error)
-    return "" if found or choices.data_dir is None else f"{choices.data_dir} holds no CIFAR-10"
+    return "" if found or at.choices.data_dir is None else f"{at.choices.data_dir} holds no CIFAR-10"
 
 
 def train(runs: Sequence[Run], at: Workplace) -> list[Line]:

@@ -2,9 +2,9 @@
 
 A data set in memory is one file in `sets/` with a function `load(data_dir) -> Dataset`. Its name is the value of
 `--dataset` on the command line. A data set that does not fit into memory is one file in `streams/` with
-`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. What all three are for
-the rooms above is in `source`. The other files help these (reading and writing TFDS directories, the cache of decoded
-arrays, downloads) or work on what they return (`augment`). Nothing slow is imported before a data set needs it.
+`load(data_dir) -> Stream`. Text is one file in `texts/` with `load(files, block_size) -> Text`. What all three have in
+common is in `source`. The other files help these (`tfds` reads prepared directories, `arrays` files of decoded arrays)
+or work on what they return (`augment`). Nothing slow is imported before a data set needs it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import os
 import pkgutil
 from collections.abc import Sequence
 
-from fdg_jax.data import contract, sets, streams, texts
-from fdg_jax.data.dataset import Dataset
+from fdg_jax.data import sets, streams, texts
+from fdg_jax.data.dataset import Dataset, checked
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Stream
 from fdg_jax.data.text import BLOCK_SIZE, Text
@@ -80,14 +80,14 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset |
 
     Raises:
         BadInput: the name is not known, the directory cannot be read or lacks the data set, files are damaged or
-            incomplete, or what was loaded is no such data set (`contract`). It is raised before anything slow.
+            incomplete, or what was loaded is no such data set (`checked`). It is raised before anything slow.
 
     Example:
         >>> load("digits").shape
         (32, 32, 3)
     """
     if name in names():
-        return contract.check(importlib.import_module(f"{sets.__name__}.{name}").load(data_dir))
+        return checked(importlib.import_module(f"{sets.__name__}.{name}").load(data_dir))
     if name in stream_names():
         return importlib.import_module(f"{streams.__name__}.{name}").load(data_dir)
     raise BadInput(f"there is no data set {name!r}. Choose one of: {', '.join([*names(), *stream_names()])}.")

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fdg_jax.errors import BadInput
+from fdg_jax.data.order import check_seed
+from fdg_jax.data.order import epoch_order as epoch_order  # beside the transforms
 
 
 class Images(Protocol):
@@ -108,29 +109,3 @@ def draw(seed: int, step, batch: int, pad: int) -> tuple[jax.Array, jax.Array, j
     # The remainder favours some offsets by less than 2**-29, which is too little to notice.
     offsets = (words[:, :2] % (2 * pad + 1)).astype(jnp.int32)
     return offsets[:, 0], offsets[:, 1], (words[:, 2] >> 31).astype(bool)
-
-
-def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of the training examples in an epoch, a function of (seed, epoch).
-
-    It comes from NumPy's RandomState, whose stream will never change. So a run that is resumed with a newer NumPy sees
-    the same batches.
-
-    Arguments:
-        n: number of examples.
-        seed: 0 .. 2**32-1.
-        epoch: 0, 1, ...
-
-    Returns: a permutation [n] int32.
-
-    Raises:
-        BadInput: the seed is outside that range.
-    """
-    check_seed(seed)
-    return np.random.RandomState([seed, epoch]).permutation(n).astype(np.int32)
-
-
-def check_seed(seed: int) -> None:
-    """Raises BadInput for a seed outside 0 .. 2**32-1, which JAX would truncate to 32 bits or refuse."""
-    if not 0 <= seed < 2**32:
-        raise BadInput(f"the seed is {seed}, but must be between 0 and {2**32 - 1}.")

@@ -17,11 +17,11 @@ from fdg_jax.errors import reason
 
 
 class OpenFile:
-    """A file that stays open, and so the same one whatever becomes of its name."""
+    """A file that stays open, and so the same one whatever becomes of its name. file: it, if it is open already."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, file: Any = None):
         self.path = path
-        self.file = path.open("rb", buffering=0)
+        self.file = file or path.open("rb", buffering=0)
         self.size = os.fstat(self.file.fileno()).st_size
 
     def check(self) -> None:

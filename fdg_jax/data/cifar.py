@@ -1,28 +1,44 @@
-"""What CIFAR-10 and CIFAR-100 have in common: finding, downloading and loading them."""
+"""What CIFAR-10 and CIFAR-100 have in common: where they lie, how they are downloaded, and how they are read.
+
+A data directory holds one of them either as TFDS prepares it (`cifar10/<version>/`), or as a plain file of arrays
+(`cifar10.npz`). Such a file is made of the official archive when the data set is downloaded. Images keep their order.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import tarfile
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import numpy as np
+
 from fdg_jax import durable
-from fdg_jax.data import cache, directories, prepared
+from fdg_jax.data import arrays, directories, tfds
+from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Download, Unavailable, check, fetch
 from fdg_jax.data.interruptible import long_wait
-from fdg_jax.data.prepare import Layout, prepare
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.stderr import say
 
 
 class Cifar(NamedTuple):
-    """One of the two data sets. mean and std: of its training images' channels, scaled to 0..1."""
+    """One of the two data sets.
 
-    expected: prepared.Expected
+    mean, std: of its training images' channels, scaled to 0..1.
+    train, test: names of the archive's files, in order. A record in them is one byte for each label and then
+        3 x 32 x 32 bytes of image.
+    label_bytes: how many labels a record has; the last one counts.
+    """
+
+    expected: Expected
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     download: Download
-    layout: Layout
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int = 1
 
 
 def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
@@ -30,66 +46,111 @@ def load(cifar: Cifar, data_dir: str | os.PathLike[str] | None) -> Dataset:
 
     Arguments:
         cifar: which one.
-        data_dir: a TFDS data directory. None: TFDS's own, where the data set is downloaded and prepared if necessary.
-
-    Returns: the data set.
+        data_dir: a data directory. None: TFDS's own, into which the data set is downloaded if it is not there.
 
     Raises:
-        Unavailable: it cannot be downloaded or prepared.
+        Unavailable: it cannot be downloaded.
         BadInput: the directory lacks it, or files are damaged.
     """
     name = cifar.expected.name
-    directory = find(name, data_dir)
-    if directory is None:
+    place = find(name, data_dir)
+    if place is None:
         with long_wait():
-            directory = obtain(cifar, directories.default_data_dir())
-    arrays = cache.cached(directory, cifar.expected, lambda: prepared.read(directory, cifar.expected))
-    return Dataset(name, *arrays, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True)
+            place = obtain(cifar, directories.default_data_dir())
+    if place.is_dir():
+        found = arrays.cached(place, cifar.expected, lambda: tfds.read(place, cifar.expected))
+    else:
+        found = read_file(place, cifar.expected)
+    return Dataset(name, *found, classes=cifar.expected.classes, mean=cifar.mean, std=cifar.std, pad=4, flip=True)
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None) -> Path | None:
-    """The prepared directory; None if it must be downloaded. Raises BadInput if a given `data_dir` lacks it."""
+    """The prepared directory or the file of arrays; None if it must be downloaded.
+
+    Raises: BadInput if a given `data_dir` lacks it.
+    """
     default = directories.default_data_dir()
-    if data_dir is None:
-        return directories.find(name, default)
-    data_dir = Path(data_dir).expanduser()
-    found = directories.list_directory(data_dir)
-    directory = directories.find(name, data_dir)
-    if directory is not None:
-        return directory
-    if data_dir.name == name or data_dir.parent.name == name:
+    base = default if data_dir is None else Path(data_dir).expanduser()
+    held = directories.list_directory(base, missing_ok=data_dir is None)
+    file = base / f"{name}.npz"
+    found = directories.find(name, base) or (file if file in held else None)
+    if found is not None or data_dir is None:
+        return found
+    if base.name == name or base.parent.name == name:
         hint = f"Give the directory that holds the folder {name}, not one inside it."
     else:
-        holds = f"It holds {', '.join(path.name for path in found[:5])}." if found else "It is empty."
+        holds = f"It holds {', '.join(path.name for path in held[:5])}." if held else "It is empty."
         hint = f"{holds} Without --data-dir, {name} is downloaded to {default} (TFDS_DATA_DIR)."
-    raise BadInput(f"the data directory {data_dir} has no prepared {name} ({name}/<version>/). {hint}")
+    raise BadInput(f"the data directory {base} has neither {name}/<version>/ nor {name}.npz. {hint}")
+
+
+def read_file(path: Path, expected: Expected) -> Arrays:
+    """The arrays of a file that is a data set by itself. Raises BadInput."""
+    try:
+        found = arrays.read(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} can't be used: {error}. Remove or replace it.") from None
+    if found is None or (len(found.train_labels), len(found.test_labels)) != (expected.train, expected.test):
+        raise BadInput(f"{path} does not hold {expected.described()}. Remove or replace it.")
+    return found
 
 
 def obtain(cifar: Cifar, data_dir: Path) -> Path:
-    """Downloads the archive, prepares it in `data_dir` and returns the prepared directory.
+    """Downloads the archive, makes `<data_dir>/<name>.npz` of it and returns that.
 
-    An archive in `<data_dir>/downloads/` is used if there is one, for machines without a network.
+    An archive in `<data_dir>/downloads/` is used if there is one, for machines without a network. Wherever it is
+    interrupted, nothing half done stays.
     """
     name = cifar.expected.name
-    archive = data_dir / "downloads" / cifar.download.url.rpartition("/")[2]
+    archive, file = data_dir / "downloads" / cifar.download.url.rpartition("/")[2], data_dir / f"{name}.npz"
     try:
         if archive.exists():
             check(archive, cifar.download)
-            return prepare(archive, cifar.layout, cifar.expected, data_dir)
+            arrays.write(file, unpacked(archive, cifar))
+            return file
         # Under a temporary name, so that another process does not take it for a user's archive.
         fetched = durable.temporary_beside(archive)
         fetch(cifar.download, fetched)
         try:
-            return prepare(fetched, cifar.layout, cifar.expected, data_dir)
+            arrays.write(file, unpacked(fetched, cifar))
         finally:
             fetched.unlink()
     except Unavailable as error:
         raise Unavailable(
-            f"{name} isn't prepared in {data_dir}, and {error} Give a directory with a prepared {name} as "
-            f"--data-dir, or put the archive there as {archive}, or use --dataset digits."
+            f"{name} isn't in {data_dir}, and {error} Give a directory with {name} as --data-dir, or put the archive "
+            f"there as {archive}, or use --dataset digits."
         ) from error
     except OSError as error:
         raise Unavailable(
-            f"{name} can't be prepared in {data_dir} ({error.strerror or error}). Set TFDS_DATA_DIR to a "
+            f"{name} can't be kept in {data_dir} ({error.strerror or error}). Set TFDS_DATA_DIR to a "
             f"directory with room for 400 MB, or use --dataset digits."
         ) from error
+    return file
+
+
+def unpacked(archive: Path, cifar: Cifar) -> Arrays:
+    """The arrays in an official archive. Raises BadInput."""
+    say(f"unpacking {cifar.expected.name} (once)")
+    wanted, files = {*cifar.train, *cifar.test}, dict[str, bytes]()
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = PurePosixPath(member.name).name
+                if name in wanted and (file := tar.extractfile(member)) is not None:
+                    files[name] = file.read()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise BadInput(f"{archive} can't be unpacked: {error}. Remove or replace it.") from error
+    if missing := sorted(wanted - files.keys()):
+        raise BadInput(f"{archive} lacks {', '.join(missing)}. Remove or replace it.")
+    expected, found = cifar.expected, []
+    height, width, channels = expected.shape
+    size = cifar.label_bytes + height * width * channels
+    for names, count in ((cifar.train, expected.train), (cifar.test, expected.test)):
+        raw = b"".join(files[name] for name in names)
+        if len(raw) != count * size:
+            fact = f"{count:,} records of {size:,} bytes are {count * size:,} bytes, but it holds {len(raw):,}"
+            raise BadInput(f"{archive}: {fact}. Remove or replace it.")
+        table = np.frombuffer(raw, np.uint8).reshape(count, size)
+        images = table[:, cifar.label_bytes :].reshape(count, channels, height, width).transpose(0, 2, 3, 1)
+        found += [np.ascontiguousarray(images), table[:, cifar.label_bytes - 1].astype(np.int32)]
+    return Arrays(*found)

@@ -1,16 +1,18 @@
-"""A data set of images in memory: what the files in `sets/` return. Its members are those of `Source`, and more."""
+"""A data set of images in memory: what the files in `sets/` return."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import numpy as np
 
-from fdg_jax.data.source import images_described
+from fdg_jax.data.source import Source
+from fdg_jax.errors import BadInput
 
 
-class Dataset(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset(Source):
     """A decoded data set with N training and M test images of height H, width W and C channels."""
 
     name: str
@@ -27,75 +29,44 @@ class Dataset(NamedTuple):
     fingerprint: dict[str, Any] | None = None  # of the whole data set (see `fingerprint`), once computed
 
     @property
-    def unit(self) -> str:
-        """What speed is counted in."""
-        return "images"
-
-    @property
-    def per_example(self) -> int:
-        """Every example is one image."""
-        return 1
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(H, W, C) of an image."""
         return self.train_images.shape[1:]
 
-    @property
-    def dtype(self) -> np.dtype:
-        """Of the images: uint8."""
-        return self.train_images.dtype
-
-    @property
-    def labels_shape(self) -> tuple[int, ...]:
-        """An image has one label."""
-        return ()
-
-    @property
-    def labels_dtype(self) -> np.dtype:
-        """Of the labels: int32."""
-        return self.train_labels.dtype
-
-    @property
-    def train_inputs(self) -> np.ndarray:
-        """The training images."""
-        return self.train_images
-
-    @property
-    def test_inputs(self) -> np.ndarray:
-        """The test images."""
-        return self.test_images
-
     def first(self, n: int | None) -> Dataset:
-        """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n], train_labels=self.train_labels[:n])
 
     def held_out(self, n: int) -> Dataset:
-        """This data set with the last n training images as its test images, and trained on the others."""
         left = len(self.train_images) - n
         return self.first(left)._replace(test_images=self.train_images[left:], test_labels=self.train_labels[left:])
 
     def without_inputs(self) -> Dataset:
-        """This data set for a process that needs labels only: black images, which take no memory."""
         black = [np.broadcast_to(np.uint8(0), images.shape) for images in (self.train_images, self.test_images)]
         return self._replace(train_images=black[0], test_images=black[1])
 
-    def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
-        """Crops, mirrors and normalises (fdg_jax.data.augment)."""
-        from fdg_jax.data import augment
 
-        return augment.train_transform(self, seed)
-
-    def test_transform(self) -> Callable[[Any], Any]:
-        """Normalises (fdg_jax.data.augment)."""
-        from fdg_jax.data import augment
-
-        return augment.test_transform(self)
-
-    def described(self) -> str:
-        """How many images there are, and of which size."""
-        return images_described(len(self.train_images), len(self.test_images), self.shape, self.classes)
-
-    def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """Images have none but loss and error."""
-        return {}
+def checked(dataset: Dataset) -> Dataset:
+    """The data set itself. Raises BadInput where an array, or a number that says what is in it, cannot be."""
+    d = dataset
+    for part, images, labels in (("train", d.train_images, d.train_labels), ("test", d.test_images, d.test_labels)):
+        found = f"data set {d.name}: {part}_images is {images.dtype}{list(images.shape)}"
+        if images.dtype != np.uint8 or images.ndim != 4:
+            raise BadInput(f"{found}. Images are uint8[N, H, W, C].")
+        if images.shape[1:] != d.train_images.shape[1:]:
+            raise BadInput(f"{found}, and train_images is uint8{list(d.train_images.shape)}. Give all one size.")
+        if labels.dtype != np.int32 or labels.shape != images.shape[:1]:
+            fact = f"{found}, and {part}_labels is {labels.dtype}{list(labels.shape)}"
+            raise BadInput(f"{fact}. Labels are int32[N], one for each image.")
+        if not len(labels):
+            raise BadInput(f"{found}: there is no image in it.")
+        if labels.min() < 0 or labels.max() >= d.classes:
+            fact = f"data set {d.name}: {part}_labels run from {labels.min()} to {labels.max()}"
+            raise BadInput(f"{fact}. With {d.classes} classes labels are 0 to {d.classes - 1}.")
+    channels = d.train_images.shape[3]
+    for name, values in (("mean", d.mean), ("std", d.std)):
+        if len(values) != channels or not all(0 < value < 1 for value in values):
+            fact = f"data set {d.name}: {name} is {tuple(values)}"
+            raise BadInput(f"{fact}. It has {channels} numbers between 0 and 1, of the images scaled to 0..1.")
+    if not 0 <= d.pad < min(d.shape[:2]):
+        raise BadInput(f"data set {d.name}: pad is {d.pad}. It is less than the {min(d.shape[:2])} pixels of an image.")
+    return d

@@ -9,12 +9,11 @@ names, labels and sizes of all files are hashed, and the bytes of a sample of th
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 
+from fdg_jax.data.arrays import digest
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Encoded, Stream, sample_indices
 from fdg_jax.data.text import Text
@@ -60,15 +59,6 @@ def of_files(images: Encoded) -> Fingerprint:
         "labels": digest([*labels, np.asarray(found, np.int64)]),
         "content": digest([sizes, *map(np.frombuffer, contents, [np.uint8] * len(contents))]),
     }
-
-
-def digest(arrays: Iterable[np.ndarray]) -> str:
-    """The sha256 over dtype, shape and bytes of arrays."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
 
 
 def without_content(of: Fingerprint) -> Fingerprint:

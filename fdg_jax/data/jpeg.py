@@ -34,14 +34,22 @@ def decode_image(content: bytes, where: str):
     from PIL import Image
 
     try:
-        # One of ImageNet's files is a PNG under a JPEG's name.
-        image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
+        # One of ImageNet's files is a PNG under a JPEG's name; TFDS prepares CIFAR as PNG or lossless WebP.
+        image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP"))
         if image.mode.startswith("I"):  # grey with 16 bits: `convert` would make everything above 255 white
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as Pillow does with 16-bit colours
         return image.convert("RGB")
     except Exception as error:  # Pillow raises many kinds for damaged bytes
         fact = str(error).partition("<_io")[0].strip() or type(error).__name__  # without the address of our buffer
         raise Damaged(f"{where} can't be decoded ({len(content):,} bytes; {fact}). Replace the file.") from None
+
+
+def decode_whole(content: bytes, where: str, shape: tuple[int, int, int]) -> np.ndarray:
+    """Decodes an image of a data set whose images have one size: [H, W, C] uint8. Raises Damaged for another size."""
+    image = np.asarray(decode_image(content, where))
+    if image.shape != shape:
+        raise Damaged(f"{where} is {image.shape} and not {shape} like all others. Replace the file.")
+    return image
 
 
 def random_numbers(seed: int, epoch: int, i: int) -> np.ndarray:

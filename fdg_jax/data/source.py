@@ -1,90 +1,94 @@
 """What the rooms above know of a data set: its examples, what they are made of, and how they enter a network.
 
-A `Dataset` (images) and a `Text` (tokens) hold their examples as arrays, a `Stream` decodes them while the training
-runs. All three have these members, so that whatever is above works with images and tokens alike.
+A `Dataset` (images) and a `Text` (tokens) hold their examples as arrays, a `Stream` decodes images while the training
+runs. All are a `Source`, so that whatever is above works with images and tokens alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 
-class Source(Protocol):
-    """A data set of N training and M test examples.
+class Source:
+    """A data set of N training and M test examples, of images unless a member is replaced.
 
     name: what `--dataset` calls it.
-    unit: what speed is counted in: "images" or "tokens". per_example: how many of them an example has.
-    shape, dtype: of an example's input, as it is stored. labels_shape, labels_dtype: of its labels.
     classes: labels are 0 .. classes-1.
     note: what the user must know about this run's data; "" for nothing.
     fingerprint: of the whole data set (fdg_jax.data.fingerprint), once computed.
+    unit: what speed is counted in: "images" or "tokens". per_example: how many of them an example has.
+    shape, dtype: of an example's input, as it is stored. labels_shape, labels_dtype: of its labels.
+    train_inputs, test_inputs: the inputs of the examples, with a length.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def per_example(self) -> int: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
-    @property
-    def labels_shape(self) -> tuple[int, ...]: ...
-    @property
-    def labels_dtype(self) -> np.dtype: ...
-    @property
-    def classes(self) -> int: ...
-    @property
-    def note(self) -> str: ...
-    @property
-    def fingerprint(self) -> dict[str, Any] | None: ...
+    name: str
+    classes: int
+    note: str
+    fingerprint: dict[str, Any] | None
+    train_images: Any
+    test_images: Any
+    unit: ClassVar[str] = "images"
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+    labels_dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
     @property
-    def train_inputs(self) -> Sized:
-        """The inputs of the N training examples."""
-        ...
+    def per_example(self) -> int:
+        return 1
 
     @property
-    def test_inputs(self) -> Sized:
-        """The inputs of the M test examples."""
-        ...
+    def shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
 
-    def first(self, n: int | None) -> Any:
+    @property
+    def labels_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def train_inputs(self) -> Any:
+        return self.train_images
+
+    @property
+    def test_inputs(self) -> Any:
+        return self.test_images
+
+    def _replace(self, **changes: Any) -> Self:
+        """This data set with other fields."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def first(self, n: int | None) -> Self:
         """This data set with the first n training examples only; None for all."""
-        ...
+        raise NotImplementedError
 
-    def held_out(self, n: int) -> Any:
+    def held_out(self, n: int) -> Self:
         """This data set with its last n training examples as its test examples, and trained on the others."""
-        ...
+        raise NotImplementedError
 
-    def without_inputs(self) -> Any:
+    def without_inputs(self) -> Self:
         """This data set for a process that needs labels only: inputs of zeros, which take no memory."""
-        ...
+        raise NotImplementedError
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
         """f(inputs [B, ...], number of the batch) -> what the network takes, traced on a device. Its randomness
         (augmentation) is a function of the seed and the batch. Raises BadInput for a seed out of range."""
-        ...
+        from fdg_jax.data import augment
+
+        return augment.train_transform(self, seed)  # type: ignore[arg-type]
 
     def test_transform(self) -> Callable[[Any], Any]:
         """f(inputs [B, ...]) -> what the network takes, traced on a device."""
-        ...
+        from fdg_jax.data import augment
+
+        return augment.test_transform(self)  # type: ignore[arg-type]
 
     def described(self) -> str:
-        """How many examples of what, in words."""
-        ...
+        """How many examples of what: 1,438 training and 359 test images 32x32x3, 10 classes."""
+        train, test = len(self.train_images), len(self.test_images)
+        return f"{train:,} training and {test:,} test images {'x'.join(map(str, self.shape))}, {self.classes} classes"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
         """Further numbers that a test loss (in nats) is reported as, by their names in the files of a run."""
-        ...
-
-
-def images_described(train: int, test: int, shape: tuple[int, int, int], classes: int) -> str:
-    """1,438 training and 359 test images 32x32x3, 10 classes."""
-    height, width, channels = shape
-    return f"{train:,} training and {test:,} test images {height}x{width}x{channels}, {classes} classes"
+        return {}

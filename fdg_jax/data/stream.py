@@ -8,17 +8,20 @@ only the speed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
 from fdg_jax.data import jpeg
-from fdg_jax.data.source import images_described
+from fdg_jax.data.order import epoch_order
+from fdg_jax.data.source import Source
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.facts import usable_cores
 from fdg_jax.machine.stderr import say
 
 WORKERS = "FDG_JAX_LOADER_WORKERS"
@@ -49,14 +52,15 @@ class Encoded(Protocol):
         ...
 
 
-class Stream(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stream(Source):
     """An encoded data set. Its fields are named as in `Dataset`, so that most code works with both."""
 
     name: str
     train_images: Encoded
     test_images: Encoded
     classes: int  # labels are 0 .. classes-1
-    shape: tuple[int, int, int]  # (H, W, C) of a decoded image
+    side: int  # height and width of a decoded image
     mean: tuple[float, ...]  # [C] of the training images scaled to 0..1
     std: tuple[float, ...]  # [C]
     note: str = ""  # what the user must know about this run's data
@@ -66,72 +70,20 @@ class Stream(NamedTuple):
     pixels: bool = True  # whether images are decoded
 
     @property
-    def unit(self) -> str:
-        """What speed is counted in."""
-        return "images"
-
-    @property
-    def per_example(self) -> int:
-        """Every example is one image."""
-        return 1
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Of decoded images."""
-        return np.dtype(np.uint8)
-
-    @property
-    def labels_shape(self) -> tuple[int, ...]:
-        """An image has one label."""
-        return ()
-
-    @property
-    def labels_dtype(self) -> np.dtype:
-        """Of the labels."""
-        return np.dtype(np.int32)
-
-    @property
-    def train_inputs(self) -> Encoded:
-        """The training images."""
-        return self.train_images
-
-    @property
-    def test_inputs(self) -> Encoded:
-        """The test images."""
-        return self.test_images
+    def shape(self) -> tuple[int, ...]:
+        """(H, W, C) of a decoded image."""
+        return (self.side, self.side, 3)
 
     def first(self, n: int | None) -> Stream:
-        """This data set with the first n training images only; None for all."""
         return self._replace(train_images=self.train_images[:n])
 
     def held_out(self, n: int) -> Stream:
-        """This data set with the last n training images as its test images, and trained on the others."""
         left = len(self.train_images) - n
         return self.first(left)._replace(test_images=self.train_images[left:])
 
     def without_inputs(self) -> Stream:
         """This data set for a process that needs labels only: black images, and nothing is decoded."""
         return self._replace(pixels=False)
-
-    def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
-        """Normalises: images are cropped and mirrored while they are decoded."""
-        from fdg_jax.data import augment
-
-        return augment.train_transform(self, seed)
-
-    def test_transform(self) -> Callable[[Any], Any]:
-        """Normalises (fdg_jax.data.augment)."""
-        from fdg_jax.data import augment
-
-        return augment.test_transform(self)
-
-    def described(self) -> str:
-        """How many images there are, and of which size."""
-        return images_described(len(self.train_images), len(self.test_images), self.shape, self.classes)
-
-    def measures(self, test_loss: float | None) -> dict[str, float | None]:
-        """Images have none but loss and error."""
-        return {}
 
     def check_sample(self) -> Stream:
         """Decodes a few images of each split, so that a fault of all images is found at once. Raises Damaged."""
@@ -147,61 +99,56 @@ def sample_indices(images: int) -> list[int]:
     return np.linspace(0, images - 1, min(SAMPLE, images), dtype=int).tolist()
 
 
-class TrainBatches:
-    """All batches of a run, by their number g = 0, 1, ... The last one of an epoch may be smaller."""
-
-    def __init__(self, stream: Stream, batch_size: int, seed: int):
-        self.images, self.side, self.batch_size, self.seed = stream.train_images, stream.shape[0], batch_size, seed
-        self.black = None if stream.pixels else np.broadcast_to(np.uint8(0), stream.shape)
-        self.per_epoch = math.ceil(len(self.images) / batch_size)
-        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
-
-    def __len__(self) -> int:
-        return ENDLESS
-
-    def __getitem__(self, g) -> Batch:
-        epoch, batch = divmod(int(g), self.per_epoch)
-        number, order = self.order  # read and written in one operation, as threads share it
-        if number != epoch:
-            # RandomState's stream will never change, and neither will the order of a resumed run.
-            order = np.random.RandomState([self.seed, epoch]).permutation(len(self.images)).astype(np.int32)
-            self.order = epoch, order
-        return _gathered([self.example(epoch, int(i)) for i in order[batch * self.batch_size :][: self.batch_size]])
-
-    def example(self, epoch: int, i: int) -> tuple[np.ndarray, int]:
-        content, label, where = self.images.read(i)
-        if self.black is not None:
-            return self.black, label
-        image = jpeg.decode_image(content, where)
-        return jpeg.train_crop(image, self.side, jpeg.random_numbers(self.seed, epoch, i)), label
-
-
 class TestBatches:
-    """The test images in order, cropped at the centre."""
+    """The test images in order, cropped at the centre, by the number of their batch."""
 
     __test__ = False  # its name is not meant for pytest
 
     def __init__(self, stream: Stream, batch_size: int):
-        self.images, self.side, self.batch_size = stream.test_images, stream.shape[0], batch_size
+        self.images, self.side, self.batch_size = stream.test_images, stream.side, batch_size
         self.black = None if stream.pixels else np.broadcast_to(np.uint8(0), stream.shape)
 
     def __len__(self) -> int:
         return math.ceil(len(self.images) / self.batch_size)
 
     def __getitem__(self, g) -> Batch:
-        rows = range(len(self.images))[int(g) * self.batch_size :][: self.batch_size]
-        return _gathered([self.example(i) for i in rows])
+        return self.batch(self.part(range(len(self.images)), int(g)), jpeg.test_crop)
 
-    def example(self, i: int) -> tuple[np.ndarray, int]:
-        content, label, where = self.images.read(i)
-        if self.black is not None:
-            return self.black, label
-        return jpeg.test_crop(jpeg.decode_image(content, where), self.side), label
+    def part(self, order: Any, number: int) -> Any:
+        """The numbers of a batch's images, of those of all images in order."""
+        return order[number * self.batch_size :][: self.batch_size]
+
+    def batch(self, rows: Iterable[int], crop: Callable[..., np.ndarray], *more: Any) -> Batch:
+        """A batch of images by their numbers. crop: crop(image, side, *(each(i) for each in more))."""
+        found, labels = [], []
+        for i in map(int, rows):
+            content, label, where = self.images.read(i)
+            labels.append(label)
+            if self.black is not None:
+                found.append(self.black)
+            else:
+                found.append(crop(jpeg.decode_image(content, where), self.side, *(each(i) for each in more)))
+        return np.stack(found), np.asarray(labels, np.int32)
 
 
-def _gathered(examples: list[tuple[np.ndarray, int]]) -> Batch:
-    images, labels = zip(*examples, strict=True)
-    return np.stack(images), np.asarray(labels, np.int32)
+class TrainBatches(TestBatches):
+    """All batches of a run, by their number g = 0, 1, ... The last one of an epoch may be smaller."""
+
+    def __init__(self, stream: Stream, batch_size: int, seed: int):
+        super().__init__(stream, batch_size)
+        self.images, self.seed = stream.train_images, seed
+        self.order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int32))
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, g) -> Batch:
+        epoch, number = divmod(int(g), super().__len__())
+        known, order = self.order  # read and written in one operation, as threads share it
+        if known != epoch:
+            order = epoch_order(len(self.images), self.seed, epoch)
+            self.order = epoch, order
+        return self.batch(self.part(order, number), jpeg.train_crop, lambda i: jpeg.random_numbers(self.seed, epoch, i))
 
 
 class Loader:
@@ -221,7 +168,7 @@ class Loader:
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain asks for flags of its own, which only absl's `app.run` would parse
         workers = wanted_workers(batches) if workers is None else workers
-        threads = 0 if workers else max(1, cores() - 1)
+        threads = 0 if workers else max(1, (usable_cores() or 1) - 1)
         source: Any = batches
         # grain gives worker w of n the batches w, w + n, ... and takes them from the workers in turn: in order.
         dataset = grain.MapDataset.source(source)[start:].to_iter_dataset(grain.ReadOptions(threads, AHEAD * threads))
@@ -267,11 +214,6 @@ def prepare_worker(number: int, count: int) -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def wanted_workers(batches: TrainBatches | TestBatches) -> int:
     """The default number of processes that decode (see `Loader`). Raises BadInput if the environment's is no number."""
     asked = os.environ.get(WORKERS)
@@ -279,7 +221,7 @@ def wanted_workers(batches: TrainBatches | TestBatches) -> int:
         if not asked.isdecimal():
             raise BadInput(f"{WORKERS}={asked}: it is the number of processes that decode images. Use 0 or more.")
         return int(asked)
-    workers = min(cores() - 1, MOST_WORKERS, len(batches))
+    workers = min((usable_cores() or 1) - 1, MOST_WORKERS, len(batches))
     return min(workers, workers_that_fit(batches.batch_size * batches.side**2 * 3, workers))
 
 

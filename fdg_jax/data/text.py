@@ -7,33 +7,36 @@ memory: what a batch needs is read for it. The last tenth of the blocks is for t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
-import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from fdg_jax.data.blocks import Blocks, OpenFile
-from fdg_jax.data.cache import cache_dir
-from fdg_jax.durable import make_private, temporary_beside
+from fdg_jax.data.source import Source
+from fdg_jax.durable import make_private
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine.facts import cache_dir
 
 BLOCK_SIZE = 128  # the default
 TEST_PART = 10  # one block of so many
 CHUNK = 2**20
 
 
-class Text(NamedTuple):
-    """Blocks of T bytes: N for training and M for testing. Its members are those of `Source`."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Text(Source):
+    """Blocks of T bytes: N for training and M for testing."""
 
     name: str
-    train_inputs: Blocks | np.ndarray  # [N, T] uint8
+    train_blocks: Blocks | np.ndarray  # [N, T] uint8, the inputs
     train_labels: Blocks | np.ndarray  # [N, T] uint8, the same bytes, one further
-    test_inputs: Blocks | np.ndarray  # [M, T] uint8
+    test_blocks: Blocks | np.ndarray  # [M, T] uint8
     test_labels: Blocks | np.ndarray  # [M, T] uint8
     sha256: str  # of the whole text
     files: tuple[str, ...]  # their names, for people
@@ -42,44 +45,38 @@ class Text(NamedTuple):
     fingerprint: dict[str, Any] | None = None  # of the whole data set, once computed
     content: OpenFile | None = None  # what the blocks are read from
 
+    unit = "tokens"  # a byte is one
+    labels_dtype = np.dtype(np.uint8)
+
     @property
-    def unit(self) -> str:
-        """What speed is counted in: a byte is a token."""
-        return "tokens"
+    def train_inputs(self) -> Blocks | np.ndarray:
+        return self.train_blocks
+
+    @property
+    def test_inputs(self) -> Blocks | np.ndarray:
+        return self.test_blocks
 
     @property
     def per_example(self) -> int:
         """T, the tokens of a block."""
-        return self.train_inputs.shape[1]
+        return self.train_blocks.shape[1]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """(T,)"""
-        return self.train_inputs.shape[1:]
-
-    @property
-    def dtype(self) -> np.dtype:
-        """uint8, in which no byte becomes larger."""
-        return self.train_inputs.dtype
+        return self.train_blocks.shape[1:]
 
     @property
     def labels_shape(self) -> tuple[int, ...]:
         """(T,): a label for each token."""
-        return self.train_labels.shape[1:]
-
-    @property
-    def labels_dtype(self) -> np.dtype:
-        """uint8"""
-        return self.train_labels.dtype
+        return self.shape
 
     def first(self, n: int | None) -> Text:
-        """This text with the first n training blocks only; None for all."""
-        return self._replace(train_inputs=self.train_inputs[:n], train_labels=self.train_labels[:n])
+        return self._replace(train_blocks=self.train_blocks[:n], train_labels=self.train_labels[:n])
 
     def held_out(self, n: int) -> Text:
-        """This text with the last n training blocks as its test blocks, and trained on the others."""
-        left = len(self.train_inputs) - n
-        return self.first(left)._replace(test_inputs=self.train_inputs[left:], test_labels=self.train_labels[left:])
+        left = len(self.train_blocks) - n
+        return self.first(left)._replace(test_blocks=self.train_blocks[left:], test_labels=self.train_labels[left:])
 
     def check(self) -> None:
         """Raises Damaged where the file has been cut short since it was opened. It takes a microsecond."""
@@ -87,9 +84,8 @@ class Text(NamedTuple):
             self.content.check()
 
     def without_inputs(self) -> Text:
-        """This text for a process that needs labels only: inputs of zeros, which take no memory."""
-        zeros = [np.broadcast_to(np.uint8(0), inputs.shape) for inputs in (self.train_inputs, self.test_inputs)]
-        return self._replace(train_inputs=zeros[0], test_inputs=zeros[1])
+        zeros = [np.broadcast_to(np.uint8(0), inputs.shape) for inputs in (self.train_blocks, self.test_blocks)]
+        return self._replace(train_blocks=zeros[0], test_blocks=zeros[1])
 
     def train_transform(self, seed: int) -> Callable[[Any, Any], Any]:
         """Tokens as int32. There is no augmentation."""
@@ -97,13 +93,12 @@ class Text(NamedTuple):
         return lambda tokens, step: tokens.astype(np.int32)
 
     def test_transform(self) -> Callable[[Any], Any]:
-        """Tokens as int32."""
         return lambda tokens: tokens.astype(np.int32)
 
     def described(self) -> str:
         """How many blocks there are, and of which files."""
         of = self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
-        train, test = len(self.train_inputs), len(self.test_inputs)
+        train, test = len(self.train_blocks), len(self.test_blocks)
         return f"{train:,} training and {test:,} test blocks of {self.per_example} bytes of {of}"
 
     def measures(self, test_loss: float | None) -> dict[str, float | None]:
@@ -116,16 +111,23 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
 
     Arguments:
         name: of the data set.
-        files: one or more. Several are copied, once, into one file in the user's cache directory.
+        files: one or more. Several are joined in a file without a name, which lies in the user's cache directory.
         block_size: T.
 
     Raises:
         BadInput: a file cannot be read, or there are fewer bytes than two blocks need.
     """
-    sha256 = digest(files)
-    path = files[0] if len(files) == 1 else joined(files, sha256)
+    whole = None
+    if len(files) > 1:
+        try:
+            make_private(cache_dir())
+            whole = tempfile.TemporaryFile(dir=cache_dir(), buffering=0)  # noqa: SIM115 - it is read as long as we live
+        except OSError as error:
+            fact = f"--text: {len(files)} files cannot be joined in {cache_dir()}: {reason(error)}"
+            raise BadInput(f"{fact}. Join them yourself, or choose another place with XDG_CACHE_HOME.") from None
+    sha256 = digest(files, whole)
     names = tuple(file.name for file in files)
-    content = OpenFile(path)
+    content = OpenFile(files[0] if whole is None else Path(", ".join(names)), whole)
     blocks = (content.size - 1) // block_size if content.size else 0
     if blocks < 2:
         fact = f"{', '.join(names)}: {content.size:,} bytes make {max(0, blocks)} blocks of --block-size {block_size}"
@@ -136,8 +138,12 @@ def read(name: str, files: Sequence[Path], block_size: int) -> Text:
     return Text(name, *parts, sha256, names, content=content)
 
 
-def digest(files: Sequence[Path]) -> str:
-    """sha256 over the bytes of the files, one after the other. Raises BadInput if one cannot be read."""
+def digest(files: Sequence[Path], copy: BinaryIO | None = None) -> str:
+    """sha256 over the bytes of the files, one after the other. Raises BadInput if one cannot be read.
+
+    Arguments:
+        copy: a file to which the bytes are written.
+    """
     found = hashlib.sha256()
     for path in files:
         try:
@@ -146,30 +152,9 @@ def digest(files: Sequence[Path]) -> str:
             with path.open("rb") as file:
                 while chunk := file.read(CHUNK):
                     found.update(chunk)
+                    if copy:
+                        copy.write(chunk)
         except OSError as error:
-            raise BadInput(f"--text: {path} cannot be read: {reason(error)}. Name one or more files.") from None
+            fact = f"--text: {path} cannot be read or copied: {reason(error)}"
+            raise BadInput(f"{fact}. Name one or more files.") from None
     return found.hexdigest()
-
-
-def joined(files: Sequence[Path], sha256: str) -> Path:
-    """One file with the content of several, in the cache directory, kept for the next time. Raises BadInput."""
-    path = cache_dir() / f"text-{sha256}.bin"
-    try:
-        if path.is_file() and digest([path]) == sha256:
-            return path
-        make_private(path.parent)
-        temporary = temporary_beside(path)
-        try:
-            with temporary.open("wb") as whole:
-                for each in files:
-                    with each.open("rb") as part:
-                        shutil.copyfileobj(part, whole, CHUNK)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        fact = f"--text: {len(files)} files cannot be joined in {path.parent}: {reason(error)}"
-        raise BadInput(f"{fact}. Join them yourself, or choose another place with XDG_CACHE_HOME.") from None
-    if digest([path]) != sha256:
-        raise BadInput("--text: a file has changed while it was read. Start again when nobody writes to it.")
-    return path

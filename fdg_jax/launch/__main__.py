@@ -9,13 +9,20 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from fdg_jax.errors import BadInput, reason
-from fdg_jax.launch import attempts, lines
-from fdg_jax.launch.attempts import Plan, has_flag
+from fdg_jax.launch import lines
+from fdg_jax.launch.group import BAD_INPUT, STOPPED, Group, SignalEvents
 from fdg_jax.machine import cores, output
+from fdg_jax.machine.placement import processes_of_stages
+from fdg_jax.machine.ports import hold_port
 from fdg_jax.options.parser import Parser
+
+HOST = "127.0.0.1"
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0  # before a restart; the wait doubles each time
 
 ABOUT = """\
 Starts a training in several processes on this machine and ends them together.
@@ -28,7 +35,7 @@ prints begins with [1]. Each process has cores of its own, if there are enough.
 
 When one process fails, it is named, and the others are stopped within 15 s. Ctrl-C, SIGTERM,
 SIGHUP and SIGUSR1 are handed to all as SIGTERM, so that they can save and end; a second one ends
-them at once. None is left, even if the launcher itself is killed.
+them at once. None is left, on Linux even if the launcher itself is killed.
 
   python -m fdg_jax.launch --processes 3 --restart 5 -- \\
       -m fdg_jax.experiments.cifar --K 3 --run-dir runs/three
@@ -36,6 +43,18 @@ them at once. None is left, even if the launcher itself is killed.
 starts again with --resume auto after a process has died, at most five times. A program of your own
 has to know that flag and the three above (docs/several-processes.md has one)."""
 EXAMPLE = "e.g. --processes 3 -- -m fdg_jax.experiments.cifar --K 3"
+
+
+class Plan(NamedTuple):
+    """What is asked for.
+
+    words: for Python, without the flags of a process. cores: those of each process. grace: see `Group`.
+    """
+
+    words: tuple[str, ...]
+    cores: tuple[Collection[int], ...]
+    restarts: int
+    grace: float
 
 
 def parser() -> Parser:
@@ -47,22 +66,11 @@ def parser() -> Parser:
     add = made.add_argument
     add("--processes", type=int, required=True, metavar="N", help="how many processes to start")
     add("--cores", type=int, nargs="+", metavar="CORE", help="cores to share out (default: all usable ones; Linux)")
-    add(
-        "--restart",
-        type=int,
-        default=0,
-        metavar="N",
-        help="start all again after a process has died, with --resume auto, at most N times, after 1, 2, 4, ... up to "
-        "60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir",
-    )
-    add(
-        "--grace",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
-        "(default: 300)",
-    )
+    about = "start all again after a process has died, with --resume auto, at most N times, after 1, 2, 4, ... up to "
+    about += "60 s; not after exit code 2 or a stop by a signal (default: 0). The words need --run-dir"
+    add("--restart", type=int, default=0, metavar="N", help=about)
+    about = "after a signal, the time for the processes to write a checkpoint and end; what is left is killed "
+    add("--grace", type=float, default=300.0, metavar="SECONDS", help=f"{about}(default: 300)")
     return made
 
 
@@ -118,6 +126,78 @@ def shares(processes: int, among: Sequence[int]) -> tuple[Collection[int], ...]:
     return tuple(among[begin:end] for begin, end in itertools.pairwise(ends))
 
 
+def run(plan: Plan, printers: tuple[lines.Printer, lines.Printer]) -> int:
+    """Runs the processes to their end. After one has died, all are started again, a limited number of times.
+
+    Returns: the exit code of the launcher. Raises: OSError if a process cannot be started.
+    """
+    say, words, signals = printers[1].say, plan.words, SignalEvents()
+    with signals:
+        for done in itertools.count():
+            coordinator, held = hold_port(HOST)
+            each = commands(words, len(plan.cores), coordinator)
+            with held, Group(each, plan.cores, signals, printers, stages_of(words, len(each)), plan.grace) as group:
+                group.wait()
+            if group.signals:
+                say(f"{group.story()}.{go_on(plan.words)}")
+                return 128 + group.signals[0]
+            if group.failed is None:
+                return 0
+            if done == plan.restarts or not group.died:
+                say(last_sentence(group, plan.words))
+                return group.failed.exit_code
+            seconds, words = min(FIRST_WAIT_SECONDS * 2**done, LONGEST_WAIT_SECONDS), resuming(plan.words)
+            again = f"All are started again in {seconds:g} s, restart {done + 1} of {plan.restarts}."
+            say(f"warning: {group.story()}. {again}")
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0:
+                if (event := signals.within(left)) is not None and event < 0:
+                    say(f"no restart.{go_on(plan.words)}")
+                    return 128 - event
+    raise AssertionError
+
+
+def last_sentence(group: Group, words: Sequence[str]) -> str:
+    """How an attempt failed, and how to go on. words: for Python."""
+    assert group.failed is not None
+    if group.failed.code == BAD_INPUT:
+        return f"error: {group.story()}. What it printed above says what to change."
+    return f"{'' if group.failed.code in STOPPED else 'error: '}{group.story()}.{go_on(words)}"
+
+
+def go_on(words: Sequence[str]) -> str:
+    """A sentence, to follow another one, for a program that has a run directory; others may not know --resume."""
+    return " Go on with --resume." if has_flag(words, "--run-dir") else ""
+
+
+def commands(words: Sequence[str], count: int, coordinator: str) -> list[list[str]]:
+    """The words of each of so many processes. coordinator: address and port, where the first of them is to listen."""
+    common = [*words, "--coordinator", coordinator, "--processes", str(count), "--process-id"]
+    return [[*common, str(index)] for index in range(count)]
+
+
+def stages_of(words: Sequence[str], processes: int) -> list[str]:
+    """Which stages each process computes, in words for `Ended`; [] where --K is not among the words."""
+    following = [after for word, after in itertools.pairwise(words) if word == "--K"]
+    following += [word.removeprefix("--K=") for word in words if word.startswith("--K=")]
+    if not following or not following[-1].isdecimal() or int(following[-1]) < processes:
+        return []
+    K = int(following[-1])
+    where = processes_of_stages(K, processes)
+    ends = [(where.index(process) + 1, K - where[::-1].index(process)) for process in range(processes)]
+    return [f"stage k={first}, " if first == last else f"stages k={first} to {last}, " for first, last in ends]
+
+
+def resuming(words: Sequence[str]) -> tuple[str, ...]:
+    """The words with --resume auto, unless they have --resume already."""
+    return tuple(words) if has_flag(words, "--resume") else (*words, "--resume", "auto")
+
+
+def has_flag(words: Sequence[str], flag: str) -> bool:
+    """Whether a flag is among the words, in a spelling that the training command takes."""
+    return any(word.partition("=")[0].replace("_", "-") == flag for word in words)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     output.open_closed_files()
@@ -128,7 +208,7 @@ def main(arguments: Sequence[str]) -> int:
         found = {core for share in plan.cores for core in share}
         if len(found) < len(plan.cores) and found:
             printers[1].say(f"{len(plan.cores)} processes share {len(found)} cores in turns; they will be slower.")
-        return attempts.run(plan, printers)
+        return run(plan, printers)
     except BadInput as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import stat
-import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +18,8 @@ from pathlib import Path
 import jax
 
 from fdg_jax.durable import make_private
-from fdg_jax.machine.facts import cpuinfo
+from fdg_jax.machine.facts import cache_dir, cpuinfo
+from fdg_jax.machine.stderr import say
 
 SWITCH, UNUSED_DAYS = "FDG_JAX_COMPILE_CACHE", 30
 
@@ -29,39 +29,30 @@ def enable() -> None:
     if os.environ.get(SWITCH) == "0" or os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return
     try:
-        folder = root() / f"xla-{metadata.version('jaxlib')}-{processor()}"
+        folder = cache_dir() / f"xla-{metadata.version('jaxlib')}-{processor()}"
         make_private(folder)
-        fault = who_else_may_write(folder)
+        unsafe = not_ours(folder)
     except (OSError, RuntimeError):  # RuntimeError: a user without a home
         return
-    if fault:
-        fact = f"compiled programs are not kept: {fault}, and programs of others could be run from there"
-        way_out = f"Remove it, choose another place with XDG_CACHE_HOME, or set {SWITCH}=0."
-        print(f"warning: {fact}. {way_out}", file=sys.stderr, flush=True)
+    if unsafe:
+        fact = f"compiled programs are not kept: others may write in {unsafe}, and their programs could be run"
+        say(f"warning: {fact}. Remove it, choose another place with XDG_CACHE_HOME, or set {SWITCH}=0.")
+    if unsafe or not os.access(folder, os.W_OK):
         return
-    if not os.access(folder, os.W_OK):
-        return
-    prune(root())
+    prune(cache_dir())
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def who_else_may_write(folder: Path) -> str:
-    """Why a folder of programs is not safe: others own it or the one above, or may write there. "" if it is safe."""
-    if not hasattr(os, "geteuid"):
-        return ""
-    for each in (folder, folder.parent):
-        status = each.stat()
-        if status.st_uid != os.geteuid():
-            return f"{each} belongs to another user"
-        if status.st_mode & stat.S_IWOTH:
-            return f"everybody may write in {each}"
-    above = folder.parent.parent
-    mode = above.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # with the sticky bit, as in /tmp, only owners can rename
-        return f"everybody may write in {above}"
-    return ""
+def not_ours(folder: Path) -> Path | None:
+    """A folder of programs, or the one above it, where others may write; None if it is safe."""
+    if hasattr(os, "geteuid"):
+        for each in (folder, folder.parent):
+            status = each.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+                return each
+    return None
 
 
 def prune(folder: Path) -> None:
@@ -77,12 +68,6 @@ def prune(folder: Path) -> None:
                 file.unlink()
         except OSError:  # another process was faster, or it is a directory
             continue
-
-
-def root() -> Path:
-    """The cache directory: $XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax. RuntimeError if there is no home."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fdg_jax"
 
 
 def processor() -> str:

@@ -46,3 +46,11 @@ def processor_name() -> str:
     """The processor's name, as the system has it."""
     names = [line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def cache_dir() -> Path:
+    """The user's cache directory: $XDG_CACHE_HOME/fdg_jax, by default ~/.cache/fdg_jax.
+
+    Raises: RuntimeError for a user without a home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fdg_jax"

@@ -50,41 +50,32 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
 
     Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
     """
-    going: list[Going] = []
+    cores, queue, going, codes = cores_for(jobs), deque(planned), list[Going](), list[int]()
+    last_look = time.monotonic()
     try:
-        return one_after_the_other(planned, jobs, signals, folder, going)
+        while going or queue:
+            if signals.number is not None:
+                return stop(going, signals.number)
+            if queue and len(going) < jobs:
+                one = queue.popleft()
+                if (words := one.command()) is not None:
+                    core = next(core for core in cores if core is None or core not in [each.core for each in going])
+                    going.append(start(one, *words, core, folder, jobs == 1))
+                continue
+            time.sleep(POLL_SECONDS)
+            if time.monotonic() - last_look > TELL_SECONDS:
+                last_look = time.monotonic()
+                for one in going:
+                    print(f"{one.name}: {last_line(one.log)}", flush=True)
+            for ended in [one for one in going if one.process.poll() is not None]:
+                going.remove(ended)
+                codes.append(finish(ended))
+                if codes[-1] == BAD_INPUT and queue:
+                    print(f"not starting the other {len(queue)}, which would likely be refused as well")
+                    queue.clear()
     except BaseException:  # a run that is refused only now, say: those under way are not left to themselves
         stop(going, signal.SIGTERM)
         raise
-
-
-def one_after_the_other(
-    planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None, going: list[Going]
-) -> int:
-    """The same. going: is filled with the runs under way."""
-    cores = cores_for(jobs)
-    queue, codes = deque(planned), []
-    last_look = time.monotonic()
-    while going or queue:
-        if signals.number is not None:
-            return stop(going, signals.number)
-        if queue and len(going) < jobs:
-            taken = [one.core for one in going if one.core is not None]
-            one = queue.popleft()
-            if (words := one.command()) is not None:
-                core = next(core for core in cores if core not in taken)
-                going.append(start(one, *words, core, folder, jobs == 1))
-            continue
-        time.sleep(POLL_SECONDS)
-        if time.monotonic() - last_look > TELL_SECONDS:
-            last_look = time.monotonic()
-            tell(going)
-        for ended in [one for one in going if one.process.poll() is not None]:
-            going.remove(ended)
-            codes.append(finish(ended))
-            if codes[-1] == BAD_INPUT and queue:
-                print(f"not starting the other {len(queue)}, which would likely be refused as well")
-                queue.clear()
     return next((code for code in codes if code), 0)
 
 
@@ -107,19 +98,16 @@ def start(
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
     one.log.parent.mkdir(parents=True, exist_ok=True)
+    # JAX takes most of a GPU's memory at once, unless it is told that others want some.
+    env = None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
     with one.log.open("a", encoding="utf-8") as file, pinned([] if core is None else [core]):
         # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
         # second signal would make the run leave without a checkpoint).
         process = subprocess.Popen(
-            [sys.executable, *words], cwd=folder, start_new_session=True, env=environment(alone),
+            [sys.executable, *words], cwd=folder, start_new_session=True, env=env,
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     return Going(one.name, process, one.log, core)
-
-
-def environment(alone: bool) -> dict[str, str] | None:
-    """What a run starts with. JAX takes most of a GPU's memory at once, unless it is told that others want some."""
-    return None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
 
 
 def stop(going: Sequence[Going], number: int) -> int:
@@ -139,12 +127,6 @@ def finish(one: Going) -> int:
     how = "finished" if code == 0 else f"ended with exit code {code}"
     print(f"{one.name}: {how}: {last_line(one.log)}", flush=True)
     return code
-
-
-def tell(going: Sequence[Going]) -> None:
-    """Says how the runs stand."""
-    for one in going:
-        print(f"{one.name}: {last_line(one.log)}", flush=True)
 
 
 def last_line(log: Path) -> str:

@@ -53,14 +53,7 @@ class Peers:
 
         Raises: BadInput or Stopped in every process, if making it does.
         """
-        value = None
-
-        def made() -> None:
-            nonlocal value
-            value = make() if self.first else None
-
-        self.each(made)
-        return self.share(value)[0]
+        return self.share(self.each(lambda: make() if self.first else None))[0]
 
     def each(self, make: Callable[[], Any]) -> Any:
         """Has every process make something of its own, and waits for all.

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address, Op
 from fdg_jax.transport.devices import Place, is_here
 from fdg_jax.transport.exchange import Exchange, copy, put
+from fdg_jax.transport.notices import Notices
 
 Tree = Any
 
@@ -80,10 +80,8 @@ class AcrossProcesses:
 
     def agree(self, refusal: BadInput | None) -> None:
         """Tells all processes what this one refuses, and raises what the first of them refuses."""
-        text = np.frombuffer(str(refusal or "").encode(), np.uint8)
-        told = self.gather({str(jax.process_index()): text})
-        texts = [told[str(process)].tobytes().decode() for process in sorted(self.told)]
-        if first := next((text for text in texts if text), ""):
+        texts = Notices().share(str(refusal or ""))
+        if first := next(filter(None, texts), ""):
             raise BadInput(first) from refusal
 
     def gather(self, flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,10 @@ found something else than its own run, and sends it nothing.
 """
 
 import contextlib
-import selectors
 import socket
 import time
+from queue import SimpleQueue
+from threading import Thread
 
 from fdg_jax.errors import BadInput, reason
 
@@ -19,7 +20,7 @@ ANSWER_SECONDS = 5.0  # for a greeting
 STRANGE_SECONDS = 15.0  # for which something else may listen there: process 0 of a run that is just ending
 OWN_PORT = "Give each run a port of its own, which process 0 can listen at, and each process its own number."
 LONGEST = 20  # bytes of a number
-MOST_STRANGERS = 64  # connections that may be silent, beside one of each process
+ACCEPT_SECONDS = 0.05  # between two looks of process 0 at who has said a number
 
 
 class Absent(Exception):
@@ -44,81 +45,48 @@ def gather(coordinator: str, process: int, processes: int, seconds: float) -> No
 
 
 def receive(place: tuple[str, int], _: int, processes: int, until: float) -> None:
-    """Process 0: greets the others, and lets them go on together."""
+    """Process 0: greets the others, and lets them go on together. Each is listened to by a thread, so that a stranger
+    who says nothing delays nobody."""
     with contextlib.ExitStack() as held:
         listening = held.enter_context(socket.socket())
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do no harm
         try:
             listening.bind(place)
-            listening.listen(MOST_STRANGERS + processes)
+            listening.listen()
         except OSError as error:
             fact = f"process 0 cannot listen at {place[0]}:{place[1]}: {reason(error)}"
             raise BadInput(f"{fact}. {OWN_PORT}") from None
-        listening.setblocking(False)
-        here: dict[int, socket.socket] = {}
-        said: dict[socket.socket, bytes] = {}  # by those that have not said a whole number yet, the oldest first
-        held.callback(lambda: [each.close() for each in (*here.values(), *said)])
-        looked = held.enter_context(selectors.DefaultSelector())
-        looked.register(listening, selectors.EVENT_READ)
+        listening.settimeout(ACCEPT_SECONDS)
+        here, arrived = dict[int, socket.socket](), SimpleQueue[tuple[int, socket.socket]]()
         while len(here) < processes - 1:
-            if (left := until - time.monotonic()) <= 0:
+            if time.monotonic() > until:
                 missing = sorted(set(range(1, processes)) - here.keys())
                 raise Absent(f"process {', '.join(map(str, missing))}")
-            for key, _ in looked.select(left):
-                other = key.fileobj
-                if other is listening:
-                    greet(listening, said, looked, processes)
-                elif isinstance(other, socket.socket) and other in said:  # it may just have been dropped
-                    hear(other, said, looked, here, processes)
+            with contextlib.suppress(OSError):
+                other = held.enter_context(listening.accept()[0])
+                Thread(target=hear, args=(other, until, arrived), daemon=True).start()
+            while not arrived.empty():
+                number, other = arrived.get()
+                if 0 < number < processes and (number not in here or has_left(here[number])):
+                    here[number] = other
+                else:
+                    with other, contextlib.suppress(OSError):
+                        other.sendall(REFUSED)
         for other in here.values():
             with contextlib.suppress(OSError):  # it is gone, which JAX will notice
+                other.setblocking(True)
                 other.sendall(GO)
 
 
-def greet(
-    listening: socket.socket, said: dict[socket.socket, bytes], looked: selectors.BaseSelector, processes: int
-) -> None:
-    """Greets one more. Of too many that say nothing the oldest is dropped; a process of ours would connect again."""
+def hear(other: socket.socket, until: float, arrived: SimpleQueue[tuple[int, socket.socket]]) -> None:
+    """Greets one that has connected, and waits for its number. A stranger is left when it says something else."""
     with contextlib.suppress(OSError):
-        other, _ = listening.accept()
-        said[other] = b""
-        looked.register(other, selectors.EVENT_READ)
-        other.setblocking(False)
         other.sendall(GREETING)
-    if len(said) > MOST_STRANGERS + processes:
-        drop(next(iter(said)), said, looked).close()
-
-
-def hear(
-    other: socket.socket,
-    said: dict[socket.socket, bytes],
-    looked: selectors.BaseSelector,
-    here: dict[int, socket.socket],
-    processes: int,
-) -> None:
-    """Takes what one says, and notes it in `here` once that is the number of a process that is missing."""
-    try:
-        more = other.recv(LONGEST)
-    except OSError:
-        more = b""
-    said[other] = text = said[other] + more
-    if more and not text.endswith(b"\n") and len(text) < LONGEST:
-        return
-    drop(other, said, looked)
-    number = int(text) if text.strip().isdigit() and len(text) <= LONGEST else None
-    if number is not None and 0 < number < processes and (number not in here or has_left(here[number])):
-        here[number] = other
-        return
-    with other, contextlib.suppress(OSError):
-        if number is not None:
-            other.sendall(REFUSED)
-
-
-def drop(other: socket.socket, said: dict[socket.socket, bytes], looked: selectors.BaseSelector) -> socket.socket:
-    """Listens no longer to one; returns it."""
-    looked.unregister(other)
-    del said[other]
-    return other
+        said = line(other, until)
+        if said.strip().isdigit():
+            arrived.put((int(said), other))
+        else:
+            other.close()
 
 
 def has_left(other: socket.socket) -> bool:

@@ -3,13 +3,16 @@
 They are for what is agreed on now and then, such as where a training stops. Arrays never go this way.
 """
 
+import itertools
 from typing import Any
 
+import jax
 from jax.errors import JaxRuntimeError
 
 from fdg_jax.machine import jax_internals
 
 PREFIX = "fdg_jax"
+SHARED = itertools.count()  # calls of `share` in this process
 
 
 class Notices:
@@ -40,3 +43,14 @@ class Notices:
             if "DEADLINE_EXCEEDED" in str(error) and "GetKeyValue() timed out" in str(error):
                 return None
             raise
+
+    def share(self, text: str) -> list[str]:
+        """Gives every process the texts of the processes 0, 1, ..., and waits for them, however late one is: it lives
+        as long as its heartbeats come. All make these calls in the same order."""
+        number = next(SHARED)
+        self.put(f"all {number}/{jax.process_index()}", text)
+        found: list[str] = []
+        while len(found) < jax.process_count():
+            if (other := self.wait(f"all {number}/{len(found)}", 60.0)) is not None:
+                found.append(other)
+        return found

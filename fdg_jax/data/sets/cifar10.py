@@ -7,11 +7,12 @@ are 1.22 to 1.30 times as large. For CIFAR-100 both have the same numbers.
 
 from __future__ import annotations
 
-from fdg_jax.data import cifar, download, prepare, prepared
+from fdg_jax.data import cifar, download
+from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset
 
 CIFAR10 = cifar.Cifar(
-    prepared.Expected("cifar10", train=50_000, test=10_000, classes=10),
+    Expected("cifar10", train=50_000, test=10_000, classes=10),
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),
     download=download.Download(
@@ -19,11 +20,8 @@ CIFAR10 = cifar.Cifar(
         bytes=170_052_171,
         sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
     ),
-    layout=prepare.Layout(
-        train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-        test=("test_batch.bin",),
-        labels=(("label", "batches.meta.txt"),),
-    ),
+    train=tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+    test=("test_batch.bin",),
 )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fdg_jax.data import cifar, download, prepare, prepared
+from fdg_jax.data import cifar, download
+from fdg_jax.data.arrays import Expected
 from fdg_jax.data.dataset import Dataset
 
 CIFAR100 = cifar.Cifar(
-    prepared.Expected("cifar100", train=50_000, test=10_000, classes=100),
+    Expected("cifar100", train=50_000, test=10_000, classes=100),
     mean=(0.5071, 0.4865, 0.4409),
     std=(0.2673, 0.2564, 0.2762),
     download=download.Download(
@@ -14,11 +15,9 @@ CIFAR100 = cifar.Cifar(
         bytes=168_513_733,
         sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     ),
-    layout=prepare.Layout(
-        train=("train.bin",),
-        test=("test.bin",),
-        labels=(("coarse_label", "coarse_label_names.txt"), ("label", "fine_label_names.txt")),
-    ),
+    train=("train.bin",),
+    test=("test.bin",),
+    label_bytes=2,  # coarse, fine
 )
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fdg_jax.data import cache, directories, files, jpeg
+from fdg_jax.data import arrays, directories, files, jpeg
+from fdg_jax.data.arrays import Arrays, Expected
 from fdg_jax.data.dataset import Dataset
 from fdg_jax.data.download import Unavailable
-from fdg_jax.data.prepared import Arrays, Expected
 from fdg_jax.errors import BadInput
 from fdg_jax.machine.stderr import Progress
 
@@ -44,8 +44,8 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Dataset:
     train, test = train_files(folder), test_files(folder)
     images = (Path(split.path(i)) for split in (train, test) for i in range(len(split)))
     paths = itertools.chain((folder / CLASSES, folder / "val" / ANNOTATIONS), images)
-    arrays = cache.cached(folder, TINY, lambda: decode(train, test), paths)
-    return Dataset(TINY.name, *arrays, classes=TINY.classes, mean=MEAN, std=STD, pad=8, flip=True)
+    found = arrays.cached(folder, TINY, lambda: decode(train, test), paths)
+    return Dataset(TINY.name, *found, classes=TINY.classes, mean=MEAN, std=STD, pad=8, flip=True)
 
 
 def find(data_dir: str | os.PathLike[str] | None) -> Path:
@@ -102,26 +102,18 @@ test_files.__test__ = False  # its name is not meant for pytest
 def decode(train: files.Files, test: files.Files) -> Arrays:
     """Decodes all images in threads, as Pillow releases the interpreter lock. Raises Damaged."""
     progress = Progress(len(train) + len(test), "images", f"decoding {TINY.name} (once)")
-    arrays = []
+    made = []
     with ThreadPoolExecutor() as pool:
         for split in (train, test):
             images = np.empty((len(split), *TINY.shape), np.uint8)
 
             def fill(rows: range, split=split, images=images) -> int:
                 for i in rows:
-                    images[i] = decoded(split, i)
+                    content, _, path = split.read(i)
+                    images[i] = jpeg.decode_whole(content, path, TINY.shape)
                 return len(rows)
 
             for count in pool.map(fill, [range(len(split))[start:][:CHUNK] for start in range(0, len(split), CHUNK)]):
                 progress.advance(count)
-            arrays += [images, split.labels]
-    return Arrays(*arrays)
-
-
-def decoded(split: files.Files, i: int) -> np.ndarray:
-    """Image i, [64, 64, 3] uint8. Raises Damaged."""
-    content, _, path = split.read(i)
-    image = np.asarray(jpeg.decode_image(content, path))
-    if image.shape != TINY.shape:
-        raise jpeg.Damaged(f"{path} is {image.shape} and not {TINY.shape} like all of Tiny-ImageNet. Replace the file.")
-    return image
+            made += [images, split.labels]
+    return Arrays(*made)

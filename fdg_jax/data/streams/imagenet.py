@@ -13,9 +13,8 @@ import csv
 import os
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-from fdg_jax.data import directories, files, prepared, shards
+from fdg_jax.data import directories, files, tfds
 from fdg_jax.data.download import Unavailable
 from fdg_jax.data.stream import Encoded, Stream
 from fdg_jax.errors import BadInput
@@ -52,7 +51,7 @@ def load(data_dir: str | os.PathLike[str] | None = None) -> Stream:
             f"NOT all of ImageNet: {base} has {len(train):,} training and {len(test):,} validation images of {classes} "
             f"classes, and not {TRAIN:,}, {TEST:,} and {CLASSES}. Errors cannot be compared with the literature's."
         )
-    stream = Stream(NAME, train, test, classes, (SIDE, SIDE, 3), MEAN, STD, note).check_sample()
+    stream = Stream(NAME, train, test, classes, SIDE, MEAN, STD, note).check_sample()
     if note:
         say(note)
     return stream
@@ -110,13 +109,5 @@ def flat_labels(folder: Path, val: Path) -> tuple[dict[str, str], Path]:
 
 def of_prepared(directory: Path) -> tuple[Encoded, Encoded, int]:
     """(training images, validation images, classes) of what TFDS prepared. Raises BadInput."""
-    prepared.read_info(directory)
-    builder = prepared.open_builder(directory, ("train", "validation"))
-    features: Any = builder.info.features
-    try:
-        classes = int(features["label"].num_classes)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        path = directory / "features.json"
-        raise BadInput(f"{path}: the feature 'label' is no class label. {prepared.WAY_OUT}") from None
-    splits = builder.info.splits
-    return shards.of(splits["train"], classes), shards.of(splits["validation"], classes), classes
+    (train, test), _ = tfds.opened(directory, ("train", "validation"))
+    return train.shuffled(), test.shuffled(), train.classes

@@ -10,10 +10,17 @@ import sys
 
 PARENT_DEATH = 1  # PR_SET_PDEATHSIG of Linux
 
+
+def command(number: int, interpreter: str = "") -> list[str]:
+    """What comes in front of the words for Python: the signal is sent when this process, or the thread that starts the
+    command, has ended. interpreter: the Python that runs it; "" is this one."""
+    return [interpreter or sys.executable, os.path.abspath(__file__), str(os.getpid()), str(int(number))]
+
+
 if __name__ == "__main__":
-    parent, number, *words = sys.argv[1:]
+    parent, signal_number, *words = sys.argv[1:]
     if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PARENT_DEATH, int(number), 0, 0, 0)
+        ctypes.CDLL(None).prctl(PARENT_DEATH, int(signal_number), 0, 0, 0)
         if os.getppid() != int(parent):
             sys.exit(1)
     os.execv(sys.executable, [sys.executable, *words])

@@ -1,0 +1,131 @@
+"""The arrays of a decoded data set, in a file: `.npz` with a checksum, written whole or not at all.
+
+Such a file is a data set of its own (`<data directory>/cifar10.npz`), or it is in the cache: then it keeps what was
+decoded from other files, and is used only while these are unchanged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fdg_jax.data.directories import list_directory
+from fdg_jax.durable import make_private, temporary_beside
+from fdg_jax.machine.facts import cache_dir
+from fdg_jax.machine.stderr import say
+
+FORMAT = 1  # increase it if what is stored, or how images are decoded, changes
+
+
+class Expected(NamedTuple):
+    """What a data set must be: two splits, train and test, of images [H, W, C] with one label."""
+
+    name: str
+    train: int  # number of training images
+    test: int  # number of test images
+    classes: int
+    shape: tuple[int, int, int] = (32, 32, 3)
+
+    def described(self) -> str:
+        """30 training and 12 test images (32, 32, 3) of 10 classes."""
+        return f"{self.train} training and {self.test} test images {self.shape} of {self.classes} classes"
+
+
+class Arrays(NamedTuple):
+    """The arrays of a decoded data set."""
+
+    train_images: np.ndarray  # [N, H, W, C] uint8
+    train_labels: np.ndarray  # [N] int32
+    test_images: np.ndarray  # [M, H, W, C] uint8
+    test_labels: np.ndarray  # [M] int32
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """The sha256 over dtype, shape and bytes of arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def write(path: Path, arrays: Arrays, source: str = "") -> None:
+    """Writes a file, which appears complete. source: what the arrays were made from. Raises OSError."""
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, source=np.array(source), checksum=np.array(digest(arrays)), **arrays._asdict())
+        temporary.replace(path)
+    finally:
+        with contextlib.suppress(OSError):  # if it could not be written, it may be impossible to remove, too
+            temporary.unlink(missing_ok=True)
+
+
+def read(path: Path, source: str = "") -> Arrays | None:
+    """The arrays of a file; None if they were made from another source.
+
+    Raises: FileNotFoundError. ValueError if the file is damaged or cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if str(file["source"]) != source:
+                return None
+            arrays = Arrays(*(file[name] for name in Arrays._fields))
+            if str(file["checksum"]) == digest(arrays):
+                return arrays
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    raise ValueError("its checksum is wrong")
+
+
+def cached(
+    directory: Path, expected: Expected, make: Callable[[], Arrays], files: Iterable[Path] | None = None
+) -> Arrays:
+    """The arrays of a data set, from the user's cache directory or newly made.
+
+    No error with the cache ends a run: it prints a sentence, and the images are decoded again.
+
+    Arguments:
+        directory: where the data set's files are.
+        expected: what the data set must be.
+        make: decodes the files; called if the cache does not have the arrays.
+        files: the files that the arrays depend on, by default those in `directory`.
+    """
+    directory = directory.resolve()
+    source = fingerprint(directory, expected, files)
+    place = hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]
+    path = cache_dir() / f"{directory.parent.name}-{directory.name}-{place}.npz"
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            if (arrays := read(path, source)) is not None:
+                return arrays
+        except ValueError as error:
+            say(f"the cache file {path} can't be used ({error}); decoding again")
+    arrays = make()
+    try:
+        make_private(path.parent)
+        write(path, arrays, source)
+    except OSError as error:
+        say(
+            f"the decoded images can't be kept in {path.parent} ({error.strerror or error}): the next start "
+            f"will decode them again. XDG_CACHE_HOME chooses another place."
+        )
+    return arrays
+
+
+def fingerprint(directory: Path, expected: Expected, paths: Iterable[Path] | None = None) -> str:
+    """A hash that changes if a file of the directory (or of `paths`) is added, removed, renamed or written."""
+    files = []
+    for path in list_directory(directory) if paths is None else paths:
+        with contextlib.suppress(OSError):  # a dangling link, which `make` will report
+            stat = path.stat()
+            files.append((path.name, stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(repr((FORMAT, os.fspath(directory), expected, files)).encode()).hexdigest()
