@@ -170,9 +170,9 @@ def test_wrong_input_is_answered_by_one_message_and_exit_code_2(words, place, mo
 )
 def test_resuming_a_damaged_run_is_answered_before_any_work(file, content, message, place, monkeypatch, capsys):
     from fdg_jax.experiments import cifar
-    from fdg_jax.training import run
+    from fdg_jax.training import lifecycle
 
-    monkeypatch.setattr(run, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
     (place / "run" / file).write_text(content)
     assert cifar.main(["--run-dir", str(place / "run"), "--resume"]) == 2
     out, err = capsys.readouterr()

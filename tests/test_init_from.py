@@ -13,7 +13,7 @@ import fdg_jax
 from fdg_jax import export
 from fdg_jax.experiments import cifar
 from fdg_jax.runs import run_files
-from fdg_jax.training import run, session
+from fdg_jax.training import lifecycle, session
 
 NETWORK = "--model resnet8 --dataset digits --batch-size 8 --epochs 1 --no-tensorboard"  # without method, K and split
 OLD = "--beta 0.5 --checkpoint-every 2 --keep 9 --evaluate-every 0 --steps 5"
@@ -40,11 +40,11 @@ def begun(monkeypatch):
     """The jobs that a command was about to train."""
     jobs = []
 
-    def stop(job, *_):
-        jobs.append(job)
+    def stop(run, *_):
+        jobs.append(run.job)
         return 0
 
-    monkeypatch.setattr(run, "tracked", stop)
+    monkeypatch.setattr(lifecycle, "tracked", stop)
     return jobs
 
 

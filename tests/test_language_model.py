@@ -15,7 +15,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import ADDED, FIELDS, Config, defaults_of_others
 from fdg_jax.experiments import cifar, language_model
 from fdg_jax.options.common import OF_OPTIMIZER
-from fdg_jax.training import run
+from fdg_jax.training import lifecycle
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "language-models.md"
 SHORT = """--model transformer2x32 --train-size 24 --batch-size 8 --epochs 2 --block-size 512 --log-every 1
@@ -108,7 +108,7 @@ def test_the_command_for_images_refuses_what_is_for_text(words, said, tmp_path, 
 
 
 def test_what_can_be_judged_alone_is_judged_before_the_text_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(run, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
+    monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: pytest.fail("work was begun"))
     assert language_model.main(["--b2", "1", "--run-dir", str(tmp_path / "x")]) == 2
     checks.check(Config(optimizer="adamw", lr_schedule="cosine", warmup_steps=5), frozenset())
 

@@ -10,7 +10,7 @@ from fdg_jax.engine.losses import Metrics
 from fdg_jax.report import report_page
 from fdg_jax.runs import run_files, tensorboard
 from fdg_jax.runs.progress import per_second
-from fdg_jax.training import run
+from fdg_jax.training import lifecycle
 from fdg_jax.training.record import Diverged, Record
 
 
@@ -106,12 +106,12 @@ def test_a_run_whose_loss_is_absurd_is_not_done(tmp_path, capsys):
         "train_loss": 0.5, "test_error_percent": 9.0, "K": 1, "epochs": 1, "dataset": "digits", "steps": 1,
         "images_per_second": None, "staleness": [0], "updates": [1],
     }  # fmt: skip
-    assert run.tell_done(tmp_path, good) == 0
+    assert lifecycle.tell_done(tmp_path, good) == 0
     out = capsys.readouterr().out
     assert "done: test error 9.00% after 1 epoch on digits, training loss 0.5000, - images/s" in out
     assert "staleness of stage 1, in updates: [0]; updates made: [1] for 1 batch\n" in out
     for loss in (2e6, float("nan"), float("inf")):
-        assert run.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
+        assert lifecycle.tell_done(tmp_path, {**good, "train_loss": loss}) == 1
         out, err = capsys.readouterr()
         assert out == ""
         assert "has diverged" in err and f"{loss:.4g}" in err

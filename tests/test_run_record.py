@@ -18,7 +18,7 @@ from fdg_jax.machine import facts
 from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
-from fdg_jax.training import command, loop, run, session
+from fdg_jax.training import command, lifecycle, loop, session
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
 from fdg_jax.training.signals import Signals, Stopped
@@ -171,13 +171,13 @@ def test_a_config_says_what_bears_on_speed_and_on_the_last_bits(monkeypatch):
 
 def test_a_run_stopped_before_its_first_batch_does_not_speak_of_a_checkpoint(tmp_path, capsys):
     stored_run(tmp_path)
-    stopped = run.Run(SimpleNamespace(peers=Peers()), tmp_path, None, "again")  # type: ignore[arg-type]
-    assert run.end(Stopped(signal.SIGINT), stopped) == 130
+    stopped = lifecycle.Run(SimpleNamespace(peers=Peers()), tmp_path, None, "again")  # type: ignore[arg-type]
+    assert lifecycle.end(Stopped(signal.SIGINT), stopped) == 130
     out = capsys.readouterr().out
     assert "SIGINT before the first batch, so there is no checkpoint. To start from the beginning:\n" in out
     assert "after a checkpoint" not in out
     (tmp_path / "checkpoints" / "step-000000003").mkdir(parents=True)
-    run.end(Stopped(signal.SIGINT), stopped)
+    lifecycle.end(Stopped(signal.SIGINT), stopped)
     assert "after a checkpoint. To go on exactly there:\n" in capsys.readouterr().out
 
 
@@ -265,8 +265,8 @@ def test_a_finished_run_is_not_asked_for_less(tmp_path, capsys):
 def test_a_resumed_run_says_where_it_is_not_what_it_was(capsys):
     now = {"processor": "one", "usable_cores": 2, "devices": ["cpu:0"], "xla_flags": None, "matmul_precision": None,
            "git_commit": "a1"}  # fmt: skip
-    run.warn_of_changes(now, now)
+    lifecycle.warn_of_changes(now, now)
     assert capsys.readouterr().err == ""
-    run.warn_of_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
+    lifecycle.warn_of_changes({**now, "usable_cores": 4, "git_commit": "b2"}, now)
     err = capsys.readouterr().err
     assert "usable_cores 2, was 4; git_commit a1, was b2. The last bits may differ" in err and err.count("\n") == 1

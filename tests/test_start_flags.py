@@ -18,7 +18,7 @@ from fdg_jax.experiments import cifar, imagenet, language_model, tiny_imagenet
 from fdg_jax.machine import cores, output
 from fdg_jax.options import parser
 from fdg_jax.runs.progress import Progress
-from fdg_jax.training import dry_run, run
+from fdg_jax.training import dry_run, lifecycle
 from fdg_jax.training.profiling import Profile
 
 SUMMARY = {
@@ -69,7 +69,7 @@ def test_a_quiet_run_prints_warnings_and_its_last_line_only(capsys):
 
 def test_the_results_of_a_quiet_run_are_one_line(capsys, tmp_path):
     with output.quiet(True):
-        assert run.tell_done(tmp_path, SUMMARY) == 0
+        assert lifecycle.tell_done(tmp_path, SUMMARY) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line == "done: test error 5.00% after 1 epoch on digits, training loss 1.0000, 1,234 images/s"
 
@@ -82,7 +82,7 @@ class Terminal(io.StringIO):
 def test_the_results_are_as_wide_as_the_terminal(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys, "stdout", Terminal())
-    run.tell_done(tmp_path, SUMMARY)
+    lifecycle.tell_done(tmp_path, SUMMARY)
     lines = sys.stdout.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 60 or " " not in line for line in lines)
 

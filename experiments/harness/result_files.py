@@ -113,10 +113,10 @@ def has_diverged(run: Run, runs_dir: Path) -> bool:
 
 def ended_lost(summary: Mapping[str, Any]) -> bool:
     """Whether a run that came to its end has diverged: its training loss is not finite (null in the file), or huge."""
-    from fdg_jax.training import run  # it draws and so imports much, which `list` can do without
+    from fdg_jax.training import lifecycle  # it draws and so imports much, which `list` can do without
 
     loss = summary.get("train_loss")
-    return run.has_diverged({"updates": [], **summary, "train_loss": math.nan if loss is None else loss})
+    return lifecycle.has_diverged({"updates": [], **summary, "train_loss": math.nan if loss is None else loss})
 
 
 def file(table: Table, results: Path) -> Path:

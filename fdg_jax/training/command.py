@@ -1,6 +1,6 @@
 """The training commands: everything but their name, their data sets and their defaults.
 
-`start` checks what is cheap to check and claims the run directory; fdg_jax/training/run.py does the rest.
+`start` checks what is cheap to check and claims the run directory; fdg_jax/training/lifecycle.py does the rest.
 
 Exit codes: 0 done; 2 bad input (one message, before any long work); 130, 143, 129 and 138 stopped by SIGINT, SIGTERM,
 SIGHUP and SIGUSR1, from the first batch on after a checkpoint; 1 anything else, a run that diverged or met a damaged
@@ -70,7 +70,7 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
         from fdg_jax.training import dry_run
 
         return dry_run.tell(asked, program, signals)
-    from fdg_jax.training import run  # what can be refused without these imports has been
+    from fdg_jax.training import lifecycle  # what can be refused without these imports has been
 
     peers = join(joining, asked, given)
     with ExitStack() as held:
@@ -86,9 +86,9 @@ def start(words: CommandLine, program: Program, signals: Signals) -> int:
             options, config = peers.each(lambda: resumed(path, asked, given))
             if peers.told(lambda: finished(path, options)):
                 if peers.first:
-                    run.write_report(path, config)  # a process that was killed at its very end may lack it
+                    lifecycle.write_report(path, config)  # a process that was killed at its very end may lack it
                 return 0
-        return run.prepare_and_run(options, config, path, program, signals, peers, words.start)
+        return lifecycle.prepare_and_run(options, config, path, program, signals, peers, words.start)
 
 
 def join(joining: Joining, asked: Config, given: frozenset[str]) -> Peers:

@@ -15,7 +15,7 @@ from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.cores import OtherProcesses
 from fdg_jax.runs.progress import clock, count, per_second
-from fdg_jax.training import opening, run
+from fdg_jax.training import lifecycle, opening
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import ThroughputClock, feed
 from fdg_jax.training.peers import Peers
@@ -43,7 +43,7 @@ class Times(NamedTuple):
 
 def tell(options: Config, program: Program, signals: Signals) -> int:
     """Prints the shapes, the split, the memory, the times and the totals of a run. Raises BadInput and Stopped."""
-    job, _ = run.prepare(options, None, program, signals, Peers())
+    job, _ = lifecycle.prepare(options, None, program, signals, Peers())
     known, width = opening.stage_facts(job), terminal.columns()
     lines = [*opening.lines(job, known), *memory_lines(job, known)]
     print("\n".join(terminal.wrapped(line, width) for line in lines), flush=True)

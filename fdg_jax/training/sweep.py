@@ -73,9 +73,9 @@ def run(asked: CommandLine, program: Program, signals: Signals) -> int:
         tell(found, folder)
         return code
     except OSError as error:
-        from fdg_jax.training import run  # its imports are slow
+        from fdg_jax.training import lifecycle  # its imports are slow
 
-        print(run.not_written(folder, error), file=sys.stderr)
+        print(lifecycle.not_written(folder, error), file=sys.stderr)
         return 1
 
 

@@ -13,9 +13,9 @@ from launched_runs import Launched
 
 from fdg_jax.experiments import cifar
 from fdg_jax.options.fields import spelled
-from fdg_jax.training import run
+from fdg_jax.training import lifecycle
 
-TRAIN = run.train
+TRAIN = lifecycle.train
 TOLD = "fault"  # the property of a test under which it tells what it did
 
 
@@ -82,7 +82,7 @@ def place(tmp_path_factory):
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "")
         patch.setenv("TFDS_DATA_DIR", str(path / "nothing"))
-        patch.setattr(run, "train", one_step)
+        patch.setattr(lifecycle, "train", one_step)
         patch.chdir(path)
         yield path
 
@@ -92,7 +92,7 @@ def begun(place, tmp_path_factory):
     """A real run that ended after 3 of 4 batches, with its checkpoints."""
     path = tmp_path_factory.mktemp("begun") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "train", TRAIN)
+        patch.setattr(lifecycle, "train", TRAIN)
         words = [word for name, value in PLAIN.items() for word in (spelled(name), value)]
         more = ["--epochs", "2", "--steps", "3", "--K", "2", "--checkpoint-every", "1", "--no-tensorboard", "--run-dir"]
         assert cifar.main([*words, *more, str(path)]) == 0

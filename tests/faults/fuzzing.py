@@ -49,9 +49,9 @@ def values(name, pools=OWN):
     return st.sampled_from([*4 * own, *4 * literal, *WORDS])
 
 
-def one_step(job, path, program, signals, begun):
+def one_step(run, signals):
     """In place of the training: what an accepted configuration must be able to do."""
-    step = begun.record.step
+    job, step = run.job, run.session.record.step
     loop.feed(job.dataset, job.options, job.steps).next(step).enter(job.pipeline)
     job.pipeline.drain()
     assert step + 1 in [each.step for each in job.pipeline.losses(wait=True)]

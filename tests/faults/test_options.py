@@ -14,7 +14,7 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import FIELDS, SWITCHES
 from fdg_jax.experiments import cifar
 from fdg_jax.options.fields import spelled
-from fdg_jax.training import child_runs, dry_run, run
+from fdg_jax.training import child_runs, dry_run, lifecycle
 
 
 @st.composite
@@ -51,7 +51,7 @@ def test_flags_of_a_start_and_files_of_options_are_taken_or_refused_in_a_sentenc
             checks.check(*cli.parse(words[2:], words[1]))
         return 0
 
-    monkeypatch.setattr(run, "prepare_and_run", lambda *_: 0)
+    monkeypatch.setattr(lifecycle, "prepare_and_run", lambda *_: 0)
     monkeypatch.setattr(dry_run, "tell", lambda *_: 0)
     monkeypatch.setattr(child_runs, "make_all", children_understand)
     tell(fuzz(3, 500 if all_of_them else 25, starts(PLAIN, values), written(place), place, capsys))

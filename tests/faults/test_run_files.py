@@ -19,7 +19,7 @@ from fdg_jax.experiments import cifar
 from fdg_jax.machine import jax_settings
 from fdg_jax.report import report_page
 from fdg_jax.runs.run_files import CONFIG, METRICS, SUMMARY
-from fdg_jax.training import initial, run
+from fdg_jax.training import initial, lifecycle
 from tests import made_up_runs
 
 TABLE = table3.TABLE
@@ -79,7 +79,7 @@ def quick(monkeypatch):
         return parsed[tuple(words)]
 
     monkeypatch.setattr(cli, "parse", parse_once)
-    monkeypatch.setattr(run, "prepare_and_run", reached)
+    monkeypatch.setattr(lifecycle, "prepare_and_run", reached)
     monkeypatch.setattr(report_page, "png", png)
 
 
