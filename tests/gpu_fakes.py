@@ -15,13 +15,6 @@ def failing():
     return [{"passed": False, "says": "7 is not 8"}]
 
 
-def raises(error: BaseException):
-    def do():
-        raise error
-
-    return do
-
-
 class Fakes:
     """Makes steps; `ran` has the names of those that were run, in order."""
 

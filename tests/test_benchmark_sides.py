@@ -8,12 +8,11 @@ import jax
 import numpy as np
 import pytest
 import small
-from benchmark_runs import COMMON, pins_cores
+from benchmark_runs import COMMON
 from test_benchmark_runs import dense  # noqa: F401 - a fixture
 
 from benchmarks import host_cost
 from benchmarks.harness import bench_worker, side_specs
-from benchmarks.peers import sides as peers
 from fdg_jax import schedule
 from fdg_jax.checks import configuration
 from fdg_jax.errors import BadInput
@@ -76,24 +75,6 @@ def test_a_side_starts_with_its_flags_and_with_huge_pages_as_asked():
     wanted = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     with mock.patch("fdg_jax.machine.huge_pages.wanted_environment", lambda given: given | wanted):
         assert side_specs.environment(parse("fdg")).items() >= wanted.items()
-
-
-@pins_cores
-def test_on_a_gpu_a_side_has_all_cores_and_takes_what_memory_it_needs():
-    side = parse("fdg", ON_GPU)
-    assert side.cores == len(side_specs.cores_available()) == parse("fdg:copies=4", ON_GPU).cores
-    with mock.patch.dict(os.environ, clear=True):
-        started = side_specs.environment(side)
-    assert "JAX_PLATFORMS" not in started and started["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-    with pytest.raises(BadInput, match="torch-ddp trains on cores"):
-        peers.parse("torch-ddp", ON_GPU, "", "1")
-    assert peers.parse("torch:graph=on", ON_GPU | {"dtype": "bfloat16"}, "", "1").dtype == "bfloat16"
-    assert peers.parse("torch", COMMON, "", "1").device == "cpu"
-    with pytest.raises(BadInput, match="needs a GPU"):
-        peers.parse("torch:graph=on", COMMON, "", "1")
-    if jax.default_backend() == "cpu":
-        with pytest.raises(BadInput, match="no accelerator here"):
-            bench_worker.Trainer(side)
 
 
 @cache

@@ -185,17 +185,6 @@ def test_speeds_are_those_of_the_benchmark_and_a_side_that_failed_is_told(tmp_pa
         assert {side.xla for side in sides.values()} <= {"--xla_gpu_deterministic_ops=true", ""}  # PyTorch has none
 
 
-def test_rows_that_take_longer_than_the_hours_are_left_out(tmp_path):
-    here, runs, others = at(tmp_path), rows(SMALL), rows(FULL)[:1]
-    assert steps.row_seconds("resnet8", runs, here) == SMALL.guesses["rows-resnet8"]
-    assert steps.row_refusal("resnet8", runs, here) == ""
-    assert steps.row_seconds("resnet20", others, here) is None and steps.row_refusal("resnet20", others, here) == ""
-    here.folder.finish("together", [{"model": "resnet8", "jobs": 2, "images_per_second": {"1": 0.1, "2": 0.2}}])
-    assert steps.row_seconds("resnet8", runs, here) == pytest.approx(3 * 3 * 640 / 0.2)
-    assert steps.row_refusal("resnet8", runs, here) == ""
-    assert "about 8 hours, more than --hours 2" in steps.row_refusal("resnet8", runs, at(tmp_path, hours=2.0))
-
-
 def test_the_rows_take_the_fastest_flags_that_change_no_bit(tmp_path, monkeypatch):
     here = at(tmp_path)._replace(settings=FULL)
     launch, other = "no command buffers", "loop unrolled twice"

@@ -1,6 +1,5 @@
 """The benchmark of a pipeline in several processes: what it counts, how it reads recorded times, and a short run."""
 
-import json
 import os
 from types import SimpleNamespace
 from unittest import mock
@@ -11,32 +10,16 @@ import small
 from benchmark_runs import pins_cores, rows_of, run
 
 from benchmarks import several_processes
-from benchmarks.harness import block_shares, message_counts, waiting
-from benchmarks.harness.children import ChildFailed
+from benchmarks.harness import message_counts, waiting
 from benchmarks.harness.message_counts import Message
 from benchmarks.harness.recording import Dispatched
 from fdg_jax.engine.host_engine import HostEngine
-from fdg_jax.errors import BadInput
 from fdg_jax.schedule import Address
 from fdg_jax.schedule.simulator import Event
 
 two_cores = pytest.mark.skipif(
     len(getattr(os, "sched_getaffinity", lambda _: [0])(0)) < 2, reason="K = 2 wants two cores"
 )
-
-
-def test_a_model_is_asked_for_with_its_batch():
-    assert several_processes.wanted("resnet20:128") == {"model": "resnet20", "batch_size": 128}
-    for text in ("resnet20", "resnet20:0", "resnet20:x", "resnet21:8"):
-        with pytest.raises(BadInput):
-            several_processes.wanted(text)
-
-
-@pins_cores
-def test_on_one_core_it_says_so_and_ends_with_exit_code_2(capsys):
-    with mock.patch("benchmarks.harness.side_specs.cores_available", return_value=[0]):
-        assert several_processes.main([]) == 2
-    assert "each of 2 processes wants a core of its own, and there is 1." in capsys.readouterr().err
 
 
 def test_the_speed_of_independent_processes_is_the_sum_over_each_ones_own_time():
@@ -75,10 +58,6 @@ def test_a_message_is_on_its_way_from_the_end_of_its_computation_until_it_arrive
     assert waiting.on_the_way(waiting.events(recorded())) == {(1, 2): [1.0, 0.5]}
 
 
-def test_a_recording_comes_out_of_json_as_it_went_in():
-    assert waiting.read(json.loads(json.dumps(recorded()))) == recorded()
-
-
 @pytest.mark.parametrize("process", [0, 1])
 def test_what_is_counted_in_a_process_is_what_shapes_predict(process):
     """Both stages are in this process. Counting is told that stage k is in process k-1, and that it is one of them."""
@@ -114,20 +93,6 @@ def test_a_message_that_was_not_predicted_and_one_that_did_not_come_are_in_the_t
     dy, x = several_processes.messages([sender, receiver], 2)
     assert (dy["what"], dy["predicted"], dy["predicted_bytes"], dy["sent"], dy["arrived"]) == ("dy", 1, 9, 0, 0)
     assert (x["what"], x["predicted"], x["sent"], x["sent_bytes"], x["arrived"]) == ("x", 0, 2, 20, 1)
-
-
-def test_stages_that_are_apart_are_no_faster_than_the_slowest_of_them():
-    joined_side = SimpleNamespace(about={"cuts": [2]})
-    found = several_processes.bound([1.0, 2.0, 1.0], joined_side)  # type: ignore[arg-type]
-    assert found["share_percent"] == [75.0, 25.0] and found["bound_over_bp"] == pytest.approx(4 / 3)
-
-
-@pins_cores
-@pytest.mark.parametrize(("code", "error"), [(2, BadInput), (1, ChildFailed)])
-def test_blocks_that_cannot_be_measured_end_the_command(code, error):
-    done = mock.Mock(returncode=code, **{"wait.return_value": code, "communicate.return_value": ("", None)})
-    with mock.patch("subprocess.Popen", return_value=done), pytest.raises(error, match=r"benchmarks\.split"):
-        block_shares.measured("resnet8", 4, 2, min(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow

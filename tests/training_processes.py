@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,10 +61,3 @@ def pids(launcher):
         if parent == launcher.pid and "--process-id" in words:
             found[int(words[words.index("--process-id") + 1])] = int(entry)
     return [found[number] for number in sorted(found)]
-
-
-def wait_for_checkpoint(run, step):
-    until = time.monotonic() + SECONDS
-    while not any(int(path.name[5:]) >= step for path in (run / "checkpoints").glob("step-*")):
-        assert time.monotonic() < until, "no checkpoint"
-        time.sleep(0.02)

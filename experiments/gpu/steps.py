@@ -404,7 +404,7 @@ def begin(run: Run, at: Workplace) -> Child:
 
 def tell(going: Mapping[str, Child]) -> None:
     for name, child in going.items():
-        print(f"           {name}: {last_line(child.log) if child.log else ''}", flush=True)
+        print(f"           {name}: {last_line(child.log)}", flush=True)
 
 
 def tidy(runs: Sequence[Run], at: Workplace) -> None:

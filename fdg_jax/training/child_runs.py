@@ -1,13 +1,12 @@
 """Makes several runs, each by a training command in a process of its own: one after the other, or one a core.
 
 The output of a run goes to a log beside its directory. A stop (Ctrl-C, SIGTERM) is passed on once, so that each run
-under way ends with a checkpoint and can be gone on with.
+under way ends with a checkpoint and can be gone on with. When this process is killed, its runs are told to stop
+(Linux).
 """
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fdg_jax.errors import BadInput
-from fdg_jax.machine.cores import pinned
+from fdg_jax.machine import child
+from fdg_jax.machine.child import Child
+from fdg_jax.machine.cores import CAN_PIN, usable
 from fdg_jax.training.signals import Signals
 
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
@@ -33,15 +34,6 @@ class Planned(NamedTuple):
     command: Callable[[], tuple[list[str], str] | None]
 
 
-class Going(NamedTuple):
-    """A run under way. core: which one it has to itself; None if it has none."""
-
-    name: str
-    process: subprocess.Popen
-    log: Path
-    core: int | None
-
-
 def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Path | None = None) -> int:
     """Makes the runs, `jobs` at a time, each on a core of its own if they are several.
 
@@ -50,7 +42,7 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
 
     Returns: the exit code. 0: all went well; 128 + the signal's number: stopped; else that of the first that failed.
     """
-    cores, queue, going, codes = cores_for(jobs), deque(planned), list[Going](), list[int]()
+    cores, queue, going, codes = cores_for(jobs), deque(planned), list[Child](), list[int]()
     last_look = time.monotonic()
     try:
         while going or queue:
@@ -59,7 +51,8 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
             if queue and len(going) < jobs:
                 one = queue.popleft()
                 if (words := one.command()) is not None:
-                    core = next(core for core in cores if core is None or core not in [each.core for each in going])
+                    taken = {core for each in going for core in each.cores}
+                    core = next(core for core in cores if core is None or core not in taken)
                     going.append(start(one, *words, core, folder, jobs == 1))
                 continue
             time.sleep(POLL_SECONDS)
@@ -67,7 +60,7 @@ def make_all(planned: Sequence[Planned], jobs: int, signals: Signals, folder: Pa
                 last_look = time.monotonic()
                 for one in going:
                     print(f"{one.name}: {last_line(one.log)}", flush=True)
-            for ended in [one for one in going if one.process.poll() is not None]:
+            for ended in [one for one in going if not one.running]:
                 going.remove(ended)
                 codes.append(finish(ended))
                 if codes[-1] == BAD_INPUT and queue:
@@ -83,9 +76,9 @@ def cores_for(jobs: int) -> list[int | None]:
     """One core for each of several jobs; a single job is not pinned."""
     if jobs < 1:
         raise BadInput(f"--jobs {jobs}: use 1 or more.")
-    if jobs == 1 or not hasattr(os, "sched_setaffinity"):
+    if jobs == 1 or not CAN_PIN:
         return [None] * jobs
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable()
     if jobs > len(cores):
         raise BadInput(f"--jobs {jobs}: each run gets a core, and there are {len(cores)}. Use 1 to {len(cores)}.")
     return list(cores[:jobs])
@@ -93,24 +86,17 @@ def cores_for(jobs: int) -> list[int | None]:
 
 def start(
     one: Planned, words: Sequence[str], how: str, core: int | None, folder: Path | None, alone: bool
-) -> Going:
+) -> Child:
     """Starts a run. words: after the interpreter. how: "started" or "continued". alone: no other one at a time."""
     where = "" if core is None else f" on core {core}"
     print(f"{one.name}: {how}{where}, log in {one.log}", flush=True)
-    one.log.parent.mkdir(parents=True, exist_ok=True)
     # JAX takes most of a GPU's memory at once, unless it is told that others want some.
     env = None if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    with one.log.open("a", encoding="utf-8") as file, pinned([] if core is None else [core]):
-        # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a
-        # second signal would make the run leave without a checkpoint).
-        process = subprocess.Popen(
-            [sys.executable, *words], cwd=folder, start_new_session=True, env=env,
-            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    return Going(one.name, process, one.log, core)
+    cores = [] if core is None else [core]
+    return Child(words, one.name, env=env, cores=cores, log=one.log, stop=signal.SIGTERM, folder=folder)
 
 
-def stop(going: Sequence[Going], number: int) -> int:
+def stop(going: Sequence[Child], number: int) -> int:
     """Passes the signal on and waits for the checkpoints."""
     for one in going:
         one.process.send_signal(number)
@@ -121,7 +107,7 @@ def stop(going: Sequence[Going], number: int) -> int:
     return 128 + number
 
 
-def finish(one: Going) -> int:
+def finish(one: Child) -> int:
     """Says how a run has ended; returns its exit code."""
     code = one.process.returncode
     how = "finished" if code == 0 else f"ended with exit code {code}"
@@ -129,8 +115,6 @@ def finish(one: Going) -> int:
     return code
 
 
-def last_line(log: Path) -> str:
+def last_line(log: Path | None) -> str:
     """The newest line of a log that says how training stands, or how it ended."""
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("epoch ", "done:", "error:", "stopped by"))]
-    return (telling or lines or ["nothing yet"])[-1]
+    return child.last_line(log, ("epoch ", "done:", "error:", "stopped by")) if log else ""

@@ -1,0 +1,82 @@
+"""A process that ends with this one: started on a leash, on cores of its own if it is to have some, with a log."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from fdg_jax.machine import leash
+from fdg_jax.machine.cores import pinned
+
+POLL_SECONDS = 0.1
+
+
+class Child:
+    """A process. As a context, it is killed at the end.
+
+    Arguments:
+        words: for Python, e.g. ("-m", "a.module").
+        name: what messages call it.
+        env: its environment; None is this one's.
+        cores: those that it is pinned to, for all its threads; none pins nothing.
+        before: what comes in front of its command, e.g. to start it on another host.
+        interpreter: the Python that runs it; "" is this one.
+        log: the file to which its output is added; None: its stdout is a pipe, its stderr is ours.
+        answers: whether its stdout is a pipe although there is a log.
+        stop: the signal that ends it when this process is gone.
+        folder: in which it is started; None is this one.
+    """
+
+    def __init__(
+        self, words: Sequence[str], name: str = "", *, env: Mapping[str, str] | None = None,
+        cores: Collection[int] = (), before: Sequence[str] = (), interpreter: str = "", log: Path | None = None,
+        answers: bool = False, stop: int = signal.SIGKILL, folder: Path | None = None,
+    ):  # fmt: skip
+        self.name, self.log, self.stop, self.cores = name or " ".join(words[:2]), log, stop, cores
+        if log:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log or os.devnull, "a", encoding="utf-8") as file, pinned(cores):
+            # A session of its own: Ctrl-C in the terminal reaches this process only, which hands it on once (a second
+            # signal would make a training leave without a checkpoint).
+            self.process = subprocess.Popen(
+                [*before, *leash.command(stop, interpreter), *words], cwd=folder, text=True, start_new_session=True,
+                env=None if env is None else dict(env), stdin=subprocess.DEVNULL if log else subprocess.PIPE,
+                stdout=file if log and not answers else subprocess.PIPE, stderr=file if log else None,
+            )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end([self])
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+
+def end(children: Sequence[Child], seconds: float = 0.0) -> None:
+    """Stops those that still run: by their own signal, and after so many seconds by SIGKILL."""
+    running = [child for child in children if child.running]
+    for child in running:
+        child.process.send_signal(child.stop)
+    until = time.monotonic() + seconds
+    while any(child.running for child in running) and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    for child in children:
+        child.process.kill()
+        child.process.wait()
+        for pipe in (child.process.stdin, child.process.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):  # a question that nobody has read
+                    pipe.close()
+
+
+def last_line(log: Path, beginnings: tuple[str, ...] = ("",)) -> str:
+    """The newest line of a log that begins with one of these, or else the newest line."""
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return ([line for line in lines if line.startswith(beginnings)] or lines or ["nothing yet"])[-1]
