@@ -12,11 +12,11 @@ from fdg_jax.checks import options as checks
 from fdg_jax.config import Config
 from fdg_jax.engine.unfinished import MESSAGE, UnfinishedOperations
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.common import Joining
-from fdg_jax.training import joined, peer_watchdog
+from fdg_jax.training import joined, watchdog
 from fdg_jax.training.joined import JoinedPeers
 from fdg_jax.training.peers import Elsewhere, Silent
-from fdg_jax.training.signals import Stopped
 
 
 class Board:
@@ -151,9 +151,9 @@ class Awaited:
 
     def __init__(self, monkeypatch, tmp_path, timeout=100.0):
         self.ended = []
-        monkeypatch.setattr(peer_watchdog.os, "_exit", self.ended.append)
+        monkeypatch.setattr(watchdog.os, "_exit", self.ended.append)
         self.unfinished = UnfinishedOperations()
-        self.dog = peer_watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
+        self.dog = watchdog.PeerWatchdog(self.unfinished, 600.0, tmp_path, timeout, lambda k: k - 1, 0)
         self.now = self.dog.looked
         self.unfinished.add(f"{MESSAGE}dy", 2, 61, NeverReady())
 

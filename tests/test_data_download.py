@@ -16,7 +16,7 @@ from fdg_jax.data import cifar, download, interruptible
 from fdg_jax.data.download import Download, Unavailable
 from fdg_jax.data.sets import auto, cifar10, digits
 from fdg_jax.errors import BadInput
-from fdg_jax.training.signals import Signals, Stopped
+from fdg_jax.machine.signals import Signals, Stopped
 from tests.cifar_files import SETS, archive, assert_same, own_directories_and_no_proxy, served, small
 
 

@@ -15,7 +15,7 @@ from fdg_jax.training.record import Diverged, Record
 
 
 def test_speed_counts_finished_images_and_leaves_pauses_out(monkeypatch):
-    from fdg_jax.training import speed
+    from fdg_jax.training import record as speed
 
     clock = [100.0]
     monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])

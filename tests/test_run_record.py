@@ -15,13 +15,13 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.data import Dataset
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import facts
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.report import report_page, results
 from fdg_jax.runs import incidents, reading, run_files, thinning
 from fdg_jax.runs.run_files import MetricsLog
 from fdg_jax.training import command, lifecycle, loop, session
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
-from fdg_jax.training.signals import Signals, Stopped
 
 
 def test_metrics_are_on_disk_line_by_line(tmp_path):

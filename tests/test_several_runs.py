@@ -13,9 +13,9 @@ from fdg_jax import cli
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.experiments import cifar, imagenet
+from fdg_jax.machine.signals import Signals
 from fdg_jax.options.fields import words
 from fdg_jax.training import child_runs, sweep
-from fdg_jax.training.signals import Signals
 
 STAND_IN = """
 import json, sys

@@ -7,8 +7,8 @@ from threading import Timer
 
 import pytest
 
-from fdg_jax.training import signals
-from fdg_jax.training.signals import Signals, Stopped
+from fdg_jax.machine import signals
+from fdg_jax.machine.signals import Signals, Stopped
 
 ALL = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1]
 pytestmark = pytest.mark.usefixtures("without_nohup")

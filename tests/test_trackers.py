@@ -10,7 +10,7 @@ import pytest
 from fdg_jax.config import FIELDS
 from fdg_jax.errors import BadInput
 from fdg_jax.runs import trackers
-from fdg_jax.training.run_log import RunLog
+from fdg_jax.training.record import RunLog
 
 CONFIG = {name: field.default for name, field in FIELDS.items()} | {"versions": {"jax": "0"}, "devices": ["cpu:0"]}
 WANDB = """

@@ -26,8 +26,8 @@ from fdg_jax.data.arrays import Arrays
 from fdg_jax.data.sets import cifar10
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
+from fdg_jax.machine.signals import Stopped
 from fdg_jax.options.parser import Parser
-from fdg_jax.training.signals import Stopped
 
 MOST_MIB = 64
 GO_ON = "to go on, give the same command again"

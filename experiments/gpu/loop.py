@@ -20,9 +20,9 @@ from experiments.gpu.settings import Settings
 from experiments.harness.estimate import duration
 from fdg_jax import durable
 from fdg_jax.errors import BadInput
+from fdg_jax.machine.signals import Signals
 from fdg_jax.runs import locking
 from fdg_jax.runs.run_files import git_commit
-from fdg_jax.training.signals import Signals
 
 CHECK, SPEED, ROWS = "check", "speed", "rows"
 CHOSEN = "chosen.json"

@@ -25,10 +25,10 @@ from experiments.harness.run_table import (
 from fdg_jax.data import directories
 from fdg_jax.errors import BadInput, did_you_mean
 from fdg_jax.machine import output
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.parser import Parser
 from fdg_jax.training import child_runs
 from fdg_jax.training.child_runs import Planned
-from fdg_jax.training.signals import Signals, Stopped
 
 COLLECTED, REFUSED = "collected", "refused"  # beside the states of a run's directory
 ORDER = {DONE: 0, RUNNING: 0, CUT_OFF: 1, MISSING: 2}  # those that are skipped, with a message, come first

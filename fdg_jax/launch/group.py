@@ -24,7 +24,7 @@ from typing import NamedTuple
 from fdg_jax.launch.lines import Printer
 from fdg_jax.machine import leash
 from fdg_jax.machine.cores import pinned
-from fdg_jax.training.signals import IMPATIENT, PATIENT, Signals
+from fdg_jax.machine.signals import IMPATIENT, PATIENT, Signals
 
 KILL_SECONDS = 5.0  # from SIGTERM to SIGKILL, and from SIGKILL to giving up
 LAST_LINES_SECONDS = 5.0  # in which what the processes printed last has to be read

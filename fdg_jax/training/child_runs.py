@@ -17,7 +17,7 @@ from fdg_jax.errors import BadInput
 from fdg_jax.machine import child
 from fdg_jax.machine.child import Child
 from fdg_jax.machine.cores import CAN_PIN, usable
-from fdg_jax.training.signals import Signals
+from fdg_jax.machine.signals import Signals
 
 TELL_SECONDS, POLL_SECONDS, BAD_INPUT = 60.0, 0.2, 2
 

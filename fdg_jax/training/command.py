@@ -23,13 +23,12 @@ from fdg_jax.cli import CommandLine, Program
 from fdg_jax.config import Config
 from fdg_jax.errors import BadInput
 from fdg_jax.machine import output
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import Joining
 from fdg_jax.options.fields import as_flags
 from fdg_jax.runs import locking, reading, run_files, trackers
 from fdg_jax.runs.progress import count
-from fdg_jax.training.peers import Elsewhere, Peers, Silent
-from fdg_jax.training.shared_directory import check_shared
-from fdg_jax.training.signals import Signals, Stopped
+from fdg_jax.training.peers import Elsewhere, Peers, Silent, check_shared
 
 
 def main(arguments: Sequence[str], program: Program) -> int:
@@ -132,8 +131,8 @@ def finished(path: Path, options: Config) -> bool:
 def leave(code: int) -> None:
     """Ends the process of a command."""
     output.flush()
-    if "fdg_jax.training.loading" in sys.modules:
-        from fdg_jax.training import loading
+    if "fdg_jax.data.loading" in sys.modules:
+        from fdg_jax.data import loading
 
         loading.leave(code)
     if "fdg_jax.training.joined" in sys.modules:

@@ -14,13 +14,13 @@ from fdg_jax.data.stream import Stream
 from fdg_jax.engine import memory
 from fdg_jax.machine import output, terminal
 from fdg_jax.machine.cores import OtherProcesses
+from fdg_jax.machine.signals import Signals
 from fdg_jax.runs.progress import clock, count, per_second
 from fdg_jax.training import lifecycle, opening
 from fdg_jax.training.job import Job
 from fdg_jax.training.loop import ThroughputClock, feed
 from fdg_jax.training.peers import Peers
 from fdg_jax.training.record import Record
-from fdg_jax.training.signals import Signals
 
 FEW_SECONDS, MOST_BATCHES, MOST_SECONDS = 2.0, 200, 60.0  # of timed training; then it ends, whatever is known
 DISTURBED_PERCENT = 5.0  # of the cores' time taken by other processes: from here on it is said

@@ -21,21 +21,21 @@ from fdg_jax.cli import Program
 from fdg_jax.config import Config
 from fdg_jax.data import interruptible
 from fdg_jax.data.damaged import Damaged
+from fdg_jax.data.loading import LoaderFailed
 from fdg_jax.errors import BadInput, first_line, reason
 from fdg_jax.machine import compile_cache, jax_settings, output, terminal
 from fdg_jax.machine.interpreter import python_command
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.report import report_page
 from fdg_jax.runs import incidents, run_files, trackers
 from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training import initial, job, opening, session, trained
 from fdg_jax.training.job import Job
-from fdg_jax.training.loading import LoaderFailed
 from fdg_jax.training.peers import Peers, Silent
 from fdg_jax.training.policies import Diverged
 from fdg_jax.training.record import Record
 from fdg_jax.training.session import Broken, Session
-from fdg_jax.training.signals import Signals, Stopped
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
 # A change of these between two sessions may change the last bits.

@@ -20,20 +20,19 @@ from fdg_jax.checkpoint import run_checkpoints
 from fdg_jax.config import Config
 from fdg_jax.data.augment import epoch_order
 from fdg_jax.data.dataset import Dataset
+from fdg_jax.data.loading import Loading
 from fdg_jax.data.source import Source
 from fdg_jax.data.stream import Loader, Stream, TestBatches, TrainBatches
 from fdg_jax.data.text import Text
 from fdg_jax.engine.unfinished import UnfinishedOperations
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.runs import incidents
 from fdg_jax.runs.progress import Progress, per_second
 from fdg_jax.training.job import Job
-from fdg_jax.training.loading import Loading
-from fdg_jax.training.peer_watchdog import PeerWatchdog
 from fdg_jax.training.policies import NonFinitePolicy, Saving
 from fdg_jax.training.profiling import Profile
 from fdg_jax.training.record import Record
-from fdg_jax.training.signals import Signals, Stopped
-from fdg_jax.training.watchdog import HostOperations, Watchdog
+from fdg_jax.training.watchdog import HostOperations, PeerWatchdog, Watchdog
 
 TEST_BATCH = 500  # at most; the largest that divides the test examples, so that one shape is compiled
 

@@ -5,9 +5,11 @@ stopped.
 """
 
 import math
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,111 @@ from fdg_jax.checkpoint.state import Reading, describe_first_refused, number, nu
 from fdg_jax.config import run_length
 from fdg_jax.data import Source
 from fdg_jax.engine.losses import Metrics
-from fdg_jax.runs.trackers import NO_TRACKERS
-from fdg_jax.training.run_log import CountedLog, RunLog
-from fdg_jax.training.speed import Speed
+from fdg_jax.runs.run_files import METRICS, MetricsLog, newest_points
+from fdg_jax.runs.tensorboard import Scalars
+from fdg_jax.runs.trackers import NO_TRACKERS, Trackers
+
+
+class RunLog:
+    """The open files of a run directory.
+
+    Arguments:
+        run: the run directory.
+        lines: how many lines of metrics.jsonl the checkpoint counts; later ones are dropped.
+        step: the batch at which TensorBoard's curves begin.
+        tensorboard: whether there are curves.
+        trackers: that get the same curves. They outlive the log.
+    """
+
+    def __init__(self, run: Path, lines: int, step: int, tensorboard: bool, trackers: Trackers = NO_TRACKERS):
+        self.trackers, newest = trackers, newest_points(run)
+        self.metrics = MetricsLog(run / METRICS, lines)
+        if self.metrics.lines < lines:
+            fact = f"{run / METRICS} has {self.metrics.lines} of the {lines} lines that it had at the checkpoint"
+            print(f"warning: {fact}. The others are lost; the run itself is whole.", file=sys.stderr, flush=True)
+        self.curves = Scalars(run / "tensorboard" if tensorboard else None, step, newest)
+
+    @property
+    def lines(self) -> int:
+        """Lines of metrics.jsonl so far."""
+        return self.metrics.lines
+
+    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
+        """Adds a line, and a point to each curve at the event's step."""
+        self.metrics.append(event)
+        self.curves.add(event["step"], curves)
+        self.trackers.add(event["step"], curves)
+
+    def flush(self) -> None:
+        """Brings everything so far to the disk. The thread that writes checkpoints calls it."""
+        self.metrics.flush()
+        self.curves.flush()
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.curves.close()
+
+
+class CountedLog:
+    """The log of a process that writes no files. Its members are those of `RunLog`."""
+
+    def __init__(self, lines: int):
+        self.lines = lines
+
+    def append(self, event: Mapping[str, Any], curves: Mapping[str, float | None]) -> None:
+        """Counts a line."""
+        self.lines += 1
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+HORIZON_SECONDS, SHORTEST_SECONDS = 10.0, 0.25
+
+
+class Speed:
+    """Call finished() whenever losses were read, and do within pause() whatever is not training."""
+
+    def __init__(self) -> None:
+        self.marks: deque[tuple[float, int]] = deque()  # (seconds of training so far, what was finished by then)
+        self.not_training, self.units = 0.0, 0
+        self.paused_at: float | None = None
+
+    def seconds(self) -> float:
+        """Of training so far. It stands during a pause, in which losses may be read, too."""
+        now = time.monotonic() if self.paused_at is None else self.paused_at
+        return now - self.not_training
+
+    def finished(self, units: int) -> None:
+        """So many images or tokens have been finished since the last call."""
+        self.units += units
+        self.marks.append((self.seconds(), self.units))
+        while len(self.marks) > 2 and self.marks[1][0] < self.marks[-1][0] - HORIZON_SECONDS:
+            self.marks.popleft()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Time that counts for nothing: an evaluation, a checkpoint. One within another is part of it."""
+        outer = self.paused_at
+        self.paused_at = start = time.monotonic() if outer is None else outer
+        try:
+            yield
+        finally:
+            self.paused_at = outer
+            if outer is None:
+                self.not_training += time.monotonic() - start
+
+    def compiled(self) -> None:
+        """Forgets what was measured so far, as the last dispatch may have compiled."""
+        self.marks.clear()
+
+    def now(self) -> float | None:
+        """Images or tokens per second; None while too little has been measured."""
+        if not self.marks:
+            return None
+        (start, before), (end, after) = self.marks[0], self.marks[-1]
+        return (after - before) / (end - start) if end - start >= SHORTEST_SECONDS else None
 
 
 class Diverged(Exception):

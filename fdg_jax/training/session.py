@@ -12,6 +12,7 @@ from fdg_jax.checkpoint.state import first_refused_updates
 from fdg_jax.data import fingerprint
 from fdg_jax.data.damaged import Damaged
 from fdg_jax.errors import BadInput, reason
+from fdg_jax.machine.signals import Signals, Stopped
 from fdg_jax.options.common import ONE_RUN, Start
 from fdg_jax.runs import reading, run_files
 from fdg_jax.runs.progress import Progress
@@ -20,7 +21,6 @@ from fdg_jax.training.job import Job
 from fdg_jax.training.loop import Loop
 from fdg_jax.training.policies import about_job, versions
 from fdg_jax.training.record import Diverged, Record
-from fdg_jax.training.signals import Signals, Stopped
 
 
 class Broken(Exception):

@@ -11,12 +11,12 @@ import pytest
 from fault_runs import ROOT, newest
 
 from fdg_jax import data
+from fdg_jax.data import loading
+from fdg_jax.data.loading import LoaderFailed, Loading
 from fdg_jax.data.stream import Loader, TrainBatches
 from fdg_jax.data.streams import imagenet as imagenet_stream
+from fdg_jax.machine.signals import Stopped
 from fdg_jax.runs.run_files import read_metrics
-from fdg_jax.training import loading
-from fdg_jax.training.loading import LoaderFailed, Loading
-from fdg_jax.training.signals import Stopped
 from tests.image_files import imagenet as write_imagenet
 
 # The command, with images of 128x128: a batch of them is larger than what a pipe holds, so that a worker is nearly
