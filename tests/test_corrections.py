@@ -123,7 +123,7 @@ def test_both_engines_agree_bit_for_bit_or_one_is_refused(correct, asked):
     plain_options = {}
     if at_current_weights(correct):
         plain_options = {name: options_of(correct)[name] for name in ("weights", "stages")}
-        with pytest.raises(BadInput, match="gradients at current weights"):
+        with pytest.raises(BadInput, match="takes gradients at the weights of the forward pass"):
             trained(3, correct, engine="delay-line", **asked)
     else:
         other, _ = trained(3, correct, engine="delay-line", **asked)

@@ -71,7 +71,7 @@ BAD = {
     "--model resnet20": "takes images, and --dataset text has tokens. Models for tokens are transformer",
     "--dataset digits": "this command trains on text. Others have commands of their own",
     "--dataset Text": "Did you mean text?",
-    "--text missing.txt": "missing.txt cannot be read: No such file",
+    "--text missing.txt": "missing.txt cannot be read or copied: No such file",
     "--block-size 0": "it is 1 or more",
     "--block-size 1000000": "make 0 blocks of --block-size 1000000",
     "--data-dir .": "--text names files",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from small import batches, pipeline
 
 from fdg_jax import methods
-from fdg_jax.checks import names, schedules
+from fdg_jax.checks import schedules
 from fdg_jax.errors import BadInput, ScheduleError
 from fdg_jax.methods.fdg import fdg
 from fdg_jax.methods.interface import Method
@@ -101,11 +101,10 @@ def test_a_schedule_that_contradicts_itself_is_refused_in_one_sentence_with_stag
         validate(WRONG[0][0], 8)
 
 
-def test_a_pipeline_refuses_it(monkeypatch):
+def test_a_pipeline_refuses_it():
     schedule = fdg(2)._replace(delays=(3, 0))
-    monkeypatch.setattr(names, "find_method", lambda name: Method("mine", "", lambda K: schedule))
     with pytest.raises(BadInput, match=r"stage k=1 has staleness 1 by the ticks and 3 by delays=\(3, 0\)"):
-        pipeline(2, batches(1)[0], method="mine")
+        pipeline(2, batches(1)[0], method=Method("mine", "", lambda K: schedule))
 
 
 def test_the_command_draws_or_refuses_in_one_sentence(capsys):

@@ -202,17 +202,12 @@ def test_other_blocks_another_batch_machine_version_or_code_measure_anew(counted
         assert known(BLOCKS, X) is None
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [lambda text: text[:40], lambda text: "[1, 2]", lambda text: text.replace("10.0", "11.0")],
-    ids=["cut off", "a list", "a digit"],
-)
-def test_a_damaged_file_is_said_and_measured_anew(damage, counted, own_cache, capsys):
+@pytest.mark.parametrize("damage", [lambda text: text[:40], lambda text: "[1, 2]"], ids=["cut off", "a list"])
+def test_what_a_damaged_file_held_is_measured_anew(damage, counted, own_cache):
     first = block_times.seconds(BLOCKS, X, device())
     (path,) = own_cache.iterdir()
     path.write_text(damage(path.read_text()))
     assert block_times.seconds(BLOCKS, X, device()) == first
-    assert "the file is damaged; measuring again" in capsys.readouterr().err
     assert len(counted) == 2
     assert block_times.seconds(BLOCKS, X, device()) == first  # it is whole again
     assert len(counted) == 2
