@@ -36,11 +36,12 @@ others, and how late a thread sees an end. While a stage waits its core is free,
 it is the border between two operations of a busy stage that may be drawn late. All processes read the same clock.
 """
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.harness import block_shares, gantt, report, side_specs
+from benchmarks.harness import children, gantt, report, side_specs
 from benchmarks.harness.children import say
 from benchmarks.harness.message_counts import Key, Message, together
 from benchmarks.harness.recording import events
@@ -60,6 +61,7 @@ JOINED, TOGETHER, ALONE = "fdg:processes=each", "fdg", "bp"
 MEASURED = "measured"
 PEERS = ("torch-pipeline", "torch-ddp")
 LATE_TRIES = 10
+BLOCK_ROUNDS = 5  # of each block
 
 
 def wanted(text: str) -> dict[str, Any]:
@@ -69,6 +71,18 @@ def wanted(text: str) -> dict[str, Any]:
         raise BadInput(f"--models {text}: write MODEL:BATCH, e.g. resnet20:128.")
     models.blocks(model, synthetic.CLASSES)  # refuses what is no model
     return {"model": model, "batch_size": int(batch)}
+
+
+def measured_blocks(model: str, batch_size: int, K: int, core: int) -> dict[str, Any]:
+    """Measures every block of a network in a process of its own, pinned to a core: how a cut divides the network's time
+    is a bound for separate stages. Raises as `children.run`.
+
+    Returns: the row of benchmarks.split for the split `measured`; `cuts` and `block_seconds` are in it.
+    """
+    env = side_specs.environment(side_specs.Side("bp", "bp", 1, 1, model, batch_size, xla=side_specs.ONE_THREAD))
+    words = ["--model", model, "--K", str(K), "--batch-size", str(batch_size), "--rounds", str(BLOCK_ROUNDS), "--json"]
+    said = children.run("-m", "benchmarks.split", *words, env=env, cores=[core])
+    return next(row for row in map(json.loads, said.splitlines()) if row["split"] == MEASURED)
 
 
 def independent(K: int) -> str:
@@ -220,7 +234,7 @@ def rows(given: report.Given) -> list[dict[str, Any]]:
     made = []
     for text in given.models:
         say(f"{text}: measuring blocks")
-        blocks = block_shares.measured(**wanted(text), K=given.K, core=cores[0])
+        blocks = measured_blocks(**wanted(text), K=given.K, core=cores[0])
         cut = ",".join(map(str, blocks["cuts"])) if given.split == MEASURED else given.split
         sides, missing = peers.available(sides_of(text, given, cut), given.python)
         for sentence in missing:

@@ -15,12 +15,11 @@ import numpy as np
 
 import fdg_jax
 from benchmarks.harness import bench_worker, message_counts
-from benchmarks.harness.block_shares import ONE_THREAD
 from benchmarks.harness.joined import COORDINATOR
 from benchmarks.harness.ranks import RANK, pin
 from benchmarks.harness.recording import Recording, lateness, quick_threads
 from benchmarks.harness.serving import serve
-from benchmarks.harness.side_specs import Side
+from benchmarks.harness.side_specs import ONE_THREAD, Side
 from fdg_jax.engine.host_engine import HostEngine
 from fdg_jax.machine import compile_cache
 from fdg_jax.training.joined import JoinedPeers

@@ -21,6 +21,7 @@ from fdg_jax.methods import interface
 from fdg_jax.schedule import Schedule
 
 OUR_WORKER, EACH_CORE, JOINED = (f"benchmarks.harness.{name}" for name in ("bench_worker", "each_core", "joined"))
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"  # as the training command has it on one core
 # What differs from "K workers of that method on K cores".
 PRESETS: dict[str, dict[str, Any]] = {
     "bp": {"method": "bp", "K": 1, "cores": 1},
