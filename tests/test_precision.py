@@ -150,7 +150,7 @@ def test_a_layer_that_casts_its_weights_back_is_told_how_not_to():
 
 
 def test_another_dtype_is_refused():
-    with pytest.raises(BadInput, match="Use float32 .* or bfloat16"):
+    with pytest.raises(BadInput, match=r"Use float32 .* or bfloat16"):
         pipeline(2, batches(1)[0], dtype="float16")
 
 
