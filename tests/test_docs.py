@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from small import batches, fed, pipeline
 
-from experiments import readme
-from experiments.harness import markdown
+from experiments.harness import markdown, readme
 from fdg_jax import data, methods, models, split, transport
 from fdg_jax.engine import transports
 from fdg_jax.errors import BadInput

@@ -1,6 +1,6 @@
 """Writes the README's two tables of results (between `<!-- NAME -->` and `<!-- end -->`) and docs/results.md anew.
 
-    .venv/bin/python -m experiments.readme
+    .venv/bin/python -m experiments.harness.readme
 """
 
 import re
