@@ -168,3 +168,11 @@ def test_a_call_that_never_ended_stops_nobody_else_once_its_thread_has_ended():
     thread.join()
     with one:
         pass
+
+
+def test_a_thread_that_is_just_being_started_is_no_user_of_the_pipeline(monkeypatch):
+    class Engine:
+        entered, within_tick = 0, False
+
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.Thread()])  # as a saver's is for a moment
+    CallGuard(Engine()).check_whole()

@@ -56,9 +56,14 @@ class CallGuard:
         self._owner.clear()
 
     def check_alone(self, owner: int | None) -> None:
-        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another one that lives."""
+        """Raises BadInput within jax.set_mesh, and if the thread `owner` is another one that lives.
+
+        None means that no thread is within a call; but a thread that is just being started has no number either.
+        """
         check_no_mesh()
-        if owner != threading.get_ident() and any(thread.ident == owner for thread in threading.enumerate()):
+        if owner is None or owner == threading.get_ident():
+            return
+        if any(thread.ident == owner for thread in threading.enumerate()):
             raise BadInput(BUSY)
 
     def check_whole(self) -> None:
