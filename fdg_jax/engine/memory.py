@@ -108,7 +108,7 @@ class StageContents:
     kept: by kind of operation, the weight version of each thing that is kept until that operation.
     waiting: the weight versions of the gradients in the delay line.
     mail: bytes of messages that wait.
-    sent: bytes of messages of the last operation, which are on this device as well until they have arrived.
+    sent: bytes of the last operation's messages by what they are. They stay on this device until they have arrived.
     seen: where (k, what stage k holds) is added after every change.
     """
 
@@ -125,13 +125,13 @@ class StageContents:
         self.ahead, self.corrected = bool(stage.spec.correction.forward), bool(stage.spec.correction.gradient)
         self.waiting: deque[int] = deque()
         self.shown: int | None = None  # the version whose corrected weights the stage keeps for its next forward passes
-        self.updates, self.passes, self.mail, self.sent = 0, 0, 0, 0
+        self.updates, self.passes, self.mail, self.sent = 0, 0, 0, dict[str, int]()
         self.base = initial(stage.k, stage.state, tree_bytes(jax.eval_shape(stage.variables)["params"]))
 
     def run(self, kind: str, batch: int, messages: dict[str, int]) -> dict[str, int]:
         """Counts an operation of the stage. Whoever sends its messages knows their sizes (`over_time`)."""
         self.mail -= sum(messages.values())
-        self.sent = 0
+        self.sent = {}
         if kind == "F":
             for pile in self.kept.values():
                 pile.append(self.updates)
@@ -185,8 +185,8 @@ def over_time(engine: HostEngine) -> Iterator[tuple[int, Memory]]:
         size = message_bytes(address, sender, of_part)
         # A message to another device is a copy; on the same device it is the same array.
         if sender and sender.k in held and devices[address.k] is not devices[sender.k]:
-            held[sender.k].sent += size
-            held[sender.k].note(held[sender.k].sent)
+            held[sender.k].sent[address.what] = size  # an array that goes to several stages is on this device once
+            held[sender.k].note(sum(held[sender.k].sent.values()))
         if address.k not in held:
             return None
         held[address.k].mail += size
