@@ -235,7 +235,7 @@ ENDINGS: Mapping[type[BaseException], tuple[int, Callable[..., str]]] = {
     Broken: (1, broken),
     OSError: (1, lambda error, run: not_written(run.path, error)),
 }
-OF_ONE_PROCESS = (Damaged, Broken)  # only the process that meets it knows
+OF_ONE_PROCESS = (Damaged, Broken, OSError)  # only the process that meets it knows
 
 
 def end(error: BaseException, run: Run) -> int:
