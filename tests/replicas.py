@@ -2,7 +2,7 @@
 
 import jax
 import numpy as np
-from small import CLASSES, leaves, pipeline
+from small import CLASSES, pipeline
 
 from fdg_jax import models, split
 
@@ -13,20 +13,6 @@ SIZE = 24  # which 2, 3 and 4 divide
 
 def replicated(K, example, **options):
     return pipeline(K, example, method="data_parallel", **options)
-
-
-def trained(ours, data):
-    """The pipeline's first variables; it has been trained on the data afterwards."""
-    start = jax.device_get(ours.params)
-    for batch in data:
-        ours.step(batch)
-    ours.drain()
-    return start
-
-
-def alike(ours, theirs, tolerance):
-    for a, b in zip(leaves(ours), leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, **tolerance)
 
 
 def losses(ours):

@@ -17,8 +17,6 @@ from fdg_jax import schedule
 from fdg_jax.checks import configuration
 from fdg_jax.errors import BadInput
 
-ON_GPU = {"K": 2, "model": "resnet8", "batch_size": 4, "device": "gpu"}
-
 
 def parse(text, common=COMMON):
     return side_specs.parse(text, common, "--a", "balanced")

@@ -9,8 +9,8 @@ import method_oracles as oracles
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from replicas import NORMS, SIZE, Ks, alike, devices_of, losses, replicated, statistics, trained
-from small import CLASSES, Part, as_functions, batches, cross_entropy, leaves, parts, pipeline, recipe
+from replicas import NORMS, SIZE, Ks, devices_of, losses, replicated, statistics
+from small import CLASSES, Part, as_functions, batches, close, cross_entropy, fed, leaves, parts, pipeline, recipe
 from stages_of_layers import ROUNDING, Two
 
 from fdg_jax.data.augment import train_transform
@@ -24,11 +24,11 @@ from fdg_jax.methods.data_parallel import ReplicaPlace
 def test_data_parallel_is_its_oracle(K, norm):
     data = batches(8, SIZE)
     ours = replicated(K, data[0], batch_norm=norm)
-    start = trained(ours, data)
+    start = fed(ours, data)
     modules = as_functions(parts(K))
     truth, true_losses, _ = oracles.data_parallel(modules, cross_entropy, recipe(), start, data, K, norm)
-    alike([v["params"] for v in ours.params], [v["params"] for v in truth], ROUNDING)
-    alike([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], ROUNDING)
+    close([v["params"] for v in ours.params], [v["params"] for v in truth], **ROUNDING)
+    close([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], **ROUNDING)
     np.testing.assert_allclose(losses(ours), true_losses, **ROUNDING)
     if norm == "local":
         assert {leaf.shape[0] for leaf in leaves(statistics(ours))} == {K}
@@ -36,9 +36,9 @@ def test_data_parallel_is_its_oracle(K, norm):
 
 
 def train_the_same(ours, true, data):
-    trained(ours, data)
-    trained(true, data)
-    alike(ours.params, true.params, ROUNDING)  # a sum over the batch is made of K sums
+    fed(ours, data)
+    fed(true, data)
+    close(ours.params, true.params, **ROUNDING)  # a sum over the batch is made of K sums
     np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
 
 
@@ -73,11 +73,11 @@ def test_every_example_of_a_batch_that_K_does_not_divide_counts_once(K):
     data = batches(4, SIZE)
     data[1:3] = [(x[:13], y[:13]) for x, y in data[1:3]]
     ours = replicated(K, data[0])
-    start = trained(ours, data)
+    start = fed(ours, data)
     modules = as_functions(parts(K))
     truth, true_losses, _ = oracles.data_parallel(modules, cross_entropy, recipe(), start, data, K, "local")
-    alike([v["params"] for v in ours.params], [v["params"] for v in truth], ROUNDING)
-    alike([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], ROUNDING)
+    close([v["params"] for v in ours.params], [v["params"] for v in truth], **ROUNDING)
+    close([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], **ROUNDING)
     np.testing.assert_allclose(losses(ours), true_losses, **ROUNDING)
 
 
@@ -88,10 +88,10 @@ def test_replicas_that_share_devices_have_the_numbers_of_those_that_do_not():
     results = []
     for devices in (None, [a] * 4, [a, a, b, b]):
         ours = replicated(4, data[0], devices=devices)
-        trained(ours, data)
+        fed(ours, data)
         results.append((ours.params, statistics(ours), losses(ours)))
     for result in results[1:]:
-        alike(result, results[0], ROUNDING)  # the mean over K replicas is summed in other parts
+        close(result, results[0], **ROUNDING)  # the mean over K replicas is summed in other parts
 
 
 def test_a_device_has_as_many_replicas_as_any_other():
@@ -107,11 +107,11 @@ def test_a_device_has_as_many_replicas_as_any_other():
 def test_evaluation_and_variables_are_those_of_replica_1(norm):
     data = batches(4, SIZE)
     ours = replicated(2, data[0], batch_norm=norm)
-    trained(ours, data)
+    fed(ours, data)
     x, labels = data[0]
     for module, variables, extra in zip(parts(2), ours.params, statistics(ours), strict=True):
         replica_1 = jax.tree.map(lambda a: a[0] if norm == "local" else a, extra["batch_stats"])
-        alike(variables["batch_stats"], replica_1, {"rtol": 0})
+        close(variables["batch_stats"], replica_1, rtol=0)
         x = module.apply(jax.device_get(variables), x, train=False)
     found = ours.evaluate(data[:1])
     np.testing.assert_allclose(found.loss, cross_entropy(x, labels), rtol=1e-5)  # summed in other parts
@@ -168,13 +168,13 @@ def test_synchronised_replicas_draw_what_backprop_draws():
 def test_a_run_with_dropout_goes_on_where_it_was(norm):
     data, stages = batches(6, SIZE), [Masked(), Part(CLASSES)]
     whole, first, second = (replicated(2, data[0], stages=stages, batch_norm=norm) for _ in range(3))
-    trained(whole, data)
-    trained(first, data[:3])
+    fed(whole, data)
+    fed(first, data[:3])
     second.restore(first.state())
     assert devices_of(statistics(second)) == devices_of(statistics(first))
-    trained(second, data[3:])
+    fed(second, data[3:])
     assert second.parameters_sha256() == whole.parameters_sha256()
-    alike(statistics(second), statistics(whole), {"rtol": 0})  # keys and running statistics of every replica
+    close(statistics(second), statistics(whole), rtol=0)  # keys and running statistics of every replica
 
 
 def test_a_checkpoint_of_local_statistics_does_not_fit_synchronised_ones():

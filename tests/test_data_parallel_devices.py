@@ -9,8 +9,8 @@ import jax
 import method_oracles as oracles
 import numpy as np
 import pytest
-from replicas import NORMS, SIZE, Ks, alike, devices_of, losses, replicated, residual, statistics, trained
-from small import as_functions, batches, cross_entropy, pipeline, recipe
+from replicas import NORMS, SIZE, Ks, devices_of, losses, replicated, residual, statistics
+from small import as_functions, batches, close, cross_entropy, fed, pipeline, recipe
 from stages_of_layers import ROUNDING
 
 
@@ -47,7 +47,7 @@ def test_a_batch_is_spread_over_K_devices_and_weights_are_whole_on_each(K, norm)
             return sent
 
         stage.run = recording
-    trained(ours, data)
+    fed(ours, data)
     assert len(messages) == 2 * 2 * K * 3
     assert devices_of(messages) == {K}
     assert {leaf.shape[0] for leaf in jax.tree.leaves(messages)} == {SIZE}
@@ -63,7 +63,7 @@ def test_every_program_is_compiled_once(norm):
     """Else what one operation gives would not lie where the next one expects it."""
     data = batches(4, SIZE)
     ours = replicated(2, data[0], batch_norm=norm)
-    trained(ours, data)
+    fed(ours, data)
     for stage in ours.engine.stages.values():
         assert [f._cache_size() for f in (stage._forward, stage._backward, stage._update)] == [1, 1, 1]
 
@@ -116,9 +116,9 @@ def test_only_gradients_and_statistics_travel_between_devices(norm):
 def test_a_residual_network_with_synchronised_batch_norm_is_backprops():
     stages, batch = residual(K=2)
     ours, true = replicated(2, batch, stages=stages, batch_norm="sync"), pipeline(2, batch, stages=stages, method="bp")
-    trained(ours, [batch] * 3)
-    trained(true, [batch] * 3)
-    alike(ours.params, true.params, ROUNDING)
+    fed(ours, [batch] * 3)
+    fed(true, [batch] * 3)
+    close(ours.params, true.params, **ROUNDING)
     np.testing.assert_allclose(losses(ours), losses(true), **ROUNDING)
 
 
@@ -126,12 +126,12 @@ def test_a_residual_network_with_synchronised_batch_norm_is_backprops():
 def test_a_residual_network_with_local_batch_norm_is_its_oracle():
     stages, batch = residual(K=2)
     ours = replicated(2, batch, stages=stages)
-    start = trained(ours, [batch] * 3)
+    start = fed(ours, [batch] * 3)
     truth, true_losses, _ = oracles.data_parallel(
         as_functions(stages), cross_entropy, recipe(), start, [batch] * 3, 2, "local"
     )
-    alike([v["params"] for v in ours.params], [v["params"] for v in truth], ROUNDING)
-    alike([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], ROUNDING)
+    close([v["params"] for v in ours.params], [v["params"] for v in truth], **ROUNDING)
+    close([extra["batch_stats"] for extra in statistics(ours)], [v["batch_stats"] for v in truth], **ROUNDING)
     np.testing.assert_allclose(losses(ours), true_losses, **ROUNDING)
 
 
