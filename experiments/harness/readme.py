@@ -10,11 +10,10 @@ from experiments import corrections_images, corrections_text, decisive
 from experiments.decision.rules import BP, SCALED, SHRUNK, STALE
 from experiments.harness import markdown, result_files
 from experiments.harness.intervals import MIN_SEEDS, Seeds
-from experiments.harness.run_table import ROOT, Lines
+from experiments.harness.run_table import RESULTS, ROOT, Lines
 from experiments.tuning import images, texts, tokens
 
 README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
-RESULTS = ROOT / "experiments" / "results"
 NOT_RUN = "not run"
 # What a row does -> (its arm on images, its arm on text); "" has none.
 ROWS = {
@@ -62,7 +61,7 @@ def on_images(lines: Lines, name: str) -> str:
 
 def on_text(lines: Lines, name: str) -> str:
     """An arm on text minus BP with the same optimizer (NAdam: AdamW), in nats per byte."""
-    part, arm = next((part, arm) for part in texts.AT_EIGHT for arm in part.arms if arm.name == name)
+    part, arm = tokens.named(texts.EIGHT, name)
     return told(tokens.values(lines, part, arm).minus(tokens.of_name(lines, part, arm.reference)), 3)
 
 
