@@ -73,6 +73,7 @@ class Loading:
         raise error
 
     def answer(self) -> tuple[Batch | None, BaseException | None]:
+        """(the batch, what was raised instead of it). Raises LoaderFailed when a worker has died."""
         noticed = None  # when a worker was first seen dead
         while True:
             try:

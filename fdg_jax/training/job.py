@@ -19,9 +19,8 @@ import optax
 from fdg_jax import block_times, corrections, data, methods, models, recipe, split
 from fdg_jax.api import Pipeline
 from fdg_jax.checks import no_effect
-from fdg_jax.checks.plan import of_config
+from fdg_jax.checks.plan import Plan, of_config
 from fdg_jax.config import FIELDS, Config, model_options, run_length, values
-from fdg_jax.corrections.interface import Kind
 from fdg_jax.data import fingerprint
 from fdg_jax.errors import BadInput, NoEffect
 from fdg_jax.machine import facts
@@ -96,7 +95,6 @@ class Job(NamedTuple):
     dataset: data.Source
     pipeline: Pipeline
     method: Method
-    corrections: list[Kind]
     partition: Partition  # of the network into stages
     steps_per_epoch: int
     steps: int  # batches after which the run ends
@@ -166,7 +164,7 @@ def built(
     initial: InitialWeights | None = None,
 ) -> Job:
     """The job on data that are loaded. parts: the stages, if they are known. Raises BadInput."""
-    method, corrected = methods.find(options.method), corrections.parse(options.correct)
+    method = methods.find(options.method)
     options, stage_devices, remark = choose_engine(options, method, peers)
     streamed = isinstance(dataset, data.Stream)  # and so never on a device together
     N, parts = len(dataset.train_inputs), parts or agreed_partition(options, dataset, stage_devices[0], peers)
@@ -190,10 +188,7 @@ def built(
     rates = learning_rates(by_batch, length.all_epochs, options.accumulate)
     plan = of_config(options)
     if peers.first:
-        divides = options.optimizer in recipe.SCALE_FREE
-        nothing = no_effect.lines(plan, options.momentum, lambda: divides)
-        for line in (*nothing, *no_effect.of_run(options, plan, rates[: length.end])):
-            say(f"warning: {line}")
+        warn_of_no_effect(options, plan, rates[: length.end])
     schedule = lambda updates: by_batch(updates * options.accumulate)  # noqa: E731
     pipeline = Pipeline(
         stages=split.stages(parts.blocks, parts.cuts),
@@ -217,12 +212,20 @@ def built(
         **values(options, plan.declared),
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoEffect)  # the lines above have said it
+        warnings.simplefilter("ignore", NoEffect)  # warn_of_no_effect has said it
         initialise(pipeline, parts, dataset, options, initial)
     names = [" and ".join(device_name(device, peers) for device in place.devices) for place in pipeline.places]
     return Job(
-        options, dataset, pipeline, method, corrected, parts, length.per_epoch, length.end, rates, names, peers, remark
+        options, dataset, pipeline, method, parts, length.per_epoch, length.end, rates, names, peers, remark
     )  # fmt: skip
+
+
+def warn_of_no_effect(options: Config, plan: Plan, rates: np.ndarray) -> None:
+    """Says which options do nothing here, or little. rates: [batches of the run], the learning rate of each."""
+    divides = options.optimizer in recipe.SCALE_FREE
+    nothing = no_effect.lines(plan, options.momentum, lambda: divides)
+    for line in (*nothing, *no_effect.of_run(options, plan, rates)):
+        say(f"warning: {line}")
 
 
 def agreed_partition(options: Config, dataset: data.Source, device: Any, peers: Peers) -> Partition:

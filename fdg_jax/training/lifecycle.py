@@ -33,8 +33,7 @@ from fdg_jax.runs.progress import count, per_second
 from fdg_jax.training import initial, job, opening, session, trained
 from fdg_jax.training.job import Job
 from fdg_jax.training.peers import Peers, Silent
-from fdg_jax.training.policies import Diverged
-from fdg_jax.training.record import Record
+from fdg_jax.training.record import Diverged, Record
 from fdg_jax.training.session import Broken, Session
 
 ABSURD = 1e6  # a training loss above this counts as diverged; cross-entropy of 1000 classes starts at 7
