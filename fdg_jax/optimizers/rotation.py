@@ -91,29 +91,10 @@ def scale_by_rotation(
         mean, square = b1 * leaf.mean + (1 - b1) * G, b2 * leaf.square + (1 - b2) * G * G
         return mean / (1 - b1**n) / (jnp.sqrt(square / (1 - b2**n)) + eps), Leaf(mean, square)
 
-    def turned(side: Side, product: Array, square: Array, axis: int, n: Array) -> tuple[Side, Array]:
-        """The side with the new product, and the second moment [rows, columns] in its new coordinates."""
-        product = b2 * side.product + (1 - b2) * product
-
-        def kept():
-            return side.basis, square
-
-        def begun():
-            return jnp.linalg.eigh(product)[1][:, ::-1], square
-
-        def again():
-            order = jnp.argsort(-jnp.sum(side.basis * (product @ side.basis), 0), stable=True)
-            return jnp.linalg.qr(product @ side.basis[:, order])[0], jnp.take(square, order, axis)
-
-        first = jnp.trace(side.product) == 0  # this is the first gradient
-        which = jnp.where(first, 1, jnp.where(n % every == 0, 2, 0))
-        basis, square = jax.lax.switch(which, (kept, begun, again))
-        return Side(product, basis), square
-
     def in_basis(g, leaf: Leaf, n: Array) -> tuple[Array, Leaf]:
         G = g.reshape(shape_of(g)).astype(leaf.mean.dtype)
-        left, square = turned(leaf.left, G @ G.T, leaf.square.reshape(G.shape), 0, n)
-        right, square = turned(leaf.right, G.T @ G, square, 1, n)
+        left, square = turned(leaf.left, G @ G.T, leaf.square.reshape(G.shape), 0, n, b2, every)
+        right, square = turned(leaf.right, G.T @ G, square, 1, n, b2, every)
         mean = b1 * leaf.mean + (1 - b1) * G.reshape(g.shape)
         U, V = left.basis, right.basis
         square = b2 * square + (1 - b2) * jnp.square(U.T @ G @ V)
@@ -132,6 +113,33 @@ def scale_by_rotation(
         return treedef.unflatten(steps), RotationState(n, treedef.unflatten([leaf for _, leaf in made]))
 
     return optax.GradientTransformation(init, update)
+
+
+def turned(
+    side: Side, product: Array, square: Array, axis: int, n: Array, b2: float, every: int
+) -> tuple[Side, Array]:
+    """The side with the new product, and the second moment [rows, columns] in its new coordinates.
+
+    Arguments:
+        product: of the gradient with itself, [n, n]. square: the second moment. axis: of the side.
+        n: number of the update, from 1. b2, every: as in `scale_by_rotation`.
+    """
+    product = b2 * side.product + (1 - b2) * product
+
+    def kept():
+        return side.basis, square
+
+    def begun():
+        return jnp.linalg.eigh(product)[1][:, ::-1], square
+
+    def again():
+        order = jnp.argsort(-jnp.sum(side.basis * (product @ side.basis), 0), stable=True)
+        return jnp.linalg.qr(product @ side.basis[:, order])[0], jnp.take(square, order, axis)
+
+    first = jnp.trace(side.product) == 0  # this is the first gradient
+    which = jnp.where(first, 1, jnp.where(n % every == 0, 2, 0))
+    basis, square = jax.lax.switch(which, (kept, begun, again))
+    return Side(product, basis), square
 
 
 def exact(leaf: Array) -> Any:

@@ -116,12 +116,8 @@ def check_shapes(
             check_told(who, module, seen, x, untold)
         check_shared(owners, who, module, made)
         check_evaluation(who, module, compute, made, x)
-        if k < len(stages) and not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
-            fact = f"{who} gives {describe(y)} to stage k={k + 1}: no gradient comes back through integers"
-            raise BadInput(f"{fact}. Cut the network elsewhere.")
-        if k < len(stages) and any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
-            fact = f"{who} gives {describe(y)} to stage k={k + 1}, and a number has no axis"
-            raise BadInput(f"{fact}: between stages arrays have one axis or more. Give scale[None], say.")
+        if k < len(stages):
+            check_message(who, k, y)
         if variables is not None:
             given = fitting_variables(k, made, variables[k - 1], x)
             inits.append(partial(jax.tree.map, partial(jnp.array, copy=True), given))
@@ -141,6 +137,16 @@ def check_shapes(
         before, x = f"stage k={k} takes {describe(x)} and gives {describe(y)}", y
     report = check_loss(loss, x, labels)
     return Shapes(inputs, params, x, labels, loss_of(report), report, draws, computes, inits)
+
+
+def check_message(who: str, k: int, y: Tree) -> None:
+    """Raises BadInput where stage k gives the next one what no gradient comes back through, or a number."""
+    gives = f"{who} gives {describe(y)} to stage k={k + 1}"
+    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(y)):
+        raise BadInput(f"{gives}: no gradient comes back through integers. Cut the network elsewhere.")
+    if any(leaf.ndim == 0 for leaf in jax.tree.leaves(y)):
+        fact = f"{gives}, and a number has no axis: between stages arrays have one axis or more"
+        raise BadInput(f"{fact}. Give scale[None], say.")
 
 
 def check_loss(loss: Callable, outputs: Tree, labels: Tree) -> Tree:
