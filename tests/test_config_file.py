@@ -1,4 +1,4 @@
-"""Config from a file: what each format may say, which line is wrong with which words, and what goes before what."""
+"""Options from a file: what each format may say, which line is wrong with which words, and what goes before what."""
 
 import json
 

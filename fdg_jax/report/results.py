@@ -20,7 +20,7 @@ from fdg_jax.report import options_part
 from fdg_jax.runs import reading
 from fdg_jax.runs.run_files import CONFIG, SUMMARY, impossible, there, unit
 
-# Config that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
+# Options that decide nothing of what is trained: how it is watched, and what may change on resuming but for the length
 # and the place of a text.
 FREE = {name for name, field in FIELDS.items() if field.free} - {"steps", "text"}
 OTHER = {"seed", "log_every", "window", *FREE}
