@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 from unittest import mock
@@ -164,3 +165,27 @@ def test_a_dry_run_on_a_loaded_machine_says_so(monkeypatch):
 def test_a_dry_run_is_of_a_new_run(capsys):
     assert cifar.main(["--dry-run", "--resume", "--run-dir", "x"]) == 2
     assert capsys.readouterr().err.startswith("error: --dry-run ")
+
+
+def test_no_jax_backend_starts_before_the_processes_are_joined():
+    """Else they could not be joined any more. Every method and correction is checked."""
+    code = """
+from fdg_jax import corrections, methods
+from fdg_jax.checks import options
+from fdg_jax.config import Config
+from fdg_jax.errors import BadInput
+from fdg_jax.machine import jax_internals
+checked = 0
+for words in [{"method": name} for name in methods.NAMES] + [{"correct": name} for name in corrections.NAMES]:
+    for weights in ("stashed", "current"):
+        try:
+            options.check(Config(K=3, weights=weights, **words), set())
+            checked += 1
+        except BadInput:
+            pass
+assert not jax_internals.has_started()
+print(checked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
